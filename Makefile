@@ -1,0 +1,50 @@
+# make demo · make test · make lint · make bench — each sets up .venv first if it is missing.
+PYTHON ?= python3
+VENV := .venv
+RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
+PACKAGES := pretrain megatron_patches data_pipeline ds_configs tests benchmarks
+.DELETE_ON_ERROR:
+.PHONY: demo demo-clean test lint bench clean
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# --- demo: real text to two trained models, offline, on 4 local processes -------------------------------------------
+DEMO := demo
+demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json
+	@$(RUN) -m pretrain compare $(DEMO)/runs/vanilla $(DEMO)/runs/orthogonal --baseline vanilla --out $(DEMO)/comparison
+	@echo "Watch both runs:  $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
+
+$(DEMO)/corpus: | $(VENV)/installed
+	$(RUN) -m data_pipeline demo-corpus $@
+
+$(DEMO)/tokenizer.model: | $(DEMO)/corpus
+	$(RUN) -m data_pipeline train-tokenizer $(DEMO)/corpus --out $(DEMO)/tokenizer --vocab-size 4096
+
+$(DEMO)/shards/manifest.json: $(DEMO)/tokenizer.model
+	$(RUN) -m data_pipeline tokenize $(DEMO)/corpus --tokenizer $< --out $(DEMO)/shards --name demo --workers 2
+	$(RUN) -m data_pipeline verify $(DEMO)/shards
+
+$(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
+	$(RUN) -m pretrain train demo attention.variant=$* run.name=$* --local-ranks 4
+
+demo-clean:
+	rm -rf $(DEMO)
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+test: $(VENV)/installed
+	$(RUN) -m pytest
+
+lint: $(VENV)/installed
+	$(VENV)/bin/ruff check $(PACKAGES)
+	$(VENV)/bin/ruff format --check $(PACKAGES)
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/installed
+	$(RUN) benchmarks/bank.py
+
+clean: demo-clean
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Text to tokens: sources -> tokenizer -> Megatron shards and manifest -> deterministic training samples."""

@@ -1,0 +1,214 @@
+"""A corpus of English prose from the running Python installation: no download, the same for the same Python.
+
+Sources: PydocTopics (the language reference as `help()` shows it), StdlibDocstrings and StdlibComments
+(docstrings and block comments of the standard library's .py files, which are parsed, never imported).
+Paragraphs that are mostly code are dropped, and every paragraph is kept once in the whole corpus. Written as
+SlimPajama is: `*.jsonl.zst` with `{"text": ..., "meta": {"redpajama_set_name": SOURCE}}`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from data_pipeline.errors import DataError
+from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
+
+MINIMUM_BYTES = 1_500_000
+RECORD_NAME = "corpus.json"
+
+_VERSION = 1
+# Test suites are left out: some distributions ship them, some do not, and they are mostly code.
+_SKIPPED_DIRECTORIES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data"}
+_DOCUMENT_CHARACTERS = 1000
+_SHORTEST_REST = 200
+_WORD = re.compile(r"[\"'(*`\[]*[A-Za-z]+(?:[-'/][A-Za-z]+)*[.\"',;:!?)*`\]]*")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What `build_corpus` made or found: bytes of text and documents per source; whether made now."""
+
+    bytes_per_source: dict[str, int]
+    documents_per_source: dict[str, int]
+    built: bool
+
+
+def build_corpus(directory: Path, num_files: int) -> Corpus:
+    """Write `num_files` files to `directory`, unless the same ones are there.
+
+    Raises:
+        DataError: the installation lacks the pydoc topics, or has under 1.5 MB of usable text; the directory
+            holds something else.
+    """
+    if num_files < 1:
+        raise DataError(f"--files {num_files} must be at least 1")
+    made_from: dict[str, Any] = {"version": _VERSION, "python": sys.version, "files": num_files}
+    record_path = directory / RECORD_NAME
+    if record_path.exists():
+        record = read_json(record_path)
+        if _is_current(directory, record, made_from):
+            return Corpus(record["bytes"], record["documents"], built=False)
+    elif directory.is_dir():
+        _refuse_foreign_files(directory)
+    made = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
+    write_atomically(record_path, to_json(made_from | made))
+    return Corpus(made["bytes"], made["documents"], built=True)
+
+
+def _is_current(directory: Path, record: dict[str, Any], made_from: dict[str, Any]) -> bool:
+    return all(record.get(key) == value for key, value in made_from.items()) and all(
+        (directory / name).is_file() and sha256_file(directory / name) == digest
+        for name, digest in record["outputs"].items()
+    )
+
+
+def _refuse_foreign_files(directory: Path) -> None:
+    for path in directory.iterdir():
+        if not re.fullmatch(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp", path.name):
+            raise DataError(
+                f"{directory} holds {path.name}, which demo-corpus did not make; choose another directory"
+            )
+
+
+def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:
+    """Deal the documents out over the files, so that every file has every source."""
+    sources = list(dict.fromkeys(source for source, _ in documents))
+    sizes = {
+        source: sum(len(text.encode()) for kind, text in documents if kind == source) for source in sources
+    }
+    if sum(sizes.values()) < MINIMUM_BYTES:
+        raise DataError(
+            f"this Python yields {sum(sizes.values()):,} bytes of text, {MINIMUM_BYTES:,} are needed; "
+            f"use a Python with its complete standard library (not a minimal or zipped one)"
+        )
+    outputs = {}
+    for number in range(num_files):
+        path = directory / f"demo-{number:05d}.jsonl.zst"
+        lines = [
+            json.dumps({"text": text, "meta": {"redpajama_set_name": source}}, ensure_ascii=False)
+            for source, text in documents[number::num_files]
+        ]
+        write_atomically(
+            path, zstandard.ZstdCompressor().compress("".join(f"{line}\n" for line in lines).encode())
+        )
+        outputs[path.name] = sha256_file(path)
+    for path in directory.glob("demo-*.jsonl.zst"):
+        if path.name not in outputs:
+            path.unlink()  # of an earlier corpus with more files
+    counts = {source: sum(kind == source for kind, _ in documents) for source in sources}
+    return {"outputs": outputs, "bytes": sizes, "documents": counts}
+
+
+def collect_documents(library: Path) -> list[tuple[str, str]]:
+    """(source, text) of every document in the standard library at `library`, in a fixed order.
+
+    Raises:
+        DataError: the pydoc topics are missing.
+    """
+    topics_path = library / "pydoc_data" / "topics.py"
+    if not topics_path.is_file():
+        raise DataError(
+            f"this Python has no pydoc topics ({topics_path}); install its complete standard library"
+        )
+    modules = [
+        path
+        for path in sorted(library.rglob("*.py"))
+        if not _SKIPPED_DIRECTORIES.intersection(path.relative_to(library).parts)
+    ]
+    seen: set[str] = set()
+    documents = [
+        ("PydocTopics", text) for topic in _topics(topics_path) for text in _documents([topic], seen)
+    ]
+    trees = [(path, source, tree) for path in modules for source, tree in _parse(path)]
+    for _, _, tree in trees:
+        documents += [("StdlibDocstrings", text) for text in _documents(_docstrings(tree), seen)]
+    for _, source, _ in trees:
+        documents += [("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)]
+    return documents
+
+
+def _topics(path: Path) -> list[str]:
+    """The strings of `topics = {...}`, sorted by name; read as a literal, not executed."""
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            topics = ast.literal_eval(node.value)
+            return [topics[name] for name in sorted(topics)]
+    raise DataError(f"{path} has no topics; install this Python's complete standard library")
+
+
+def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
+    """(source text, tree), or nothing for the few files that are deliberately not valid Python or UTF-8."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield source, ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings in the order of the file."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            yield docstring
+
+
+def _comment_blocks(source: str) -> Iterator[str]:
+    """Runs of at least two comment lines, without their signs."""
+    block: list[str] = []
+    for line in [*source.splitlines(), ""]:
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            block.append(stripped.lstrip("#").removeprefix(" "))
+        else:
+            if len(block) > 1:
+                yield "\n".join(block)
+            block = []
+
+
+def _documents(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
+    """Paragraphs of the texts that are prose and new, joined to documents of about 1,000 characters."""
+    kept: list[str] = []
+    for paragraph in _paragraphs(texts):
+        key = " ".join(paragraph.split())
+        if key not in seen and _is_prose(paragraph):
+            seen.add(key)
+            kept.append(paragraph)
+            if sum(map(len, kept)) >= _DOCUMENT_CHARACTERS:
+                yield "\n\n".join(kept)
+                kept = []
+    # What is left of a module with hardly any text is mostly a generated line.
+    if sum(map(len, kept)) >= _SHORTEST_REST:
+        yield "\n\n".join(kept)
+
+
+def _paragraphs(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        # A docstring may spell out a lone surrogate, which is not text.
+        encodable = text.encode("utf-8", "replace").decode()
+        for paragraph in re.split(r"\n[ \t]*\n", inspect.cleandoc(encodable)):
+            yield inspect.cleandoc(paragraph)
+
+
+def _is_prose(paragraph: str) -> bool:
+    """At least four words, three quarters of what is between the spaces being words, and no doctest."""
+    parts = paragraph.split()
+    if len(parts) < 4 or ">>>" in paragraph:
+        return False
+    return sum(_WORD.fullmatch(part) is not None for part in parts) >= 0.75 * len(parts)

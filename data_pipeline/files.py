@@ -1,0 +1,87 @@
+"""Whole-file helpers: hashing, and writes that are either complete or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import DataError
+
+TEMPORARY_SUFFIX = ".tmp"
+_CHUNK_BYTES = 1 << 22
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hex.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def temporary_path(path: Path) -> Path:
+    """A name beside `path` that no other process writes to, on this host or one that shares the directory."""
+    return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a finished temporary file (already fsynced) its final name, and make the name itself durable."""
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    temporary = temporary_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        publish(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def to_json(value: Any) -> bytes:
+    """Readable JSON whose bytes depend on the value only (insertion order of keys included)."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        DataError: the file cannot be read or is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}); delete it and make it again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} does not hold a JSON object; delete it and make it again")
+    return value

@@ -1,0 +1,225 @@
+"""What is in a shard directory, and the cheap proof that it still is.
+
+DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
+DIR/tokenizer.model                      the tokenizer the ids belong to
+DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: one per unit of work, split and source
+DIR/plan.json, DIR/units/                what a rerun needs (see `tokenize`); readers ignore them
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from data_pipeline.errors import DataError
+from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.tokenizer import TokenizerIdentity
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.model"
+SPLITS = ("train", "validation")
+
+# Below this the training start also hashes the token files themselves: a fraction of a second.
+SMALL_BYTES = 256 << 20
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class InputRecord:
+    """An input file as it was when it was tokenised."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .bin/.idx pair. `name` is the file name without ending; `tokens` count end-of-document ids too."""
+
+    name: str
+    unit: int
+    split: str
+    source: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    bin_bytes: int
+    bin_sha256: str
+    idx_bytes: int
+    idx_sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished shard directory. Shards are ordered by unit, then split, then source."""
+
+    directory: Path
+    format_version: int
+    name: str
+    tokenizer: TokenizerIdentity
+    dtype: str
+    options: dict[str, Any]
+    inputs: tuple[InputRecord, ...]
+    shards: tuple[Shard, ...]
+    empty_documents: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the tokenizer and every shard's identity and content."""
+        content = [self.tokenizer.sha256, self.dtype]
+        content += [f"{s.split} {s.source} {s.unit} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+    def sources(self, split: str) -> list[str]:
+        """Names of the sources that have documents in this split, sorted."""
+        return sorted({shard.source for shard in self.shards_of(split)})
+
+    def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
+        """Shards of a split, or of one source of it.
+
+        Raises:
+            DataError: no such split.
+        """
+        if split not in SPLITS:
+            raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
+        return [s for s in self.shards if s.split == split and source in (None, s.source)]
+
+    def tokens(self, split: str, source: str | None = None) -> int:
+        """Tokens of a split, or of one source of it, end-of-document ids included."""
+        return sum(shard.tokens for shard in self.shards_of(split, source))
+
+    def prefix(self, shard: Shard) -> Path:
+        """The path of a shard without its ending, as megatron-core's readers want it."""
+        return self.directory / shard.name
+
+
+def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
+    """{split: {source: {documents, tokens, text_bytes}}}."""
+    result: dict[str, dict[str, dict[str, int]]] = {}
+    for shard in shards:
+        counts = result.setdefault(shard.split, {}).setdefault(
+            shard.source, {"documents": 0, "tokens": 0, "text_bytes": 0}
+        )
+        for key in counts:
+            counts[key] += getattr(shard, key)
+    return {split: dict(sorted(result[split].items())) for split in sorted(result)}
+
+
+def write_manifest(manifest: Manifest) -> None:
+    """Write manifest.json, unless the file already says the same."""
+    value = {
+        field.name: getattr(manifest, field.name) for field in fields(manifest) if field.name != "directory"
+    }
+    value["tokenizer"] = asdict(manifest.tokenizer)
+    value["inputs"] = [asdict(entry) for entry in manifest.inputs]
+    value["shards"] = [asdict(shard) for shard in manifest.shards]
+    value["totals"] = totals(manifest.shards)
+    value["fingerprint"] = manifest.fingerprint
+    path, content = manifest.directory / MANIFEST_NAME, to_json(value)
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a finished shard directory.
+
+    Raises:
+        DataError: the directory or its manifest is missing, unreadable or of another format version.
+    """
+    path = directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise DataError(
+            f"data directory {directory} does not exist; make it with `python -m data_pipeline tokenize`"
+        )
+    if not path.exists():
+        raise DataError(
+            f"{directory} has no {MANIFEST_NAME}: not a shard directory, or tokenising it has not finished; "
+            f"run `python -m data_pipeline tokenize` (again) with this --out"
+        )
+    value = read_json(path)
+    if value.get("format_version") != FORMAT_VERSION:
+        raise DataError(
+            f"{path} has format version {value.get('format_version')}, this program reads {FORMAT_VERSION}; "
+            f"tokenise again into a new directory"
+        )
+    try:
+        manifest = Manifest(
+            directory=directory,
+            format_version=FORMAT_VERSION,
+            name=value["name"],
+            tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
+            dtype=value["dtype"],
+            options=value["options"],
+            inputs=tuple(from_dict(InputRecord, entry) for entry in value["inputs"]),
+            shards=tuple(from_dict(Shard, entry) for entry in value["shards"]),
+            empty_documents=value["empty_documents"],
+        )
+        stated = value["fingerprint"], value["totals"]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
+    if stated != (manifest.fingerprint, totals(manifest.shards)):
+        raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
+    return manifest
+
+
+def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
+    """A flat dataclass from JSON; every field must be there with its type, and no other.
+
+    Raises:
+        TypeError: a field is missing, unknown or of another type.
+    """
+    result = kind(**value)
+    for field in fields(kind):  # type: ignore[arg-type]
+        if type(value[field.name]).__name__ != field.type:
+            raise TypeError(f"{field.name} should be {field.type}")
+    return result
+
+
+def check_shards(manifest: Manifest) -> None:
+    """The cheap check at the start of training: is the directory what its manifest says?
+
+    Every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too where the
+    token files are under 256 MiB together. (`verify` hashes everything always.)
+
+    Raises:
+        DataError: names the first file that differs.
+    """
+    remedy = f"`python -m data_pipeline verify {manifest.directory}` lists all damage and says what to do"
+    for path, size, digest in expected_files(manifest):
+        problem = file_problem(path, size, digest)
+        if problem:
+            raise DataError(f"{problem}; {remedy}")
+
+
+def expected_files(
+    manifest: Manifest, hash_everything: bool = False
+) -> list[tuple[Path, int | None, str | None]]:
+    """(path, size or None, SHA-256 or None) of every file that readers use."""
+    bin_total = sum(shard.bin_bytes for shard in manifest.shards)
+    files: list[tuple[Path, int | None, str | None]] = [
+        (manifest.directory / TOKENIZER_NAME, None, manifest.tokenizer.sha256)
+    ]
+    for shard in manifest.shards:
+        prefix = str(manifest.prefix(shard))
+        bin_sha256 = shard.bin_sha256 if hash_everything or bin_total < SMALL_BYTES else None
+        files.append((Path(prefix + ".idx"), shard.idx_bytes, shard.idx_sha256))
+        files.append((Path(prefix + ".bin"), shard.bin_bytes, bin_sha256))
+    return files
+
+
+def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:
+    """What is wrong with one file, as a clause that starts with its path; None if nothing is."""
+    if not path.is_file():
+        return f"{path} is missing"
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        return f"{path} has {actual:,} bytes where the manifest says {size:,}"
+    if digest is not None and sha256_file(path) != digest:
+        return f"{path} does not have the SHA-256 that the manifest says"
+    return None

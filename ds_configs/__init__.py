@@ -1,0 +1,1 @@
+"""DeepSpeed settings, one JSON per ZeRO stage; README.md says why each key is there."""

@@ -1,0 +1,1 @@
+"""The method: frozen per-head orthonormal Query/Key projections for megatron-core attention."""

@@ -1,0 +1,106 @@
+"""Everything that leans on megatron-core's internals, in one place: the version check and what a CPU rank needs.
+
+megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
+(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`). `prepare_megatron_core` supplies
+CPU equivalents with the same meaning, and only when the device is the CPU: on CUDA nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+
+import torch
+
+from megatron_patches.errors import MethodError
+
+SUPPORTED_MEGATRON_CORE = "0.16."
+"""Version prefix whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
+
+
+def check_megatron_core_version() -> None:
+    """Refuse a megatron-core whose internals this package has not been tested with.
+
+    Raises:
+        MethodError: another version is installed.
+    """
+    found = version("megatron-core")
+    if not found.startswith(SUPPORTED_MEGATRON_CORE):
+        raise MethodError(
+            f"megatron-core {found} is installed but this program was written against {SUPPORTED_MEGATRON_CORE}x; "
+            "install with `pip install -c constraints.txt`"
+        )
+
+
+def silence_expected_warnings() -> None:
+    """Drop the notices that megatron-core raises by itself and that no user can act on; call before importing it.
+
+    They say that Apex and Transformer Engine, which this program does not use, are absent; that a default of megatron-core's
+    own config is deprecated; and that collectives it calls will be renamed in a later torch.
+    """
+    for message, category in (
+        (".*(Apex|Transformer Engine).*not installed", UserWarning),
+        ("full scope is deprecated", UserWarning),
+        (".*torch.distributed.*is deprecated", FutureWarning),
+    ):
+        warnings.filterwarnings("ignore", message=message, category=category)
+
+
+def prepare_megatron_core(device: torch.device) -> None:
+    """Make megatron-core usable on `device`; call once per process, after the process groups exist.
+
+    On CUDA this only creates megatron-core's own random-number tracker. On the CPU it also answers
+    `torch.cuda.current_device()` with the CPU device and puts a tracker over the CPU generator in place.
+    """
+    check_megatron_core_version()
+    from megatron.core.tensor_parallel import random as megatron_random
+
+    if device.type == "cuda":
+        megatron_random.initialize_rng_tracker(force_reset=True)
+        return
+    torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
+    megatron_random._CUDA_RNG_STATE_TRACKER = _cpu_rng_tracker()
+    megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+def _cpu_rng_tracker() -> object:
+    """A megatron-core random-number tracker whose streams live in the CPU generator."""
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    class CPURNGStatesTracker(CudaRNGStatesTracker):
+        """Same contract as the base class; `fork` swaps the CPU generator's state instead of the CUDA one's."""
+
+        def add(self, name: str, seed: int) -> None:
+            if name in self.states_:
+                raise ValueError(f"random-number stream {name!r} already exists")
+            self.seeds_.add(seed)
+            self.states_[name] = torch.Generator().manual_seed(seed).get_state()
+
+        @contextlib.contextmanager
+        def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+            outside = torch.get_rng_state()
+            torch.set_rng_state(self.states_[name])
+            try:
+                yield
+            finally:
+                self.states_[name] = torch.get_rng_state()
+                torch.set_rng_state(outside)
+
+    return CPURNGStatesTracker()
+
+
+def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
+    """Start both dropout streams afresh: one shared by the tensor-parallel ranks, one of this rank's own.
+
+    megatron-core draws dropout on replicated activations from the default generator (equal on all tensor-parallel ranks) and
+    on sharded activations from its tracker. Seeding them before every micro batch makes masks a function of the seeds,
+    so a resumed run needs no saved generator state.
+    """
+    from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+    torch.manual_seed(shared_seed)
+    tracker = get_cuda_rng_tracker()
+    tracker.reset()
+    tracker.add("model-parallel-rng", tensor_parallel_seed)

@@ -1,0 +1,187 @@
+"""What DeepSpeed may see: the trainable parameter groups handed to it, and the audit of what it really holds.
+
+Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers (`LOW_PRECISION_GROUPS`, `_zero_partitions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.attention import FrozenQueryKeyValueLinear
+from megatron_patches.errors import MethodError
+
+LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
+"""Names under which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep the model parameters they own, group by group."""
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Trainable parameters for the optimizer: matrices with weight decay, vectors (LayerNorm) without; no empty group."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trainable if parameter.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def reduce_sequence_parallel_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
+    """Sum the gradients of `sequence_parallel` parameters over the tensor-parallel ranks, before DeepSpeed sees them.
+
+    Each rank saw only its slice of the sequence, so its gradient of a replicated parameter is partial. DeepSpeed reduces
+    over data-parallel ranks only. Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
+
+    Returns:
+        How many parameters got the hook.
+    """
+
+    def all_reduce(gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=tp_group)
+        return gradient
+
+    marked = [p for p in model.parameters() if getattr(p, "sequence_parallel", False)]
+    if tp_group.size() > 1:
+        for parameter in marked:
+            parameter.register_hook(all_reduce)
+    return len(marked)
+
+
+def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, FrozenQueryKeyValueLinear]]:
+    """(name, layer) of every projection with a frozen bank."""
+    for name, module in model.named_modules():
+        if isinstance(module, FrozenQueryKeyValueLinear):
+            yield name, module
+
+
+def audit_rank(engine: Any) -> dict[str, Any]:
+    """What this rank's live DeepSpeed engine holds, counted after `deepspeed.initialize`.
+
+    Returns:
+        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes}; `zero_partitions`: one entry a
+        parameter group of the optimizer; `frozen_in_zero`: elements of frozen weights that ZeRO owns, and the names
+        of those weights in `violations`. Where a buffer is only allocated by the first step, `implied` in its entry is true
+        and the numbers are what the ZeRO stage will allocate.
+    """
+    trainable = [p for p in engine.module.parameters() if p.requires_grad]
+    held = [getattr(p, "ds_tensor", p) for p in trainable]  # stage 3 leaves each rank a slice of every parameter
+    banks = [layer.query_key_weight for _, layer in frozen_layers(engine.module)]
+    partitions = _zero_partitions(engine)
+    violations = _frozen_in_zero(engine)
+    return {
+        "trainable": _size(held),
+        "frozen": _size(banks),
+        "gradients": _gradients(engine, trainable, partitions),
+        "zero_partitions": [_size([partition]) for partition in partitions],
+        "master_weights": _size([p for p in partitions if not any(p is q for q in trainable)]),
+        "optimizer_state": _optimizer_state(engine, partitions),
+        "frozen_in_zero": sum(violations.values()),
+        "violations": sorted(violations),
+    }
+
+
+def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
+    """Gather `audit_rank` from every rank (collective: all ranks call it) and prove that ZeRO holds no frozen weight.
+
+    Raises:
+        MethodError: on every rank, naming the parameter, if any rank's optimizer holds a frozen weight.
+    """
+    own = audit_rank(engine)
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    violations = sorted({name for rank in ranks for name in rank["violations"]})
+    if violations:
+        raise MethodError(
+            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key weights must be "
+            "non-persistent buffers outside the optimizer, so training was stopped before step 1"
+        )
+    totals = {
+        f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
+        for key, part in {"trainable": "trainable", "frozen": "frozen", "gradient": "gradients"}.items()
+        for unit in ("elements", "bytes")
+    }
+    totals["optimizer_state_bytes"] = sum(r["optimizer_state"]["bytes"] + r["master_weights"]["bytes"] for r in ranks)
+    totals |= model_parameter_counts(engine.module, tp_group.size())
+    return {"zero_stage": engine.zero_optimization_stage(), "frozen_in_zero": 0, "totals": totals, "ranks": ranks}
+
+
+def model_parameter_counts(model: torch.nn.Module, tensor_parallel_size: int) -> dict[str, int]:
+    """Parameters of the whole model, each counted once: sharded ones times the tensor-parallel size."""
+    trainable = sum(
+        _numel(p) * (tensor_parallel_size if getattr(p, "tensor_model_parallel", False) else 1)
+        for p in model.parameters()
+        if p.requires_grad
+    )
+    frozen = sum(layer.query_key_weight.numel() for _, layer in frozen_layers(model)) * tensor_parallel_size
+    return {"model_trainable_parameters": trainable, "model_frozen_parameters": frozen}
+
+
+def _frozen_in_zero(engine: Any) -> dict[str, int]:
+    """Frozen weights that ZeRO owns, {name: elements}: in the optimizer's groups, or partitioned by stage 3."""
+    banks = {layer.query_key_weight.data_ptr() for _, layer in frozen_layers(engine.module)}
+    owned = {id(p) for p in _low_precision_parameters(engine)}
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        in_zero = id(parameter) in owned or hasattr(parameter, "ds_tensor")
+        is_frozen = not parameter.requires_grad or "query_key_weight" in name or parameter.data_ptr() in banks
+        if in_zero and is_frozen:
+            found[name] = _numel(parameter)
+    for name, buffer in engine.module.named_buffers():
+        if hasattr(buffer, "ds_tensor"):
+            found[name] = buffer.numel()
+    return found
+
+
+def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
+    """The model parameters in the optimizer's own groups, whatever ZeRO stage made them."""
+    for attribute in LOW_PRECISION_GROUPS:
+        if hasattr(engine.optimizer, attribute):
+            return [p for group in getattr(engine.optimizer, attribute) for p in group]
+    return [p for group in engine.optimizer.param_groups for p in group["params"]]
+
+
+def _zero_partitions(engine: Any) -> list[torch.Tensor]:
+    """The tensors the inner AdamW updates on this rank: fp32 partitions under ZeRO, the parameters themselves without."""
+    if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):  # stage 3 steps through sub-groups
+        return list(engine.optimizer.fp32_partitioned_groups_flat)
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    return [p for group in inner.param_groups for p in group["params"]]
+
+
+def _gradients(engine: Any, trainable: list[torch.Tensor], partitions: list[torch.Tensor]) -> dict[str, Any]:
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "fp32_groups_gradients_flat"):  # BF16 optimizer: ZeRO-1 with fp32 accumulation
+        return _size(optimizer.fp32_groups_gradients_flat) | {"implied": False}
+    if getattr(optimizer, "grad_partitions_flat_buffer", None) is not None:  # stage 3
+        return _size([optimizer.grad_partitions_flat_buffer]) | {"implied": False}
+    if engine.zero_optimization_stage() == 2:  # stage 2 keeps this rank's partition, in the accumulation type
+        elements = sum(p.numel() for p in partitions)
+        return {"elements": elements, "bytes": elements * optimizer.gradient_accumulation_dtype.itemsize, "implied": True}
+    return _size(trainable) | {"implied": True}
+
+
+def _optimizer_state(engine: Any, partitions: list[torch.Tensor]) -> dict[str, Any]:
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    moments = [
+        value
+        for state in inner.state.values()
+        for value in state.values()
+        if torch.is_tensor(value) and value.ndim > 0
+    ]
+    if moments:
+        return _size(moments) | {"implied": False}
+    adam = _size(partitions)  # AdamW will keep two moments of each element it updates
+    return {"elements": 2 * adam["elements"], "bytes": 2 * adam["bytes"], "implied": True}
+
+
+def _size(tensors: list[Any]) -> dict[str, Any]:
+    return {
+        "elements": sum(_numel(tensor) for tensor in tensors),
+        "bytes": sum(_numel(tensor) * tensor.element_size() for tensor in tensors),
+    }
+
+
+def _numel(tensor: Any) -> int:
+    return getattr(tensor, "ds_numel", tensor.numel())  # stage 3 leaves an empty placeholder in the module

@@ -1,0 +1,119 @@
+"""Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
+
+megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer would start
+everywhere else from other values. Here each *row* of each full weight matrix has a random stream of its own, keyed by
+(seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen variant equals V of vanilla.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer.attention import SelfAttention
+
+from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.shards import heads_of_rank, layer_shard
+
+
+def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: float) -> torch.Tensor:
+    """Rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
+
+    A row depends on (seed, name, row number, columns) only, never on which other rows are asked for.
+    """
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
+    numbers = list(rows)
+    out = np.empty((len(numbers), columns), dtype=np.float32)
+    for position, row in enumerate(numbers):
+        stream = np.random.Philox(key=key, counter=[0, 0, row, 0])
+        np.random.Generator(stream).standard_normal(dtype=np.float32, out=out[position])
+    return torch.from_numpy(out).mul_(std)
+
+
+def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
+    """Fill every parameter of `model` in place and mark the tensor-parallel ones.
+
+    Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP layer) get
+    init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. Trainable Q and K with a recipe start from its bank.
+
+    DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight gets it here.
+    """
+    init = _Initializer(model, seed, init_std, recipe)
+    init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)
+    if model.position_embedding_type == "learned_absolute":
+        init.replicated("embedding.position", model.embedding.position_embeddings.weight)
+    for layer in model.decoder.layers:
+        name = f"layer.{layer.layer_number - 1}"
+        init.attention(name, layer.self_attention)
+        init.column_parallel(f"{name}.mlp.fc1", layer.mlp.linear_fc1.weight)
+        init.row_parallel(f"{name}.mlp.fc2", layer.mlp.linear_fc2.weight)
+    if not model.share_embeddings_and_output_weights:
+        init.column_parallel("output", model.output_layer.weight)
+
+
+class _Initializer:
+    """Draws this rank's part of each weight; one method per way of sharding."""
+
+    def __init__(self, model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
+        self.seed = seed
+        self.std = init_std
+        self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
+        self.recipe = recipe
+        tp_group = model.pg_collection.tp
+        self.rank, self.size = tp_group.rank(), tp_group.size()
+
+    def replicated(self, name: str, weight: torch.nn.Parameter) -> None:
+        rows, columns = weight.shape
+        self._fill(weight, normal_rows(self.seed, name, range(rows), columns, self.std))
+
+    def column_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
+        """Output rows are sharded: this rank owns a contiguous range of rows."""
+        rows, columns = weight.shape
+        mine = range(self.rank * rows, (self.rank + 1) * rows)
+        self._fill(weight, normal_rows(self.seed, name, mine, columns, self.std))
+        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+
+    def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
+        """Input columns are sharded: draw whole rows, keep this rank's columns."""
+        rows, columns = weight.shape
+        full = normal_rows(self.seed, name, range(rows), columns * self.size, self.residual_std)
+        self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
+        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
+
+    def attention(self, name: str, attention: SelfAttention) -> None:
+        self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
+        head_dim = attention.hidden_size_per_attention_head
+        num_groups = attention.config.num_query_groups
+        groups = heads_of_rank(num_groups, self.rank, self.size)
+        columns = attention.config.hidden_size
+        value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
+        if hasattr(attention.linear_qkv, "value_weight"):
+            self._fill(attention.linear_qkv.value_weight, value)
+            return
+        heads = heads_of_rank(attention.config.num_attention_heads, self.rank, self.size)
+        if self.recipe is None:
+            query = self._head_rows(f"{name}.attention.query", heads, head_dim, columns)
+            key = self._head_rows(f"{name}.attention.key", groups, head_dim, columns)
+        else:
+            layer = attention.layer_number - 1
+            query, key = (
+                layer_shard(self.recipe, layer, role, self.rank, self.size, torch.float32) for role in ("query", "key")
+            )
+        # megatron-core interleaves its fused weight by group: [q … q k v] for group 0, then group 1, and so on.
+        parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
+        self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
+        set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
+
+    def _head_rows(self, name: str, heads: range, head_dim: int, columns: int) -> torch.Tensor:
+        rows = range(heads.start * head_dim, heads.stop * head_dim)
+        return normal_rows(self.seed, name, rows, columns, self.std)
+
+    @staticmethod
+    def _fill(weight: torch.nn.Parameter, values: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(values)

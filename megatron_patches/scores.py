@@ -1,0 +1,81 @@
+"""How attention scores become a context vector: PyTorch's fused scaled dot-product attention as a megatron-core core attention."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class CausalDotProductAttention(MegatronModule):
+    """softmax(q·k/√head_dim + causal mask) v, by `torch.nn.functional.scaled_dot_product_attention`.
+
+    On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used. Every
+    variant of this program goes through this module, so a comparison between them never compares two attention kernels.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert attn_mask_type == AttnMaskType.causal, "this core attention is causal"
+        self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            query: `[seq, batch, heads, head_dim]` of this rank's heads.
+            key, value: `[seq, batch, groups, head_dim]` of this rank's groups.
+            attention_mask: must be None; causality is built in.
+
+        Returns:
+            `[seq, batch, heads * head_dim]`.
+        """
+        assert attention_mask is None and attention_bias is None and packed_seq_params is None
+        dropout = self.dropout if self.training else 0.0
+        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism megatron-core has
+        # already entered the tensor-parallel stream around the whole layer.
+        own_stream = dropout > 0.0 and not self.config.sequence_parallel
+        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext(), _kernels(query.device):
+            context = scaled_dot_product_attention(
+                query.permute(1, 2, 0, 3),
+                key.permute(1, 2, 0, 3),
+                value.permute(1, 2, 0, 3),
+                dropout_p=dropout,
+                is_causal=True,
+                scale=self.scale,
+                enable_gqa=query.size(2) != key.size(2),
+            )
+        return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _kernels(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else contextlib.nullcontext()

@@ -1,0 +1,1 @@
+"""The program: configuration, training loop, checkpoints and telemetry of a pretraining run."""

@@ -1,0 +1,115 @@
+"""The command line: `python -m pretrain VERB`. A mistake the user can mend is one sentence on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pretrain.resilience import StopSignals
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Pretrain GPT models with frozen orthonormal Query/Key projections, and compare them with the ordinary Transformer.",
+)
+
+ConfigArgument = Annotated[str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]...")
+]
+
+
+@app.command()
+def train(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    local_ranks: Annotated[
+        int, typer.Option(min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun.")
+    ] = 0,
+) -> None:
+    """Train, resuming from the newest complete checkpoint of the same run if there is one.
+
+    Example: python -m pretrain train demo attention.variant=orthogonal --local-ranks 4
+    """
+    signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
+    from megatron_patches.compat import silence_expected_warnings
+    from pretrain.config import load_config
+
+    silence_expected_warnings()
+    loaded = load_config(config, overrides or [])
+    if local_ranks:
+        _train_on_local_ranks(loaded, [config, *(overrides or [])], local_ranks)
+        return
+    from pretrain.loop import train as run_training
+
+    run_training(loaded, signals)
+
+
+@app.command()
+def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+    """Print the resolved config, each value with where it came from, and the model's true size.
+
+    Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
+    """
+    from pretrain.show import render_show
+
+    typer.echo(render_show(config, overrides or []))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories of finished runs.")],
+    baseline: Annotated[str, typer.Option(help="The variant or run name the others are compared with.")] = "vanilla",
+    out: Annotated[Path, typer.Option(help="Directory for comparison.md and comparison.json.")] = Path("comparison"),
+) -> None:
+    """Compare finished runs: quality, throughput, memory.
+
+    Example: python -m pretrain compare runs/vanilla runs/orthogonal --baseline vanilla --out runs/comparison
+    """
+    from rich.console import Console
+
+    from pretrain.compare import compare_runs
+    from pretrain.compare_report import print_comparison, write_comparison
+
+    comparison = compare_runs(runs, baseline)
+    print_comparison(comparison, Console())
+    write_comparison(comparison, out)
+
+
+def _train_on_local_ranks(config: object, arguments: list[str], ranks: int) -> None:
+    """Refuse what can be refused once, here, then start the ranks."""
+    from pretrain.launch import launch_local_ranks
+    from pretrain.run import check_inputs
+
+    check_inputs(config, ranks)
+    command = [sys.executable, "-m", "pretrain", "train", *arguments]
+    sys.exit(launch_local_ranks(command, ranks))
+
+
+def main() -> None:
+    """Entry point: run the verb, and turn a user's mistake into one sentence and exit code 2."""
+    from data_pipeline.errors import DataError
+    from megatron_patches.errors import MethodError
+    from pretrain.errors import UserError
+
+    try:
+        app(standalone_mode=True)
+    except (UserError, DataError, MethodError) as error:
+        _report(error)
+        sys.exit(2)
+
+
+def _report(error: Exception) -> None:
+    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own."""
+    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
+    if rank == "0" or getattr(error, "rank_specific", False):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

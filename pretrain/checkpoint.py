@@ -1,0 +1,202 @@
+"""Save, find, check and load checkpoints; regenerate and compare the frozen bank; keep the last few.
+
+A checkpoint is DeepSpeed's directory plus `checkpoint.json` (what run it belongs to, and the recipe and digests of the
+frozen bank, never the bank itself). It counts only once its COMPLETE marker is there, which names every file and its size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron_patches.freeze import frozen_layers
+from megatron_patches.shards import head_digests, role_digest
+from pretrain.config import Config
+from pretrain.distributed import ParallelContext, require_equal_on_all_ranks
+from pretrain.errors import UserError
+from pretrain.model import recipe_of
+from pretrain.run_directory import write_text_atomically
+
+MARKER = "COMPLETE"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come. Everything else that resume needs is a function of this, the config and the weights."""
+
+    step: int = 0
+    consumed_samples: int = 0
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        bank: digests of this run's frozen bank, `bank_digests(...)`.
+        fingerprint: identity of the training data.
+    """
+
+    def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str) -> None:
+        self.directory = config.run_path / "checkpoints"
+        self.keep_last = config.checkpoint.keep_last
+        self.context = context
+        self.identity = _identity(config, context, bank, fingerprint)
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
+        return next(iter(complete_checkpoints(self.directory)), None)
+
+    def resume(self, engine: Any) -> Progress:
+        """Load the newest complete checkpoint into `engine` (collective); without one, start from step 0.
+
+        Raises:
+            UserError: the checkpoint belongs to another model, bank, data or layout, or a file of it is damaged.
+        """
+        newest = self.newest()
+        require_equal_on_all_ranks(
+            "the newest complete checkpoint", str(newest), "make the run directory visible and identical on every node"
+        )
+        if newest is None:
+            return Progress()
+        _check_files(newest)
+        _check_identity(newest, self.identity)
+        path, client_state = engine.load_checkpoint(
+            str(self.directory), tag=newest.name, load_lr_scheduler_states=False
+        )
+        if path is None:
+            raise UserError(f"DeepSpeed could not load {newest}; remove that directory to resume from the one before")
+        return Progress(**client_state["progress"])
+
+    def save(self, engine: Any, progress: Progress) -> Path:
+        """Write every file of a checkpoint (collective). It does not count until `commit`."""
+        path = self.directory / f"step_{progress.step:08d}"
+        if self.context.is_first and path.exists():  # left by a run that was killed while saving
+            shutil.rmtree(path)
+        dist.barrier()
+        client_state = {"progress": asdict(progress)}
+        engine.save_checkpoint(str(self.directory), tag=path.name, client_state=client_state, save_latest=False)
+        if self.context.is_first:
+            write_text_atomically(path / "checkpoint.json", json.dumps(self.identity, indent=1))
+        dist.barrier()
+        return path
+
+    def commit(self, path: Path) -> None:
+        """Declare a saved checkpoint complete and remove the oldest ones (rank 0; the others do nothing)."""
+        if not self.context.is_first:
+            return
+        files = {str(f.relative_to(path)): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
+        for name in files:
+            _fsync(path / name)
+        write_text_atomically(path / MARKER, json.dumps(files, indent=1))
+        write_text_atomically(self.directory / "latest", path.name + "\n")
+        for old in complete_checkpoints(self.directory)[max(1, self.keep_last) :]:
+            (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
+            shutil.rmtree(old)
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Directories with a COMPLETE marker, newest first."""
+    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
+
+
+def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
+    """SHA-256 of the live frozen bank for every (layer, role), independent of the layout (collective).
+
+    Raises:
+        UserError: on every rank, if two ranks hold different banks.
+    """
+    own: dict[tuple[int, str], list[str]] = {}
+    for _, layer in frozen_layers(model):
+        digests = head_digests(layer.query_key_weight.cpu(), layer.recipe.head_dim)
+        own[layer.layer, "query"] = digests[: layer.num_heads]
+        own[layer.layer, "key"] = digests[layer.num_heads :]
+    shards: list[Any] = [None] * context.tensor_parallel_size
+    dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
+    bank = {
+        f"layer={layer} role={role}": role_digest([digest for shard in shards for digest in shard[layer, role]])
+        for layer, role in own
+    }
+    require_equal_on_all_ranks(
+        "the frozen Query/Key bank", json.dumps(bank), "give every rank the same config, numpy version and CPU kind"
+    )
+    return bank
+
+
+def _identity(config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str) -> dict[str, Any]:
+    """What must be equal for a resume to continue the same run."""
+    recipe = recipe_of(config)
+    keys = {
+        **{f"model.{key}": value for key, value in config.model.model_dump(mode="json").items()},
+        "run.seed": config.run.seed,
+        "attention.variant": config.attention.variant,
+        "data.sequence_length": config.data.sequence_length,
+        "data.global_batch_size": config.data.global_batch_size,
+        "data.micro_batch_size": config.data.micro_batch_size,
+        "data.seed": config.data_seed,
+        "parallel.tensor_model_parallel_size": context.tensor_parallel_size,
+        "parallel.sequence_parallel": config.parallel.sequence_parallel,
+        "precision.dtype": config.precision.dtype,
+        "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
+        "deepspeed.config": config.deepspeed.config,
+        "the number of ranks": context.world_size,
+    }
+    return {
+        "keys": keys,
+        "data_fingerprint": fingerprint,
+        "frozen_bank": {"recipe": recipe.as_dict() if recipe else None, "sha256": bank},
+    }
+
+
+def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+    try:
+        saved = json.loads((path / "checkpoint.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / 'checkpoint.json'} cannot be read ({error}); remove {path} to resume from an older one") from error
+    for key, value in identity["keys"].items():
+        if saved["keys"].get(key) != value:
+            raise UserError(
+                f"checkpoint {path} was written with {key}={saved['keys'].get(key)} but this run has {value}; "
+                "set it back, or choose another run.name to start afresh"
+            )
+    if saved["data_fingerprint"] != identity["data_fingerprint"]:
+        raise UserError(f"checkpoint {path} was trained on other data than data.directory holds now; restore the shards it was trained on")
+    _check_bank(path, saved["frozen_bank"], identity["frozen_bank"])
+
+
+def _check_bank(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> None:
+    if saved == live:
+        return
+    recipes = saved["recipe"] or {}, live["recipe"] or {}
+    for key in recipes[0].keys() | recipes[1].keys():
+        if recipes[0].get(key) != recipes[1].get(key):
+            raise UserError(
+                f"frozen digest mismatch: checkpoint {path} has a Query/Key bank with {key}={recipes[0].get(key)} but this run "
+                f"regenerates it with {key}={recipes[1].get(key)}; set attention.seed (or run.seed) and the attention section back"
+            )
+    differing = next(key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest)
+    raise UserError(
+        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint {path} was trained "
+        "with, though the recipe is the same; use the versions in the run's environment.json"
+    )
+
+
+def _check_files(path: Path) -> None:
+    for name, size in json.loads((path / MARKER).read_text()).items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"
+            raise UserError(f"{file} is {found}, but was saved with {size} bytes; remove {path} to resume from an older checkpoint")
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

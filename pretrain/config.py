@@ -1,0 +1,223 @@
+"""The configuration of a run: one typed, validated, frozen tree, from YAML and dotted overrides.
+
+    config = load_config("demo", ["attention.variant=vanilla", "optimizer.learning_rate=5e-4"])
+
+Paths in it are taken from the working directory. What is refused, and where: `config_sections` (ranges),
+`validation` (combinations), `deepspeed_config` (DeepSpeed's own keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+
+from megatron_patches.policy import QKPolicy, policy_for
+from pretrain.config_file import (
+    Draft,
+    apply_overrides,
+    dump_yaml,
+    locate,
+    read_yaml,
+    refuse_unknown_keys,
+    validation_sentence,
+)
+from pretrain.config_sections import (
+    AttentionSection,
+    CheckpointSection,
+    DataSection,
+    DeepSpeedSection,
+    ModelSection,
+    OptimizerSection,
+    ParallelSection,
+    PrecisionSection,
+    RunSection,
+    ScheduleSection,
+    Section,
+    TelemetrySection,
+)
+from pretrain.counting import ModelShape
+from pretrain.errors import UserError
+from pretrain.validation import check_layout, check_tree
+
+__all__ = [
+    "Config",
+    "LoadedConfig",
+    "check_layout",
+    "load_config",
+    "load_config_with_origins",
+    "parse_config",
+]
+
+
+class Config(Section):
+    """A run, fully described. Where a section holds None, the property of the same name has the value."""
+
+    run: RunSection
+    model: ModelSection
+    attention: AttentionSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection
+    data: DataSection
+    parallel: ParallelSection = ParallelSection()
+    precision: PrecisionSection
+    checkpoint: CheckpointSection
+    telemetry: TelemetrySection = TelemetrySection()
+    deepspeed: DeepSpeedSection = DeepSpeedSection()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Config:
+        check_tree(self)
+        return self
+
+    @property
+    def num_query_groups(self) -> int:
+        """Key/value heads of a layer."""
+        groups = self.model.num_query_groups
+        return self.model.num_attention_heads if groups is None else groups
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        given = self.model.head_dim
+        return self.model.hidden_size // self.model.num_attention_heads if given is None else given
+
+    @property
+    def ffn_hidden_size(self) -> int:
+        """Inner width of the MLP."""
+        given = self.model.ffn_hidden_size
+        return 4 * self.model.hidden_size if given is None else given
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Training tokens of one optimizer step, over all ranks."""
+        return self.data.global_batch_size * self.data.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run: schedule.steps, or the fewest that reach schedule.tokens."""
+        if self.schedule.steps is not None:
+            return self.schedule.steps
+        tokens = self.schedule.tokens or 0
+        return -(-tokens // self.tokens_per_step)
+
+    @property
+    def bank_seed(self) -> int:
+        """Seed of the Query/Key bank."""
+        return self.run.seed if self.attention.seed is None else self.attention.seed
+
+    @property
+    def data_seed(self) -> int:
+        """Seed of the sample order."""
+        return self.run.seed if self.data.seed is None else self.data.seed
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory."""
+        return self.run.directory / self.run.name
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Copies of the model among `world_size` ranks."""
+        return world_size // self.parallel.tensor_model_parallel_size
+
+    def gradient_accumulation_steps(self, world_size: int) -> int:
+        """Forward passes of a rank in one optimizer step."""
+        return self.data.global_batch_size // (
+            self.data.micro_batch_size * self.data_parallel_size(world_size)
+        )
+
+    def policy(self) -> QKPolicy:
+        """The Query/Key policy: the variant with the axes given in `attention` replaced.
+
+        Raises:
+            MethodError: unknown variant, or axes that do not go together (never from a Config that exists).
+        """
+        given = self.attention
+        return policy_for(
+            given.variant, scope=given.scope, construction=given.construction, gaussian_std=given.gaussian_std
+        )
+
+    def shape(self) -> ModelShape:
+        """The sizes that parameter and FLOP counts depend on."""
+        return ModelShape(
+            num_layers=self.model.num_layers,
+            hidden_size=self.model.hidden_size,
+            num_attention_heads=self.model.num_attention_heads,
+            num_query_groups=self.num_query_groups,
+            head_dim=self.head_dim,
+            ffn_hidden_size=self.ffn_hidden_size,
+            vocab_size=self.model.vocab_size,
+            sequence_length=self.data.sequence_length,
+            learned_positions=self.model.position_embedding == "learned",
+            tied_embeddings=self.model.tied_embeddings,
+        )
+
+    def resolved(self) -> dict[str, dict[str, Any]]:
+        """The tree as plain values, None replaced by what it stands for; parsing it gives the same run."""
+        values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
+        policy = self.policy()
+        values["model"].update(
+            num_query_groups=self.num_query_groups,
+            head_dim=self.head_dim,
+            ffn_hidden_size=self.ffn_hidden_size,
+        )
+        values["attention"].update(seed=self.bank_seed, gaussian_std=policy.gaussian_std)
+        if policy.init == "orthogonal":
+            values["attention"].update(scope=policy.scope, construction=policy.construction)
+        values["data"]["seed"] = self.data_seed
+        return values
+
+    def to_yaml(self) -> str:
+        """`resolved` as YAML that `load_config` reads back."""
+        return dump_yaml(self.resolved())
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A configuration, and where each `section.key` was given (`FILE:LINE` or `override`; else a default)."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a shipped configuration by name, or a YAML file by path, and apply overrides in order.
+
+    Raises:
+        UserError: no such file, unknown keys, wrong types, values that do not go together.
+    """
+    return load_config_with_origins(name_or_path, overrides).config
+
+
+def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """As `load_config`, and with where each value came from.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    draft = read_yaml(*locate(name_or_path))
+    apply_overrides(draft, overrides)
+    config = _validate(draft)
+    return LoadedConfig(
+        config, {".".join(path): origin for path, origin in draft.origins.items() if len(path) > 1}
+    )
+
+
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """A configuration from plain values (section -> key -> value).
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    return _validate(Draft("(given as values)", dict(values)))
+
+
+def _validate(draft: Draft) -> Config:
+    refuse_unknown_keys(draft, Config)
+    try:
+        return Config.model_validate(draft.values)
+    except ValidationError as error:
+        raise UserError(validation_sentence(error, draft)) from None

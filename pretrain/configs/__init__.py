@@ -1,0 +1,1 @@
+"""Shipped configurations, one YAML each."""

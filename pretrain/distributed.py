@@ -1,0 +1,233 @@
+"""Ranks, process groups, device and seeds: the only place that reads the launcher's environment.
+
+Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.compat import prepare_megatron_core, seed_dropout
+from pretrain.errors import UserError
+
+SUPPORTED_DEEPSPEED = "0.19."
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it into the environment."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @staticmethod
+    def read() -> LaunchEnvironment:
+        """One process on its own is rank 0 of 1.
+
+        Raises:
+            UserError: a half-set environment.
+        """
+        if "RANK" in os.environ:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        elif "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PROCID" in os.environ:
+            names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+        else:
+            return LaunchEnvironment(rank=0, local_rank=0, world_size=1)
+        missing = [name for name in names if name not in os.environ]
+        if missing:
+            raise UserError(f"the environment sets {names[0]} but not {missing[0]}; start ranks with torchrun or srun")
+        return LaunchEnvironment(*(int(os.environ[name]) for name in names))
+
+
+@dataclass(frozen=True)
+class ParallelContext:
+    """The process groups of this rank, and where it stands in them."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    tensor_parallel_rank: int
+    tensor_parallel_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+    tensor_parallel_group: dist.ProcessGroup
+    mpu: DeepSpeedMpu
+    owns_world: bool
+    """False if the process had already joined the other ranks: then it also leaves them itself."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+class DeepSpeedMpu:
+    """The model-parallel interface DeepSpeed asks for, answered by megatron-core's parallel_state.
+
+    DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. It must not have `initialize_sequence_parallel`,
+    by which DeepSpeed recognises its own Ulysses groups.
+    """
+
+    def __init__(self) -> None:
+        from megatron.core import parallel_state
+
+        self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
+        self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
+        self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
+        self.get_tensor_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
+        self.get_tensor_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
+        self.get_tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group
+        self.get_tensor_model_parallel_src_rank = parallel_state.get_tensor_model_parallel_src_rank
+        self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
+        self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
+        self.get_data_parallel_group = parallel_state.get_data_parallel_group
+
+
+def initialize_distributed(
+    launch: LaunchEnvironment, tensor_parallel_size: int, timeout_seconds: int
+) -> ParallelContext:
+    """Join the other ranks and build the tensor- and data-parallel groups.
+
+    Tensor-parallel ranks are neighbours (same node), data-parallel groups stride over them: megatron-core's order.
+
+    Raises:
+        UserError: the other ranks did not come within the timeout.
+    """
+    from megatron.core import parallel_state
+
+    device = _device(launch.local_rank)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core orders its overlapped collectives by it
+    timeout = timedelta(seconds=timeout_seconds)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    owns_world = not dist.is_initialized()
+    if owns_world:
+        _rendezvous(backend, launch, timeout)
+    import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_parallel_size,
+        distributed_timeout_minutes=max(1, timeout_seconds // 60),
+    )
+    prepare_megatron_core(device)
+    return ParallelContext(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        device=device,
+        tensor_parallel_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tensor_parallel_size=tensor_parallel_size,
+        data_parallel_rank=parallel_state.get_data_parallel_rank(),
+        data_parallel_size=parallel_state.get_data_parallel_world_size(),
+        tensor_parallel_group=parallel_state.get_tensor_model_parallel_group(),
+        mpu=DeepSpeedMpu(),
+        owns_world=owns_world,
+    )
+
+
+def shutdown_distributed(context: ParallelContext) -> None:
+    """Leave the groups that `initialize_distributed` made."""
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if context.owns_world:
+        dist.destroy_process_group()
+
+
+def import_deepspeed() -> ModuleType:
+    """DeepSpeed, on the device torch found, without its chatter and without its shared-memory all-reduce.
+
+    On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
+    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that module by
+    attribute yields PyTorch's own, hence `sys.modules`.
+
+    Raises:
+        UserError: a DeepSpeed this program was not written against.
+    """
+    found = version("deepspeed")
+    if not found.startswith(SUPPORTED_DEEPSPEED):
+        raise UserError(
+            f"deepspeed {found} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
+            "install with `pip install -c constraints.txt`"
+        )
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    import deepspeed
+    import deepspeed.comm.torch
+
+    if not torch.cuda.is_available():
+        module: Any = sys.modules["deepspeed.comm.torch"]
+        module.build_shm_op = lambda: None
+    logging.getLogger("DeepSpeed").setLevel(os.environ.get("DEEPSPEED_LOG_LEVEL", "WARNING"))
+    return deepspeed
+
+
+def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: int) -> None:
+    """Make dropout a function of (seed, step, micro batch of the global batch, tensor-parallel rank).
+
+    Counting micro batches over the whole global batch makes the masks independent of how it is spread over data-parallel
+    ranks, and a resumed step draws what the uninterrupted one drew without any saved generator state.
+    """
+    shared = _hash_seed(run_seed, step, micro_batch, "shared")
+    own = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
+    seed_dropout(shared, own)
+
+
+def agree(values: list[float], device: torch.device) -> list[float]:
+    """Sum each number over all ranks, so that every rank takes the same decision (collective)."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
+    """Collective: all ranks must have the same `value`.
+
+    Raises:
+        UserError: on every rank, naming what differs and the first rank that differs.
+    """
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    different = [rank for rank, other in enumerate(values) if other != values[0]]
+    if different:
+        raise UserError(f"{name} differs between rank 0 and rank {different[0]}; {remedy}")
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible on this node; "
+            "start at most one rank per GPU",
+            rank_specific=True,
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> None:
+    try:
+        if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
+    except dist.DistError as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise UserError(
+            f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at {address} "
+            f"and they did not all come ({type(error).__name__}); check that every rank started and that the address is reachable",
+            rank_specific=True,
+        ) from error
+
+
+def _hash_seed(*parts: object) -> int:
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # torch seeds are signed 64-bit

@@ -1,0 +1,52 @@
+"""Model -> DeepSpeed engine, and the audit of what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from megatron_patches.freeze import audit, parameter_groups, reduce_sequence_parallel_gradients
+from pretrain.config import Config
+from pretrain.deepspeed_config import deepspeed_config
+from pretrain.distributed import ParallelContext, import_deepspeed
+from pretrain.model import build_model
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A live engine and what was found in it."""
+
+    engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
+    audit: dict[str, Any]
+
+
+def build_engine(config: Config, context: ParallelContext) -> Trainer:
+    """Build the model, hand its trainable parameters (and nothing else) to DeepSpeed, and audit the result.
+
+    Raises:
+        MethodError: ZeRO holds a frozen weight.
+    """
+    model = build_model(config, context)
+    reduce_sequence_parallel_gradients(model, context.tensor_parallel_group)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config.optimizer.weight_decay),
+        lr=config.optimizer.learning_rate,
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+    )
+    engine, _, _, _ = import_deepspeed().initialize(
+        model=model,
+        optimizer=optimizer,
+        config=deepspeed_config(config, context.world_size),
+        mpu=context.mpu,
+        dist_init_required=False,
+    )
+    return Trainer(engine, audit(engine, context.tensor_parallel_group))
+
+
+def set_learning_rate(engine: Any, learning_rate: float) -> None:
+    """The loop owns the schedule: it is a function of the step, so nothing about it needs saving."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = learning_rate

@@ -1,0 +1,13 @@
+"""The one error this package raises for something its user can mend."""
+
+
+class UserError(ValueError):
+    """A mistake the user can mend; the message is one sentence naming the key, file or line and the remedy.
+
+    Args:
+        rank_specific: only this rank knows of it, so it must speak for itself; otherwise rank 0 speaks for all.
+    """
+
+    def __init__(self, message: str, *, rank_specific: bool = False) -> None:
+        super().__init__(message)
+        self.rank_specific = rank_specific

@@ -1,0 +1,120 @@
+"""TensorBoard event files, written so that a killed and resumed run reads back as one run.
+
+torch's SummaryWriter queues events for a background thread and names its file by the second, so two
+attempts within one second, or on hosts whose clocks differ, may be read in the wrong order and the purge of
+the older one fails. Here the records go through TensorBoard's own record writer instead: one event per step
+with all of its scalars (a step is there whole or not at all), handed to the operating system at once, in a
+file whose name always sorts after the older ones. Summaries are built by torch.utils.tensorboard and
+TensorBoard's protocol buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import custom_scalars, hparams
+
+FILE_PREFIX = "events.out.tfevents."
+
+# Category -> chart -> regular expressions of the tags in it (TensorBoard matches from the start of the tag).
+LAYOUT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "throughput": {
+        "tokens per second": ("throughput/tokens_per_second$",),
+        "tokens per second and GPU": ("throughput/tokens_per_second_per_gpu$",),
+        "model TFLOP/s per GPU": ("throughput/model_tflops_per_gpu$",),
+        "utilisation: mfu and hfu": ("throughput/mfu$", "throughput/hfu$"),
+        "seconds per step": ("time/step$",),
+        "parts of a step, in seconds": ("time/data$", "time/forward_backward$", "time/optimizer$"),
+        "seconds per checkpoint": ("time/checkpoint$",),
+    },
+    "memory": {
+        "parameters": ("memory/trainable_parameters$", "memory/frozen_parameters$"),
+        "bytes of gradients and optimizer state": ("memory/gradients$", "memory/optimizer_state$"),
+        "bytes in use": ("memory/allocated_peak$", "memory/host_rss$"),
+    },
+    "quality": {
+        "loss": ("loss/train$", "loss/valid$"),
+        "validation perplexity, all sources": ("perplexity/valid$",),
+        "validation perplexity, by source": ("perplexity/valid/",),
+        "loss variance": ("stability/loss_variance$",),
+        "gradient norm": ("optim/grad_norm$",),
+        "learning rate": ("optim/lr$",),
+    },
+}
+
+
+class EventFile:
+    """One attempt's event file in `directory`.
+
+    It begins with a session start at resume_step + 1, at which TensorBoard discards what older files hold
+    from that step on. The first attempt begins with one too: TensorBoard's slower loader takes the first
+    session start it meets for no restart. With `resume_step` 0, a run from the beginning, older event files
+    are removed.
+    """
+
+    def __init__(self, directory: Path, resume_step: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        older = sorted(directory.glob(FILE_PREFIX + "*"))
+        if resume_step == 0:
+            for path in older:
+                path.unlink()
+            older = []
+        self._file = (directory / _next_name(older)).open("xb")
+        self._records = RecordWriter(self._file)
+        started = time.time()
+        self._write(Event(wall_time=started, file_version="brain.Event:2"))
+        start = SessionLog(status=SessionLog.START)
+        self._write(Event(wall_time=started, step=resume_step + 1, session_log=start))
+        charts = {
+            category: {title: ["Multiline", list(tags)] for title, tags in content.items()}
+            for category, content in LAYOUT.items()
+        }
+        self._write(Event(wall_time=started, summary=custom_scalars(charts)))
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """All scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def write_hparams(
+        self, step: int, values: Mapping[str, str | float | int | bool], metrics: Mapping[str, float]
+    ) -> None:
+        """The hyper-parameters and the names of the result metrics, in this run's own directory.
+
+        SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another run. The
+        HPARAMS page reads each metric from the scalar of the same name.
+        """
+        plain = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()
+        }
+        for summary in hparams(plain, dict(metrics)):
+            self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def sync(self) -> None:
+        self._records.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()
+
+    def _write(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+
+def _next_name(older: list[Path]) -> str:
+    """A name that sorts after every older one: TensorBoard reads the files of a run in the order of names."""
+    stamp = int(time.time())
+    for path in older:
+        digits = path.name.removeprefix(FILE_PREFIX).split(".")[0]
+        if digits.isdigit():
+            stamp = max(stamp, int(digits) + 1)
+    return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"

@@ -1,0 +1,98 @@
+"""Starting the ranks of one machine: `python -m pretrain train CONFIG --local-ranks N`.
+
+On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but it dies of SIGUSR1
+and replaces a rank's exit code and message by its own report; this launcher passes signals on, ends all ranks when one
+fails, and returns that rank's exit code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+GRACE_SECONDS = 15.0
+"""How long the other ranks get to end by themselves after one failed."""
+
+
+def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
+    """Run `command` once per rank, with torchrun's variables in the environment, and wait for all of them.
+
+    SIGTERM, SIGUSR1 and Ctrl-C go on to every rank. If this process is killed, the kernel kills the ranks.
+
+    Returns:
+        0 if every rank ended with 0, else the first failing rank's exit code (128 + signal number for a signal).
+    """
+    from torch.distributed import TCPStore
+
+    # The store lives here and picks a free port itself, so no other process can take the port in between.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
+    processes: list[subprocess.Popen[bytes]] = []
+    _forward_signals(processes)
+    for rank in range(ranks):
+        processes.append(
+            subprocess.Popen(
+                list(command),
+                env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                preexec_fn=_die_with_parent,
+            )
+        )
+    return _wait(processes)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    while any(process.poll() is None for process in processes):
+        failed = [process for process in processes if process.poll() not in (None, 0)]
+        if failed:
+            _end(processes)
+            return _exit_code(failed[0])
+        time.sleep(0.05)
+    return next((_exit_code(process) for process in processes if process.returncode), 0)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """One rank is gone, so the others wait for it in vain: give them a moment (they may be failing alike), then kill."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    alike = all(process.poll() not in (None, 0) for process in processes)
+    while not alike and time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
+    def forward(number: int, _frame: object) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGUSR1, forward)
+    # A terminal sends Ctrl-C to the ranks too; sending it again would look like the second, impatient one.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: ask the kernel for SIGKILL when the launcher dies (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    code = process.returncode
+    return 128 - code if code < 0 else code

@@ -1,0 +1,107 @@
+"""metrics.jsonl: one strict-JSON object per logged step, appended as a run goes, cut back when it resumes.
+
+The file is the run's numbers for good: every other view (TensorBoard, `compare`, a user's notebook) can be
+checked against it. Steps ascend, none appears twice. JSON knows no NaN and no infinity, so a value that is
+not finite is written as `null`; TensorBoard keeps the value itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pretrain.errors import UserError
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a metrics.jsonl in order; a torn last line (a killed writer's) is left out.
+
+    Raises UserError, naming the line, for anything else that is not an object with an ascending integer
+    "step".
+    """
+    for record, _ in _records(path):
+        yield record
+
+
+def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
+    """Drop from `path` all records after `resume_step` and a torn last line; return the last `keep` left.
+
+    Steps ascend, so what stays is a prefix of the file and one truncation, which is atomic, does it: a kill
+    at any time leaves the old file or the cut one. A missing file is an empty one.
+    """
+    kept: deque[dict[str, Any]] = deque(maxlen=keep)
+    if not path.exists():
+        return kept
+    end = 0
+    if resume_step > 0:  # a fresh start keeps nothing, whatever the old file holds
+        for record, record_end in _records(path):
+            if record["step"] > resume_step:
+                break
+            kept.append(record)
+            end = record_end
+    if end < path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return kept
+
+
+def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """(record, offset of the byte after its line) for each whole line of `path`."""
+    end, last_step = 0, 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            record = _parse(path, number, line)
+            if record["step"] <= last_step:
+                raise UserError(
+                    f"{path}: line {number} is step {record['step']} but follows step {last_step}; "
+                    "steps must ascend: move the file away and start again from the checkpoint"
+                )
+            last_step = record["step"]
+            yield record, end
+
+
+def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        raise UserError(
+            f'{path}: line {number} is not a JSON object with an integer "step"; '
+            "move the file away and start again from the checkpoint"
+        )
+    return record
+
+
+class MetricsFile:
+    """The appending side; one writer at a time.
+
+    A record reaches the operating system before `append` returns, so a killed process loses none, and the
+    disk before `sync` returns, so a lost machine loses none from before it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("ab")
+
+    def append(self, step: int, tokens: int, samples: int, metrics: Mapping[str, float]) -> None:
+        record: dict[str, int | float | None] = {"step": step, "tokens": tokens, "samples": samples}
+        record.update({tag: value if math.isfinite(value) else None for tag, value in metrics.items()})
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self.sync()
+        self._file.close()

@@ -1,0 +1,73 @@
+"""What a person sees while a run goes: a progress bar on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class ConsoleProgress:
+    """Shows steps on `console` (standard output by default).
+
+    On a terminal every step moves one rich progress bar; elsewhere a line is printed for the first and the
+    last step and otherwise at most one in `seconds_between_lines`. Messages appear above the bar.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        resume_step: int,
+        console: Console | None = None,
+        seconds_between_lines: float = 5.0,
+    ) -> None:
+        self._console = console or Console()
+        self._total_steps = total_steps
+        self._resume_step = resume_step
+        self._seconds_between_lines = seconds_between_lines
+        self._started = time.monotonic()
+        self._last_line: float | None = None
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("train", total=total_steps, completed=resume_step, numbers="")
+            self._bar.start()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        numbers = (
+            f"loss {metrics['loss/train']:.4f}  lr {metrics['optim/lr']:.2e}  "
+            f"grad norm {metrics['optim/grad_norm']:.3f}  "
+            f"{metrics['throughput/tokens_per_second']:,.0f} tokens/s"
+        )
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, numbers=numbers)
+            return
+        now = time.monotonic()
+        due = self._last_line is None or now - self._last_line >= self._seconds_between_lines
+        if due or step == self._total_steps:
+            self._last_line = now
+            self.say(f"step {step}/{self._total_steps}  {numbers}  {self._remaining(step, now)}")
+
+    def say(self, message: str) -> None:
+        """Print one line as it is (no wrapping, no markup)."""
+        self._console.print(message, soft_wrap=True, markup=False, highlight=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _remaining(self, step: int, now: float) -> str:
+        """Time left at this attempt's own pace, validation and checkpoints included."""
+        seconds = (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
+        minutes, seconds_left = divmod(round(seconds), 60)
+        return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d} left"

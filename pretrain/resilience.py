@@ -1,0 +1,45 @@
+"""Stopping in good order: signals become a flag that the loop reads between steps.
+
+Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an early signal kills the rank.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+FINISHED = "finished"
+RUNNING = "running"
+CONTINUE = "continue"
+"""State after SIGUSR1 (a time limit or preemption is near): saved, and there is more to do."""
+STOPPED = "stopped"
+"""State after SIGTERM or Ctrl-C: saved, and nobody asked for it to go on."""
+
+
+class StopSignals:
+    """Remembers that this process was asked to stop, and by which signal.
+
+    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and an end. A second Ctrl-C
+    interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.continue_later = False
+        self.stop = False
+
+    def install(self) -> StopSignals:
+        """Put the handlers in place (main thread only)."""
+        signal.signal(signal.SIGUSR1, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            self.continue_later = True
+            return
+        if number == signal.SIGINT:
+            if self.stop:
+                raise KeyboardInterrupt
+            print("stopping after this step (Ctrl-C again to stop at once)", flush=True)
+        self.stop = True

@@ -1,0 +1,245 @@
+"""Opening a run: ranks, data, engine, checkpoint, telemetry; every refusal that can be known before step 1 happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from data_pipeline.errors import DataError
+from data_pipeline.manifest import Manifest, check_shards, read_manifest
+from data_pipeline.samples import TrainingSamples, ValidationSamples, unigram_perplexity
+from megatron_patches.errors import MethodError
+from pretrain.checkpoint import Checkpoints, Progress, bank_digests
+from pretrain.config import Config, check_layout
+from pretrain.counting import executed_flops_per_token, model_flops_per_token, peak_flops
+from pretrain.distributed import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    require_equal_on_all_ranks,
+    shutdown_distributed,
+)
+from pretrain.engine import build_engine
+from pretrain.errors import UserError
+from pretrain.metrics_file import read_metrics
+from pretrain.resilience import FINISHED, RUNNING
+from pretrain.run_directory import describe_environment, write_json, write_state, write_text_atomically
+from pretrain.telemetry import RunFacts, StepRecord, Telemetry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything the loop works with. `telemetry` exists on rank 0 only."""
+
+    config: Config
+    context: ParallelContext
+    engine: Any  # deepspeed.DeepSpeedEngine
+    samples: TrainingSamples
+    validation: Mapping[str, ValidationSamples]
+    checkpoints: Checkpoints
+    progress: Progress
+    telemetry: Telemetry | None
+
+    def record(self, record: StepRecord) -> None:
+        """Hand one step's numbers to telemetry (rank 0)."""
+        if self.telemetry is not None:
+            self.telemetry.log(record)
+
+    def sync_records(self) -> None:
+        """Make every recorded step durable."""
+        if self.telemetry is not None:
+            self.telemetry.sync()
+
+    def close(self, state: str) -> None:
+        """Leave the run directory in its final form for this segment: if finished, summary.json and HParams; then the state."""
+        if self.telemetry is not None:
+            path = self.config.run_path
+            if state == FINISHED:
+                last = _last_record(path / "metrics.jsonl")
+                write_json(path / "summary.json", summary(last))
+                results = {tag: value for tag, value in last.items() if tag.startswith(RESULT_TAGS) and value is not None}
+                self.telemetry.close(results)
+            else:
+                self.telemetry.close()
+            write_state(path, state)
+        dist.barrier()
+
+
+RESULT_TAGS = ("loss/", "perplexity/", "throughput/tokens_per_second")
+
+
+def summary(last: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json says of a finished run, from the last object of metrics.jsonl."""
+    by_source = "perplexity/valid/"
+    return {
+        "step": last["step"],
+        "tokens": last["tokens"],
+        "samples": last["samples"],
+        "loss": last["loss/train"],
+        "validation": {
+            "loss": last["loss/valid"],
+            "perplexity": last["perplexity/valid"],
+            "perplexity_by_source": {
+                tag.removeprefix(by_source): value for tag, value in last.items() if tag.startswith(by_source)
+            },
+        },
+    }
+
+
+def check_inputs(config: Config, world_size: int) -> Manifest:
+    """Everything that can be refused without starting a rank: the layout, and the data's manifest against the model.
+
+    Raises:
+        UserError, DataError
+    """
+    check_layout(config, world_size)
+    manifest = read_manifest(config.data.directory)
+    if config.model.vocab_size != manifest.tokenizer.vocab_size:
+        raise UserError(
+            f"model.vocab_size={config.model.vocab_size} but the tokenizer of {config.data.directory} has "
+            f"{manifest.tokenizer.vocab_size} pieces; set model.vocab_size={manifest.tokenizer.vocab_size}"
+        )
+    return manifest
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Run]:
+    """Set everything up (collective) and take the process groups down afterwards.
+
+    The run directory is first written when nothing is left that could be refused.
+    """
+    launch = LaunchEnvironment.read()
+    manifest = check_inputs(config, launch.world_size)
+    context = initialize_distributed(
+        launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
+    )
+    try:
+        run = _build(config, context, manifest)
+        try:
+            yield run
+        finally:
+            if run.telemetry is not None:
+                run.telemetry.close()
+    except (UserError, DataError, MethodError):
+        shutdown_distributed(context)  # all ranks raise these together; after any other error a peer may be gone
+        raise
+    shutdown_distributed(context)
+
+
+def _build(config: Config, context: ParallelContext, manifest: Manifest) -> Run:
+    require_equal_on_all_ranks("the config", config.to_yaml(), "start every rank with the same config and overrides")
+    require_equal_on_all_ranks("the training data", manifest.fingerprint, "give every node the same shards")
+    _on_first_rank(context, lambda: check_shards(manifest))
+    length = config.data.sequence_length
+    samples = TrainingSamples(manifest, length, config.data_seed)
+    validation = {
+        source: ValidationSamples(manifest, source, length, config.data.validation_samples)
+        for source in manifest.sources("validation")
+    }
+    trainer = build_engine(config, context)
+    bank = bank_digests(trainer.engine.module, context)
+    checkpoints = Checkpoints(config, context, bank, manifest.fingerprint)
+    progress = checkpoints.resume(trainer.engine)
+
+    def open_records() -> Telemetry:
+        _write_run_files(config, context, manifest, trainer.audit)
+        return _open_telemetry(config, context, trainer.audit["totals"], progress)
+
+    telemetry = _on_first_rank(context, open_records)
+    return Run(config, context, trainer.engine, samples, validation, checkpoints, progress, telemetry)
+
+
+def _write_run_files(
+    config: Config, context: ParallelContext, manifest: Manifest, audit: Mapping[str, Any]
+) -> None:
+    path = config.run_path
+    write_text_atomically(path / "config.yaml", config.to_yaml())
+    write_json(path / "audit.json", audit)
+    layout = {
+        "device": _device_name(context.device),
+        "world_size": context.world_size,
+        "tensor_model_parallel_size": context.tensor_parallel_size,
+        "data_parallel_size": context.data_parallel_size,
+    }
+    write_json(path / "environment.json", describe_environment(**layout))
+    data = {
+        "directory": str(config.data.directory),
+        "fingerprint": manifest.fingerprint,
+        "sequence_length": config.data.sequence_length,
+        "train_tokens": manifest.tokens("train"),
+        "validation_tokens": {source: manifest.tokens("validation", source) for source in manifest.sources("validation")},
+        "unigram_perplexity": unigram_perplexity(manifest),
+    }
+    write_json(path / "data.json", data)
+    write_state(path, RUNNING)
+
+
+def _open_telemetry(
+    config: Config, context: ParallelContext, totals: Mapping[str, int], progress: Progress
+) -> Telemetry:
+    shape, device_name = config.shape(), _device_name(context.device)
+    facts = RunFacts(
+        world_size=context.world_size,
+        device_name=device_name,
+        model_flops_per_token=model_flops_per_token(shape),
+        executed_flops_per_token=executed_flops_per_token(shape, frozen_query_key=config.policy().frozen),
+        peak_flops_per_device=peak_flops(device_name, config.precision.dtype),
+        trainable_parameters=totals["model_trainable_parameters"],
+        frozen_parameters=totals["model_frozen_parameters"],
+        gradient_bytes=totals["gradient_bytes"],
+        optimizer_state_bytes=totals["optimizer_state_bytes"],
+    )
+    return Telemetry(
+        config.run_path,
+        facts,
+        every=config.telemetry.every,
+        tensorboard=config.telemetry.tensorboard,
+        variance_window=config.telemetry.variance_window,
+        hparams=_hparams(config),
+        total_steps=config.total_steps,
+        resume_step=progress.step,
+    )
+
+
+def _hparams(config: Config) -> dict[str, str | float | int | bool]:
+    """What TensorBoard's HPARAMS page tells runs apart by."""
+    sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
+    resolved = config.resolved()
+    values = {f"{section}.{key}": value for section in sections for key, value in resolved[section].items()}
+    return {key: value for key, value in values.items() if isinstance(value, (str, float, int, bool))} | {
+        "run.seed": config.run.seed
+    }
+
+
+def _last_record(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for record in read_metrics(path):  # noqa: B007
+        pass
+    return record
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | None:
+    """Do what only rank 0 does, and let every rank raise what the user must mend (collective); None on the other ranks."""
+    result = None
+    failure: list[Exception | None] = [None]
+    if context.is_first:
+        try:
+            result = action()
+        except (UserError, DataError) as error:
+            failure = [error]
+    dist.broadcast_object_list(failure, src=0, device=context.device)
+    if failure[0] is not None:
+        raise failure[0]
+    return result

@@ -1,0 +1,73 @@
+"""The command line: the demo's five commands in a row, and one sentence with exit code 2 for a user's mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Workshop, run
+
+
+def test_help_of_every_verb_has_an_example() -> None:
+    for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"):
+        shown = run(verb, "--help")
+        assert shown.code == 0 and f"Example: python -m data_pipeline {verb}" in " ".join(shown.out.split())
+
+
+def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
+    commands = [
+        (
+            "train-tokenizer",
+            workshop.corpus,
+            "--out",
+            tmp_path / "t",
+            "--vocab-size",
+            "600",
+            "--model-type",
+            "bpe",
+        ),
+        ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")
+        + ("--name", "demo", "--workers", "2", "--files-per-shard", "4"),
+    ]
+    assert "already up to date" in run("demo-corpus", workshop.corpus).out
+    for command in commands:
+        first, second = run(*command), run(*command)
+        assert first.code == 0 and "already up to date" not in first.out, first.err
+        assert second.code == 0 and "already up to date" in second.out, second.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["stats", "TMP/absent"], "TMP/absent does not exist"),
+        (["verify", "TMP"], "TMP has no manifest.json"),
+        (
+            ["tokenize", "TMP/absent.jsonl", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x"]],
+            "absent.jsonl",
+        ),
+        (["tokenize", "CORPUS", *["--tokenizer", "TMP/no.model", "--out", "TMP/out", "--name", "x"]], "no.model"),
+        (["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "a/b"]], "--name 'a/b'"),
+        (["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP", "--name", "x"]], "TMP is not empty"),
+        (["tokenize", "TMP/bad.jsonl", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x"]], "bad.jsonl:2: "),
+        (
+            ["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x", "--workers", "0"]],
+            "--workers 0",
+        ),
+        (["train-tokenizer", "CORPUS", *["--out", "TMP/t", "--vocab-size", "500000"]], "--vocab-size 500000"),
+        (["train-tokenizer", "CORPUS", *["--out", "TMP/t", "--vocab-size", "500", "--model-type", "word"]], "'word'"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(
+    workshop: Workshop, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad}\n")
+    places = {"TMP": tmp_path, "MODEL": workshop.model, "CORPUS": workshop.corpus}
+
+    def place(text: str) -> str:
+        for name, path in places.items():
+            text = text.replace(name, str(path))
+        return text
+
+    assert place(expected) in run(*map(place, arguments)).sentence()
+    assert not (tmp_path / "out" / "manifest.json").exists()

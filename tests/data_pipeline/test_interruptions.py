@@ -1,0 +1,107 @@
+"""kill -9 of the parent and of a worker: the same command again ends with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from conftest import REPOSITORY, Workshop, contents, run
+
+FILES = 6
+
+
+@pytest.fixture(scope="module")
+def arguments(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A tokenize command, without --out, over enough text to be interrupted (about 5 MB a unit)."""
+    corpus = tmp_path_factory.mktemp("large")
+    parts = [
+        zstandard.ZstdDecompressor().decompressobj().decompress(p.read_bytes())
+        for p in sorted(workshop.corpus.glob("*.zst"))
+    ]
+    for number in range(FILES):
+        (corpus / f"{number}.jsonl").write_bytes(b"".join(parts[number % 2 :]) * 2)
+    return ["tokenize", str(corpus), "--tokenizer", str(workshop.model), "--name", "cut", "--workers", "2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(arguments: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    out = tmp_path_factory.mktemp("whole") / "out"
+    assert run(*arguments, "--out", out).code == 0
+    return contents(out)
+
+
+def start(arguments: list[str], out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "data_pipeline", *arguments, "--out", str(out)]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in 60 s"
+        time.sleep(0.005)
+
+
+def workers_of(parent: int) -> list[int]:
+    """Process ids of the parent's workers (not of multiprocessing's resource tracker)."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def finished_shards(out: Path) -> dict[Path, int]:
+    """mtime of every file of a recorded unit."""
+    done = [path.stem.rpartition("_")[2] for path in (out / "units").glob("*.json")]
+    files = [path for number in done for path in out.glob(f"*_{number}.*") if path.suffix != ".tmp"]
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def assert_continues(arguments: list[str], out: Path, expected: dict[str, bytes]) -> None:
+    before = finished_shards(out)
+    assert before and len(before) < len([name for name in expected if name.endswith((".bin", ".idx"))])
+    assert not (out / "manifest.json").exists()
+    assert run(*arguments, "--out", out).code == 0
+    assert contents(out) == expected  # no temporary file is left either
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_parent_killed(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(arguments, out)
+    wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
+    workers = workers_of(process.pid)
+    process.kill()
+    process.communicate()
+    assert len(workers) == 2
+    wait_until(lambda: not any(running(pid) for pid in workers), "end of the orphaned workers")
+    assert_continues(arguments, out, uninterrupted)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_worker_killed(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(arguments, out)
+    wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    (sentence,) = errors.strip().splitlines()
+    assert sentence.startswith("error: the worker that was reading ") and "SIGKILL" in sentence
+    assert any(f"reading {number}.jsonl was" in sentence for number in range(FILES))
+    assert_continues(arguments, out, uninterrupted)

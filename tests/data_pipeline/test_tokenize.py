@@ -1,0 +1,199 @@
+"""Tokenising: what is in the shards, the same bytes however it is run, and reruns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Workshop, contents, quiet
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+from data_pipeline.errors import DataError
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.shards import ShardWriter, dtype_for
+from data_pipeline.sources import RecordKeys, find_inputs, read_documents
+from data_pipeline.tokenize import TokenizeOptions, tokenize
+from data_pipeline.tokenizer import load_tokenizer
+
+
+def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
+    """Documents as megatron-core reads them and the directory's own tokenizer decodes them, by split and source."""
+    processor = load_tokenizer(manifest.directory / "tokenizer.model")
+    found: dict[tuple[str, str], list[str]] = {}
+    for shard in manifest.shards:
+        dataset = IndexedDataset(str(manifest.prefix(shard)))
+        assert len(dataset) == shard.documents
+        for number in range(len(dataset)):
+            ids = dataset[number].tolist()
+            assert ids[-1] == manifest.tokenizer.eod_id
+            found.setdefault((shard.split, shard.source), []).append(processor.decode(ids[:-1]))
+    return found
+
+
+def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
+    manifest = read_manifest(workshop.shards)
+    found = texts_of(manifest)
+    expected = [d for file in find_inputs([workshop.corpus]) for d in read_documents(file, RecordKeys())]
+    for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
+        texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
+        train, validation = found["train", source], found["validation", source]
+        held_out = set(validation)
+        # Order is kept within a split, nothing is lost, nothing is on both sides.
+        assert train == [text for text in texts if text not in held_out]
+        assert validation == [text for text in texts if text in held_out]
+        assert 0.01 < len(validation) / len(texts) < 0.12
+    assert sum(s.text_bytes for s in manifest.shards) == sum(len(d.text.encode()) for d in expected)
+    assert manifest.tokens("train") + manifest.tokens("validation") == sum(s.tokens for s in manifest.shards)
+    assert manifest.dtype == "uint16" and manifest.tokenizer.vocab_size == 1000
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path, workers: int) -> None:
+    workshop.tokenize(tmp_path / "out", workers=workers)
+    assert contents(tmp_path / "out") == contents(workshop.shards)
+
+
+def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first, made = workshop.tokenize(out)
+    assert made == 8
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again, made = workshop.tokenize(out, workers=2)
+    assert made == 0 and again == first
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    lost = out / f"{first.shards_of('validation')[0].name}.bin"
+    lost.unlink()
+    _, made = workshop.tokenize(out)
+    assert made == 1 and contents(out) == contents(workshop.shards)
+
+
+def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    workshop.tokenize(out, slice(0, 2))
+    before = contents(out)
+    files = find_inputs([workshop.corpus])[:2]
+    base = TokenizeOptions(name="small")
+    other = tmp_path / "other.model"
+    other.write_bytes(workshop.model.read_bytes() + b"\x00"[:0])
+    for changed, expected in (
+        (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
+        (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
+        (dataclasses.replace(base, files_per_shard=2), "files_per_shard 1, not 2"),
+    ):
+        with pytest.raises(DataError, match=expected):
+            tokenize(files, workshop.model, out, changed, 1, quiet)
+    with pytest.raises(DataError, match=r"other inputs \(1 differ, the first is demo-00002"):
+        workshop.tokenize(out, slice(0, 3))
+    assert contents(out) == before
+
+
+def test_an_input_that_changed_without_changing_size_is_named(workshop: Workshop, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "aaaa"}\n' * 3)
+    options = TokenizeOptions(name="x")
+    tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+    source.write_text('{"text": "bbbb"}\n' * 3)
+    with pytest.raises(DataError, match=r"in\.jsonl changed after its shards were made"):
+        tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+
+
+def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_path: Path) -> None:
+    part, _ = workshop.tokenize(tmp_path / "part", slice(2, 5))
+    some, everything = texts_of(part), texts_of(read_manifest(workshop.shards))
+    for (split, source), texts in some.items():
+        assert texts and set(texts) <= set(everything[split, source])
+
+
+def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Workshop, tmp_path: Path) -> None:
+    options = TokenizeOptions(name="small", files_per_shard=3)
+    manifest, units = tokenize(
+        find_inputs([workshop.corpus]), workshop.model, tmp_path / "out", options, 1, quiet
+    )
+    assert units == 3
+    assert texts_of(manifest) == texts_of(read_manifest(workshop.shards))
+
+
+def test_empty_documents_are_counted_and_left_out(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n{"text": "x"}\n{"text": ""}\n')
+    options = TokenizeOptions(name="x", validation_fraction=0)
+    manifest, _ = tokenize(
+        find_inputs([tmp_path / "in.jsonl"]), workshop.model, tmp_path / "out", options, 1, quiet
+    )
+    assert manifest.empty_documents == 2
+    assert sum(shard.documents for shard in manifest.shards) == 1
+
+
+def test_nothing_but_empty_documents(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(DataError, match="hold no text"):
+        tokenize(
+            find_inputs([tmp_path / "in.jsonl"]),
+            workshop.model,
+            tmp_path / "out",
+            TokenizeOptions(name="x"),
+            1,
+            quiet,
+        )
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_bad_line_in_a_worker_names_file_and_line_and_keeps_finished_shards(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": f"document {number}"}) + "\n")
+    with open(tmp_path / "2.jsonl", "a") as stream:
+        stream.write('{"text": 3}\n')
+    files, out = find_inputs([tmp_path]), tmp_path / "out"
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"2\.jsonl:2: "):
+            tokenize(files, workshop.model, out, TokenizeOptions(name="x"), workers, quiet)
+        assert not (out / "manifest.json").exists()
+        assert not list(out.rglob("*.tmp")) or workers == 2
+    assert (out / "units" / "x_00000.json").exists()
+
+
+def test_sources_that_would_share_a_file_name(workshop: Workshop, tmp_path: Path) -> None:
+    lines = [{"text": f"text {s}", "meta": {"redpajama_set_name": s}} for s in ("a b", "a/b")]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match="'a b' and 'a/b' would share the file name"):
+        tokenize(
+            find_inputs([tmp_path / "in.jsonl"]),
+            workshop.model,
+            tmp_path / "out",
+            TokenizeOptions(name="x", validation_fraction=0),
+            1,
+            quiet,
+        )
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> None:
+    generator = np.random.Generator(np.random.Philox(7))
+    documents = [generator.integers(0, 65_536, size=size, dtype=np.int32) for size in (1, 0, 5, 300, 2)]
+    writer = ShardWriter(tmp_path / "ours", dtype)
+    writer.add(documents[:2], 2, 0)
+    writer.add(documents[2:], 2, 0)
+    counts = writer.finish()
+    theirs = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.dtype(dtype).type)
+    for document in documents:
+        theirs.add_document([*document.tolist(), 2], [len(document) + 1])
+    theirs.finalize(str(tmp_path / "theirs.idx"))
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+    assert (counts["documents"], counts["tokens"]) == (5, 313)
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    assert (dtype_for(65_536), dtype_for(65_537)) == ("uint16", "int32")
+    writer = ShardWriter(tmp_path / "x", "uint16")
+    writer.add([np.array([65_535], dtype=np.int32)], 2, 0)
+    with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
+        writer.add([np.array([65_536], dtype=np.int32)], 2, 0)
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,109 @@
+"""SentencePiece: lossless on text it never saw, deterministic, honest in its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from conftest import Workshop
+
+from data_pipeline.errors import DataError
+from data_pipeline.files import sha256_file
+from data_pipeline.sources import RecordKeys, find_inputs, read_documents
+from data_pipeline.tokenizer import TrainerSettings, identify, load_tokenizer, train_tokenizer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  two spaces,  a tab\tand\n\n\n  an indented line \r\n",
+        "def f(x):\n    return {'a': [1, 22, 333]}\n\n\n",
+        "naïve café – 数字 🙂 \u200b e\u0301 \ufb01",
+        "<s> </s> <unk> <0x41> are text here",
+        "nul \u0000 and bell \u0007",
+        "x" * 20_000,
+        " ",
+        "\n",
+    ],
+)
+def test_hostile_text_survives(workshop: Workshop, text: str) -> None:
+    processor = load_tokenizer(workshop.model)
+    ids = processor.encode(text)
+    assert processor.decode(ids) == text
+    assert not {0, 1, 2}.intersection(ids), "reserved ids must never come from text"
+
+
+def test_the_whole_corpus_survives(workshop: Workshop) -> None:
+    processor = load_tokenizer(workshop.model)
+    texts = [d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file, RecordKeys())]
+    decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
+    assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
+
+
+def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
+    report = json.loads(workshop.model.with_suffix(".json").read_bytes())
+    assert report["round_trip_failures"] == 0
+    assert report["held_out_documents"] > 3
+    assert 2 < report["bytes_per_token"] < 6
+    assert report["sha256"] == sha256_file(workshop.model)
+    identity = identify(workshop.model)
+    assert (identity.vocab_size, identity.model_type) == (1000, "unigram")
+    assert (identity.unk_id, identity.bos_id, identity.eos_id, identity.pad_id) == (0, 1, 2, -1)
+    assert identity.eod_id == identity.eos_id
+    again, trained = train_tokenizer(
+        find_inputs([workshop.corpus]),
+        workshop.model.with_suffix(""),
+        TrainerSettings(vocab_size=1000, sample_bytes=400_000),
+        RecordKeys(),
+    )
+    assert not trained and again == report
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_training_is_deterministic(workshop: Workshop, tmp_path: Path, model_type: str) -> None:
+    settings = TrainerSettings(vocab_size=600, model_type=model_type, sample_bytes=100_000)
+    files = find_inputs([workshop.corpus])
+    reports = [train_tokenizer(files, tmp_path / name, settings, RecordKeys())[0] for name in ("a", "b")]
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    assert identify(tmp_path / "a.model").model_type == model_type
+    assert reports[0]["round_trip_failures"] == 0
+    # The sample is near what was asked for: not the whole corpus.
+    assert 100_000 <= reports[0]["training_bytes"] < 200_000
+
+
+def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) -> None:
+    # One line of 40,000 bytes a document: SentencePiece alone would skip it and learn nothing.
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200)))
+    settings = TrainerSettings(vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
+    train_tokenizer(find_inputs([path]), tmp_path / "long", settings, RecordKeys())
+    processor = load_tokenizer(tmp_path / "long.model")
+    assert len(processor.encode("wonderful wonderful wonderful ")) < 8
+
+
+@pytest.mark.parametrize(("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")])
+def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, message: str) -> None:
+    settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
+    with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}: .*{message}"):
+        train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "t", settings, RecordKeys())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "junk.model").write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"junk\.model is not a SentencePiece model"):
+        identify(tmp_path / "junk.model")
+    with pytest.raises(DataError, match=r"absent\.model"):
+        identify(tmp_path / "absent.model")
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0], RecordKeys())]
+    with open(tmp_path / "lossy.model", "wb") as stream:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter("\n".join(texts).split("\n")),
+            model_writer=stream,
+            vocab_size=300,
+            minloglevel=2,
+        )
+    with pytest.raises(DataError, match="changes the text"):
+        identify(tmp_path / "lossy.model")

@@ -1,0 +1,200 @@
+"""What the ranks of test_attention.py do: run one attention layer in float64 beside plain autograd, and count what it does."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from megatron_patches.initialize import initialize_parameters, normal_rows
+from megatron_patches.install import bank_recipe, gpt_block_spec
+from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.policy import policy_for
+from megatron_patches.shards import layer_shard
+from pretrain.distributed import LaunchEnvironment, ParallelContext, initialize_distributed, shutdown_distributed
+
+# Sizes without coincidences: each matrix product of the layer can be told by the shape of its result.
+HIDDEN, HEADS, HEAD_DIM, SEQ, BATCH, SEED = 40, 4, 6, 10, 3, 5
+GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+class OperationLog(TorchDispatchMode):
+    """Counts collectives (namespace c10d) and keeps the output shape of every matrix product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: Counter[str] = Counter()
+        self.gemm_shapes: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name.startswith("c10d::"):
+            self.collectives[name.removeprefix("c10d::")] += 1
+        if name in GEMMS:
+            self.gemm_shapes.append(tuple(result.shape))
+        return result
+
+
+def build(
+    context: ParallelContext, variant: str, groups: int, sequence_parallel: bool, dtype: torch.dtype = torch.float64
+) -> tuple[GPTModel, BankRecipe | None]:
+    """A one-layer model without dropout, initialised by the product."""
+    policy = policy_for(variant)
+    recipe = bank_recipe(
+        policy, seed=SEED, hidden_size=HIDDEN, head_dim=HEAD_DIM, num_attention_heads=HEADS, num_query_groups=groups
+    )
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+        kv_channels=HEAD_DIM,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        add_bias_linear=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        perform_initialization=False,
+        params_dtype=dtype,
+        tensor_model_parallel_size=context.tensor_parallel_size,
+        sequence_parallel=sequence_parallel,
+    )
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=gpt_block_spec(policy, recipe, num_layers=1),
+        vocab_size=64,
+        max_sequence_length=SEQ,
+        share_embeddings_and_output_weights=True,
+    )
+    initialize_parameters(model, SEED, 0.02, recipe)
+    return model, recipe
+
+
+def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """One report a case: errors against the reference, collectives forward and backward, shapes of the matrix products."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
+    reports = [_attention_case(context, **case) for case in payload["cases"]]
+    shutdown_distributed(context)
+    return reports
+
+
+def _attention_case(
+    context: ParallelContext, variant: str, groups: int, sequence_parallel: bool
+) -> dict[str, Any]:
+    model, recipe = build(context, variant, groups, sequence_parallel)
+    attention = model.decoder.layers[0].self_attention
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    full_grad = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    rows = _sequence_slice(context) if sequence_parallel else slice(None)
+    hidden = full[rows].clone().requires_grad_()
+
+    forward, backward = OperationLog(), OperationLog()
+    with forward:
+        output, _ = attention(hidden, attention_mask=None)
+    with backward:
+        output.backward(full_grad[rows])
+
+    reference = _reference(full, full_grad, recipe, groups)
+    heads = slice(*(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size))
+    value_grad = (
+        attention.linear_qkv.value_weight.grad
+        if hasattr(attention.linear_qkv, "value_weight")
+        else _value_rows(attention.linear_qkv.weight.grad, groups // context.world_size)
+    )
+    return {
+        "output": _distance(output, reference["output"][rows]),
+        "input_grad": _distance(hidden.grad, reference["input_grad"][rows]),
+        "value_grad": _distance(value_grad, reference["value_grad"][heads]),
+        "collectives_forward": dict(forward.collectives),
+        "collectives_backward": dict(backward.collectives),
+        "gemm_shapes_backward": backward.gemm_shapes,
+        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
+        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+    }
+
+
+def _reference(
+    x: torch.Tensor, output_grad: torch.Tensor, recipe: BankRecipe | None, groups: int
+) -> dict[str, torch.Tensor]:
+    """The whole layer in plain torch operations on full weights, differentiated by autograd."""
+
+    def bank(role: str, heads: int) -> torch.Tensor:
+        if recipe is not None:
+            return layer_shard(recipe, 0, role, 0, 1, torch.float64)
+        return normal_rows(SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02).double()
+
+    x = x.clone().requires_grad_()
+    value_weight = normal_rows(SEED, "layer.0.attention.value", range(groups * HEAD_DIM), HIDDEN, 0.02).double()
+    value_weight.requires_grad_()
+    proj = normal_rows(SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, 0.02 / math.sqrt(2)).double()
+    query = (x @ bank("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
+    key = (x @ bank("key", groups).t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
+    future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
+    probabilities = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    context_layer = torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
+    output = context_layer @ proj.t()
+    output.backward(output_grad)
+    return {"output": output, "input_grad": x.grad, "value_grad": value_weight.grad}
+
+
+def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """{variant: {weight name: SHA-256 of the full float32 weight}}, Q, K and V of the fused layout apart."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
+    answer = {}
+    for variant in payload["variants"]:
+        model, _ = build(context, variant, payload["groups"], False, torch.float32)
+        answer[variant] = {name: _digest(weight) for name, weight in _full_weights(model, context, payload["groups"])}
+    shutdown_distributed(context)
+    return answer
+
+
+def _full_weights(model: GPTModel, context: ParallelContext, groups: int) -> list[tuple[str, torch.Tensor]]:
+    weights = []
+    for name, parameter in model.named_parameters():
+        full = parameter.detach()
+        if getattr(parameter, "tensor_model_parallel", False):
+            parts = [torch.empty_like(full) for _ in range(context.world_size)]
+            dist.all_gather(parts, full.contiguous())
+            full = torch.cat(parts, dim=parameter.partition_dim)
+        if name.endswith("linear_qkv.weight"):
+            prefix = name.removesuffix("weight")
+            per_group = full.view(groups, -1, HEAD_DIM, HIDDEN)
+            weights.append((f"{prefix}value_weight", per_group[:, -1]))
+            weights.append((f"{prefix}key", per_group[:, -2]))
+            weights.append((f"{prefix}query", per_group[:, :-2]))
+        else:
+            weights.append((name, full))
+    return weights
+
+
+def _value_rows(fused: torch.Tensor, groups: int) -> torch.Tensor:
+    return fused.view(groups, -1, HEAD_DIM, HIDDEN)[:, -1].reshape(-1, HIDDEN)
+
+
+def _sequence_slice(context: ParallelContext) -> slice:
+    length = SEQ // context.world_size
+    return slice(context.rank * length, (context.rank + 1) * length)
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Worst absolute difference on any rank."""
+    worst = (a - b).abs().max().detach()
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return worst.item()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,28 @@
+"""What the ranks of test_parity.py do: train several tiny configs one after another in the same processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import load_config
+from pretrain.loop import train
+from pretrain.metrics_file import read_metrics
+from pretrain.resilience import StopSignals
+
+
+def train_all(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
+    """Each config's losses and gradient norms, read back from its metrics.jsonl."""
+    curves = []
+    for overrides in payload["runs"]:
+        config = load_config("demo", overrides)
+        train(config, StopSignals())
+        records = list(read_metrics(Path(config.run_path) / "metrics.jsonl"))
+        curves.append(
+            {
+                "loss": [record["loss/train"] for record in records],
+                "gradient_norm": [record["optim/grad_norm"] for record in records],
+                "validation": [record["loss/valid"] for record in records if "loss/valid" in record],
+            }
+        )
+    return curves

@@ -1,0 +1,82 @@
+"""The patched attention against plain autograd in float64, its collectives against the stock layer's, and its initial values."""
+
+import itertools
+
+import pytest
+
+from tests.distributed.attention_worker import HEAD_DIM, HEADS, HIDDEN
+from tests.ranks import run_ranks
+
+CASES = [
+    {"variant": variant, "groups": groups, "sequence_parallel": sequence_parallel}
+    for variant, groups, sequence_parallel in itertools.product(
+        ("vanilla", "orthogonal", "gaussian"), (4, 2), (False, True)
+    )
+]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+def reports(request):
+    cases = [case for case in CASES if request.param > 1 or not case["sequence_parallel"]]
+    answers = run_ranks(request.param, "tests.distributed.attention_worker:attention_cases", {"cases": cases})
+    by_case = {(c["variant"], c["groups"], c["sequence_parallel"]): a for c, a in zip(cases, answers, strict=True)}
+    return request.param, by_case
+
+
+def test_output_and_gradients_equal_plain_autograd(reports):
+    for case, report in reports[1].items():
+        assert report["output"] < 1e-13, case
+        assert report["input_grad"] < 1e-13, case
+        assert report["value_grad"] < 1e-12, case
+
+
+def test_collectives_are_exactly_those_of_the_stock_layer(reports):
+    tensor_parallel_size, by_case = reports
+    for (variant, groups, sequence_parallel), report in by_case.items():
+        stock = by_case["vanilla", groups, sequence_parallel]
+        for direction in ("collectives_forward", "collectives_backward"):
+            assert report[direction] == stock[direction], (variant, groups, sequence_parallel, direction)
+        if tensor_parallel_size == 1:
+            assert not report["collectives_forward"] and not report["collectives_backward"]
+        elif sequence_parallel:
+            # forward: gather x, scatter the output; backward: gather the output's gradient, re-gather x, scatter x's gradient
+            assert report["collectives_forward"] == {"_allgather_base_": 1, "_reduce_scatter_base_": 1}
+            assert report["collectives_backward"] == {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
+        else:
+            assert report["collectives_forward"] == {"allreduce_": 1}
+            assert report["collectives_backward"] == {"allreduce_": 1}
+
+
+def test_frozen_attention_has_no_query_key_weight_gradient_product(reports):
+    tensor_parallel_size, by_case = reports
+    for (variant, groups, sequence_parallel), report in by_case.items():
+        shapes = [tuple(shape) for shape in report["gemm_shapes_backward"]]
+        value_rows = groups * HEAD_DIM // tensor_parallel_size
+        query_key_rows = (HEADS + groups) * HEAD_DIM // tensor_parallel_size
+        fused_weight_gradient = (query_key_rows + value_rows, HIDDEN)
+        if variant == "vanilla":
+            assert fused_weight_gradient in shapes, (groups, sequence_parallel)
+        else:
+            assert (value_rows, HIDDEN) in shapes
+            assert fused_weight_gradient not in shapes and (query_key_rows, HIDDEN) not in shapes
+
+
+def test_frozen_weights_are_neither_parameters_nor_saved(reports):
+    for (variant, groups, sequence_parallel), report in reports[1].items():
+        weight = "linear_qkv.weight" if variant == "vanilla" else "linear_qkv.value_weight"
+        assert report["trainable"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
+        assert report["saved"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
+
+
+def test_initial_values_do_not_depend_on_layout_or_variant():
+    variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
+    payload = {"variants": variants, "groups": 4}
+    by_size = {n: run_ranks(n, "tests.distributed.attention_worker:weight_digests", payload) for n in (1, 2, 4)}
+    assert by_size[1] == by_size[2] == by_size[4]
+    weights = by_size[1]
+    shared = set(weights["orthogonal"])
+    assert {name.split(".")[-2] for name in shared} >= {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+    for variant in variants:
+        assert {name: weights[variant][name] for name in shared} == weights["orthogonal"], variant
+    query = "decoder.layers.0.self_attention.linear_qkv.query"
+    assert weights["vanilla"][query] != weights["orthogonal_trainable"][query]

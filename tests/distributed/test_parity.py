@@ -1,0 +1,78 @@
+"""The same training whatever the layout: losses and gradient norms over 20 steps agree to 1e-5."""
+
+import itertools
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+LAYOUTS = [  # (ranks, tensor parallel size, sequence parallel)
+    (1, 1, False),
+    (2, 2, False),
+    (2, 2, True),
+    (2, 1, False),
+    (4, 2, False),
+    (4, 2, True),
+    (4, 4, False),
+    (4, 4, True),
+]
+VARIANTS = ("vanilla", "orthogonal")
+STAGES = (1, 2, 3)
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def curves(tiny_shards, tmp_path_factory):
+    """{(variant, zero stage, layout): curves}; one launch per world size, all its configs in the same processes."""
+    runs = tmp_path_factory.mktemp("parity")
+    found = {}
+    for ranks in (1, 2, 4):
+        cases = [
+            (variant, stage, layout)
+            for variant, stage, layout in itertools.product(VARIANTS, STAGES, LAYOUTS)
+            if layout[0] == ranks
+        ]
+        overrides = [
+            tiny_overrides(
+                tiny_shards,
+                runs,
+                f"{variant}-zero{stage}-{layout[0]}ranks-tp{layout[1]}-sp{layout[2]}",
+                attention__variant=variant,
+                deepspeed__config=f"zero{stage}",
+                parallel__tensor_model_parallel_size=layout[1],
+                parallel__sequence_parallel=layout[2],
+                schedule__steps=STEPS,
+                telemetry__tensorboard="false",
+            )
+            for variant, stage, layout in cases
+        ]
+        answers = run_ranks(ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=280)
+        found.update(zip(cases, answers, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda x: f"{x[0]}ranks-tp{x[1]}{'-sp' if x[2] else ''}")
+def test_losses_and_gradient_norms_do_not_depend_on_the_layout(curves, variant, stage, layout):
+    single, parallel = curves[variant, stage, LAYOUTS[0]], curves[variant, stage, layout]
+    assert len(parallel["loss"]) == STEPS
+    for quantity in ("loss", "gradient_norm", "validation"):
+        assert parallel[quantity] == pytest.approx(single[quantity], rel=1e-5), quantity
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", (2, 3))
+def test_the_zero_stage_does_not_change_the_training(curves, variant, stage):
+    for layout in LAYOUTS:
+        first, other = curves[variant, 1, layout], curves[variant, stage, layout]
+        assert other["loss"] == pytest.approx(first["loss"], rel=1e-5)
+        assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-5)
+
+
+def test_the_model_learns_and_the_variants_differ(curves):
+    """Guards the tests above against comparing constants."""
+    vanilla, orthogonal = (curves[variant, 1, LAYOUTS[0]]["loss"] for variant in VARIANTS)
+    assert vanilla[-1] < vanilla[0] - 0.1 and orthogonal[-1] < orthogonal[0] - 0.1
+    assert vanilla[1:] != pytest.approx(orthogonal[1:], rel=1e-4)

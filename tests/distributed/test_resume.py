@@ -1,0 +1,116 @@
+"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, tensor parallel 2 × data parallel 2, ZeRO 1, 2 and 3."""
+
+import signal
+
+import psutil
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.runs import (
+    checkpoint_tensors,
+    deterministic_metrics,
+    equal,
+    logged_steps,
+    started,
+    train,
+    wait_until,
+)
+from tests.tiny import tiny_overrides
+
+STEPS, EVERY = 14, 5
+
+
+def overrides_for(tiny_shards, runs, name, stage):
+    return tiny_overrides(
+        tiny_shards,
+        runs,
+        name,
+        attention__variant="orthogonal",
+        model__dropout=0.1,  # the dropout masks of a resumed step must be those of the uninterrupted one
+        deepspeed__config=f"zero{stage}",
+        parallel__tensor_model_parallel_size=2,
+        schedule__steps=STEPS,
+        checkpoint__every=EVERY,
+        data__validate_every=7,
+    )
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_shards, tmp_path_factory):
+    """{zero stage: run directory}"""
+    runs = tmp_path_factory.mktemp("uninterrupted")
+    for stage in (1, 2, 3):
+        done = train(overrides_for(tiny_shards, runs, f"zero{stage}", stage), ranks=4)
+        assert done.returncode == 0, done.stderr
+    return {stage: runs / f"zero{stage}" for stage in (1, 2, 3)}
+
+
+def assert_same_run(run, reference):
+    assert (run / "state").read_text() == "finished\n"
+    assert logged_steps(run) == list(range(1, STEPS + 1))
+    assert deterministic_metrics(run) == deterministic_metrics(reference)
+    last = f"checkpoints/step_{STEPS:08d}"
+    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(reference / last)
+    assert ours.keys() == theirs.keys() and len(ours) > 50
+    assert [place for place in ours if not equal(ours[place], theirs[place])] == []
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    for tag in ("loss/train", "optim/grad_norm"):
+        assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_shards, tmp_path):
+    run = tmp_path / "killed"
+    overrides = overrides_for(tiny_shards, tmp_path, "killed", stage)
+
+    with started(overrides, 4, tmp_path / "first.log") as launcher:  # one rank dies between two saves
+        wait_until(lambda: EVERY + 1 in logged_steps(run), launcher, "a step after the first checkpoint")
+        ranks = [child for child in launcher.children() if "train" in child.cmdline()]
+        assert len(ranks) == 4
+        ranks[2].kill()
+        assert launcher.wait(timeout=60) == 128 + signal.SIGKILL
+        assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    assert max(logged_steps(run)) < STEPS
+
+    second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
+    with started(overrides, 4, tmp_path / "second.log") as launcher:  # everything dies during a save
+        wait_until(second_save.is_dir, launcher, "the second save to begin")
+        launcher.kill()
+        launcher.wait(timeout=60)
+    assert not (second_save / "COMPLETE").exists()
+
+    done = train(overrides, ranks=4)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, uninterrupted[stage])
+
+
+@pytest.mark.parametrize(
+    ("number", "state"), [(signal.SIGTERM, "stopped\n"), (signal.SIGUSR1, "continue\n"), (signal.SIGINT, "stopped\n")]
+)
+def test_signal_saves_exits_0_and_resumes_exactly(number, state, uninterrupted, tiny_shards, tmp_path):
+    run = tmp_path / "signalled"
+    overrides = overrides_for(tiny_shards, tmp_path, "signalled", stage=1)
+    with started(overrides, 4, tmp_path / "log") as launcher:
+        wait_until(lambda: 2 in logged_steps(run), launcher, "step 2")
+        for process in [launcher, *launcher.children()] if number == signal.SIGINT else [launcher]:
+            process.send_signal(number)  # a terminal sends Ctrl-C to the ranks as well
+        assert launcher.wait(timeout=60) == 0, (tmp_path / "log").read_text()
+    stopped_at = max(logged_steps(run))
+    assert (run / "state").read_text() == state
+    assert stopped_at < EVERY and (run / f"checkpoints/step_{stopped_at:08d}/COMPLETE").is_file()
+
+    done = train(overrides, ranks=4)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, uninterrupted[1])
+
+
+def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted):
+    for stage, run in uninterrupted.items():
+        kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
+        assert kept == ["step_00000010", "step_00000014"]
+        assert (run / "checkpoints/latest").read_text() == "step_00000014\n"
+        tensors = checkpoint_tensors(run / "checkpoints/step_00000014")
+        assert not [place for place in tensors if "query_key" in place]
+        # hidden 32 × (4 + 4 heads) × 8: a full frozen bank of one layer would be 2,048 elements in one tensor
+        values = [t for place, t in tensors.items() if "value_weight" in place and hasattr(t, "numel")]
+        assert stage == 3 or {value.numel() for value in values} == {32 * 16}

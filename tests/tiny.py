@@ -1,0 +1,32 @@
+"""The smallest run that is still the real program: two layers, four heads, real text, a few dozen tokens a sample."""
+
+from pathlib import Path
+
+VOCAB_SIZE = 512
+
+
+def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
+    """Overrides that shrink the demo config; `changes` are section__key=value and win."""
+    values: dict[str, object] = {
+        "run__name": name,
+        "run__directory": runs,
+        "model__num_layers": 2,
+        "model__hidden_size": 32,
+        "model__num_attention_heads": 4,
+        "model__vocab_size": VOCAB_SIZE,
+        "model__dropout": 0.0,
+        "data__directory": shards,
+        "data__sequence_length": 32,
+        "data__micro_batch_size": 2,
+        "data__global_batch_size": 8,
+        "data__validate_every": 0,
+        "data__validation_samples": 8,
+        "schedule__steps": 6,
+        "schedule__warmup_steps": 2,
+        "checkpoint__every": 0,
+        "parallel__tensor_model_parallel_size": 1,
+        "parallel__timeout_seconds": 60,
+        "precision__dtype": "fp32",
+        **changes,
+    }
+    return [f"{key.replace('__', '.', 1)}={value}" for key, value in values.items()]
