@@ -1,9 +1,13 @@
-"""What making the frozen bank costs, and whether its bits depend on the CPU: `python benchmarks/bank.py [--json FILE]`.
+"""What making the frozen bank costs, and whether its bits depend on the CPU.
 
-Three measurements, all on one thread: the shards of one rank for the `large` model (24 layers, 16 heads,
-hidden 1024, head_dim 64) at tensor-parallel sizes 1, 2, 4, 8; one head of each construction beside
-numpy.linalg.qr of the same draw; and how many different results the BLAS kernels of several CPU models give.
-Wall times; each is the least of several repetitions.
+    python benchmarks/bank.py [--json FILE]
+
+Three measurements, on one thread, in CPU seconds (so that other work on the machine disturbs little); each is
+the least of a few repetitions:
+
+* all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8;
+* heads of each construction, beside numpy.linalg.qr with the sign fix of the same draws (`textbook`);
+* how many different float64 results the BLAS kernels of several CPU models give.
 """
 
 from __future__ import annotations
@@ -17,85 +21,111 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
 from megatron_patches.exact import FloatArray
-from megatron_patches.orthonormal import CONSTRUCTIONS, ROLES, BankRecipe, head_rows
+from megatron_patches.orthonormal import CONSTRUCTIONS, ROLES, BankRecipe, rows_of_heads
 from megatron_patches.shards import layer_shard
 
-LARGE = {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 64}
+NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 HEAD_SHAPES = ((512, 64), (768, 64), (1024, 64), (4096, 128))
+HEADS_TIMED = 4
 CORE_TYPES = ("Nehalem", "Sandybridge", "Haswell", "SkylakeX")
 
 
-def recipe_of(hidden_size: int, head_dim: int, heads: int = 1, construction: str = "qr") -> BankRecipe:
-    return BankRecipe(1234, hidden_size, head_dim, heads, heads, construction=construction)
+def make_shards(tensor_parallel_size: int) -> None:
+    """All frozen shards of rank 0 of the large model, in bf16."""
+    recipe = BankRecipe(1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS)
+    for layer in range(NUM_LAYERS):
+        for role in ROLES:
+            layer_shard(recipe, layer, role, 0, tensor_parallel_size, torch.bfloat16)
 
 
-def textbook_head(recipe: BankRecipe, head: int) -> FloatArray:
-    """One head by numpy.linalg.qr and the sign fix, of the same draw."""
-    normal = BankRecipe(**recipe.as_dict() | {"init": "gaussian", "construction": "qr", "gaussian_std": 1.0})
-    # type: ignore[arg-type] columns, upper = np.linalg.qr(head_rows(normal, 0, "query", head).T) return
-    (columns * np.where(upper.diagonal() < 0, -1.0, 1.0)).T
+def make_heads(hidden_size: int, head_dim: int, construction: str) -> FloatArray:
+    """HEADS_TIMED heads [heads * head_dim, hidden_size]."""
+    recipe = BankRecipe(1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, construction=construction)
+    return rows_of_heads(recipe, 0, "query", range(HEADS_TIMED))
+
+
+def make_textbook_heads(hidden_size: int, head_dim: int) -> FloatArray:
+    """The heads of construction qr by numpy.linalg.qr and the sign fix, from the same draws."""
+    unit = BankRecipe(
+        1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, init="gaussian", gaussian_std=1.0
+    )
+    heads = []
+    for normal in rows_of_heads(unit, 0, "query", range(HEADS_TIMED)).reshape(HEADS_TIMED, head_dim, -1):
+        columns, upper = np.linalg.qr(normal.T)
+        heads.append((columns * np.where(upper.diagonal() < 0, -1.0, 1.0)).T)
+    return np.concatenate(heads)
 
 
 def least_seconds(action: Callable[[], object], repetitions: int) -> float:
-    """The shortest wall time of some runs of `action`, after one that is not counted."""
+    """The least CPU time of some runs of `action`, after one that is not counted."""
     action()
     seconds = []
     for _ in range(repetitions):
-        start = time.perf_counter()
+        start = time.process_time()
         action()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return min(seconds)
 
 
-def measure_shards() -> dict[str, float]:
-    """Seconds for rank 0 to make all its shards of the large model, cast to bf16, by tensor-parallel size."""
-    recipe = recipe_of(LARGE["hidden_size"], LARGE["head_dim"], LARGE["num_attention_heads"])
-
-    def make(size: int) -> None:
-        for layer in range(LARGE["num_layers"]):
-            for role in ROLES:
-                layer_shard(recipe, layer, role, 0, size, torch.bfloat16)
-
-    return {str(size): least_seconds(lambda: make(size), 2) for size in TENSOR_PARALLEL_SIZES}  # noqa: B023
-
-
 def measure_heads() -> dict[str, dict[str, float]]:
-    """Seconds for one head, by shape and construction, with `textbook` for numpy.linalg.qr."""
+    """Seconds for one head, by shape, then by construction."""
     table = {}
-    for hidden_size, head_dim in HEAD_SHAPES:
-        row = {"textbook": least_seconds(lambda: textbook_head(recipe_of(hidden_size, head_dim), 0), 10)}  #
-        noqa: B023 for construction in CONSTRUCTIONS: if construction != "cayley" or hidden_size <= 1024:  #
-        cubic in hidden_size recipe = recipe_of(hidden_size, head_dim, construction=construction)
-        row[construction] = least_seconds(lambda: head_rows(recipe, 0, "query", 0), 10)  # noqa: B023
-        table[f"{hidden_size} x {head_dim}"] = row return table
+    for shape in HEAD_SHAPES:
+        actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
+        for construction in CONSTRUCTIONS:
+            if construction != "cayley" or shape[0] <= 1024:  # cubic in hidden_size
+                actions[construction] = partial(make_heads, *shape, construction)
+        seconds = {name: least_seconds(action, 5) / HEADS_TIMED for name, action in actions.items()}
+        table[f"{shape[0]} x {shape[1]}"] = seconds
+    return table
 
 
 def print_bits() -> None:
-    """Digests of some heads by our construction and by the textbook's, for `measure_bits`."""
-    recipe = recipe_of(1024, 64, 8)
-    ours = [head_rows(recipe, 0, "query", head) for head in range(8)]
-    textbook = [textbook_head(recipe, head) for head in range(8)]
-    print(*(hashlib.sha256(np.stack(rows).tobytes()).hexdigest() for rows in (ours, textbook)))
+    """Digests of the same heads by our construction and by the textbook's, for `measure_bits`."""
+    made = make_heads(HIDDEN_SIZE, HEAD_DIM, "qr"), make_textbook_heads(HIDDEN_SIZE, HEAD_DIM)
+    print(*(hashlib.sha256(rows.tobytes()).hexdigest() for rows in made))
 
 
 def measure_bits() -> dict[str, int]:
-    """How many different float64 results 8 heads have over the BLAS kernels of CORE_TYPES, 1 and 4 threads."""
-    seen = set()
+    """How many different results the heads of `print_bits` have over CORE_TYPES, with 1 and 4 threads."""
+    seen = []
     for core in CORE_TYPES:
         for threads in ("1", "4"):
-            settings = {"OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS":
-            threads} command = [sys.executable, __file__, "--print-bits"] done = subprocess.run(command,
-            env=os.environ | settings, capture_output=True, text=True, check=True)
-            seen.add(tuple(done.stdout.split())) return {"settings": 2 * len(CORE_TYPES), "qr": len({a for a,
-            _ in seen}), "textbook": len({b for _, b in seen})}
+            settings = {
+                "OPENBLAS_CORETYPE": core,
+                "OPENBLAS_NUM_THREADS": threads,
+                "OMP_NUM_THREADS": threads,
+            }
+            command = [sys.executable, __file__, "--print-bits"]
+            done = subprocess.run(
+                command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True
+            )
+            seen.append(done.stdout.split())
+    ours, textbook = zip(*seen, strict=True)
+    return {"settings": len(seen), "qr": len(set(ours)), "textbook": len(set(textbook))}
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    print(f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank")
+    for size, seconds in result["large_seconds"].items():
+        print(f"  tensor parallel {size}: {seconds:.2f} s")
+    print("One head, ms (in brackets: times numpy.linalg.qr)")
+    for shape, row in result["head_seconds"].items():
+        cells = [f"{name} {1e3 * value:.2f} ({value / row['textbook']:.1f})" for name, value in row.items()]
+        print(f"  {shape:>10}: {'  '.join(cells)}")
+    bits = result["different_results"]
+    print(f"Different float64 results over {bits['settings']} settings of BLAS kernels and threads")
+    print(f"  qr {bits['qr']}, numpy.linalg.qr {bits['textbook']}")
 
 
 def main() -> None:
@@ -110,26 +140,15 @@ def main() -> None:
         result = {
             "machine": platform.processor() or platform.machine(),
             "numpy": np.__version__,
-            "large_seconds_by_tensor_parallel_size": measure_shards(),
+            "large_seconds": {
+                str(size): least_seconds(partial(make_shards, size), 2) for size in TENSOR_PARALLEL_SIZES
+            },
             "head_seconds": measure_heads(),
             "different_results": measure_bits(),
         }
     print_tables(result)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-
-
-def print_tables(result: dict) -> None:
-    print("Large (24 layers x 16 heads x 2, hidden 1024, head_dim 64), one rank, one thread")
-    for size, seconds in result["large_seconds_by_tensor_parallel_size"].items():
-        print(f"  tensor parallel {size}: {seconds:6.2f} s")
-    print("One head, milliseconds (times numpy.linalg.qr)")
-    for shape, row in result["head_seconds"].items():
-        cells = [f"{name} {1e3 * value:.2f} ({value / row['textbook']:.1f})" for name, value in row.items()]
-        print(f"  {shape:>10}: {'  '.join(cells)}")
-    bits = result["different_results"]
-    print(f"Different float64 results over {bits['settings']} settings of BLAS kernels and threads")
-    print(f"  qr {bits['qr']}, numpy.linalg.qr {bits['textbook']}")
 
 
 if __name__ == "__main__":

@@ -131,10 +131,11 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
     documents = [
         ("PydocTopics", text) for topic in _topics(topics_path) for text in _documents([topic], seen)
     ]
-    trees = [(path, source, tree) for path in modules for source, tree in _parse(path)]
-    for _, _, tree in trees:
-        documents += [("StdlibDocstrings", text) for text in _documents(_docstrings(tree), seen)]
-    for _, source, _ in trees:
+    # The trees are not kept: hundreds of them make Python's garbage collector the slowest part.
+    parsed = [(source, list(_docstrings(tree))) for path in modules for source, tree in _parse(path)]
+    for _, docstrings in parsed:
+        documents += [("StdlibDocstrings", text) for text in _documents(docstrings, seen)]
+    for source, _ in parsed:
         documents += [("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)]
     return documents
 
@@ -159,14 +160,15 @@ def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
         return
 
 
-def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Docstrings in the order of the file."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """Docstrings in the order of the file; expressions are passed over, as none can hold a definition."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring:
             yield docstring
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield from _docstrings(child)
 
 
 def _comment_blocks(source: str) -> Iterator[str]:

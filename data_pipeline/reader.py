@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +12,18 @@ import numpy.typing as npt
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, Shard
 
-if TYPE_CHECKING:  # the import costs seconds and warns; open_shard does it when it is needed
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A memory-mapped shard. Copy what should outlive this object: its end unmaps the files under the arrays.
+    """A shard, its ids memory-mapped.
 
-    tokens: [tokens], the ids of all documents one after the other, in the shard's own type; not copied.
-    lengths: [documents] int32, tokens of each document, its end-of-document id included.
+    tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
+    lengths: [documents] int64, tokens of each document, its end-of-document id included.
     """
 
     path: Path
-    dataset: (
-        IndexedDataset  # megatron-core's reader closes its memory maps when it is collected, so it is kept
-    )
     tokens: npt.NDArray[np.integer]
-    lengths: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
 
 
 def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
@@ -45,21 +38,20 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
         from megatron.core.datasets.indexed_dataset import IndexedDataset
     prefix = manifest.prefix(shard)
     try:
-        dataset = IndexedDataset(str(prefix))
-        index = dataset.index
-        tokens = dataset.bin_reader.read(index.dtype, shard.tokens, 0)
-        lengths = index.sequence_lengths
+        index = IndexedDataset(str(prefix)).index
+        lengths = index.sequence_lengths.astype(np.int64)
+        offsets_agree = np.array_equal(
+            index.sequence_pointers // index.dtype_size, np.cumsum(lengths) - lengths
+        )
+        # IndexedDataset unmaps its files when it is collected, under the arrays it gave out (reading those is
+        # then a segmentation fault), so the ids are mapped again by an array that owns its map.
+        tokens = np.asarray(np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r"))
     except (OSError, ValueError, AssertionError, IndexError) as error:
         raise DataError(
             f"{prefix}.bin/.idx: megatron-core cannot read it ({error}); tokenise again"
         ) from error
-    if (index.dtype.__name__, len(lengths), int(lengths.sum(dtype=np.int64))) != (
-        manifest.dtype,
-        shard.documents,
-        shard.tokens,
-    ):
-        raise DataError(
-            f"{prefix}.idx holds {len(lengths):,} documents of {index.dtype.__name__} where the manifest "
-            f"says {shard.documents:,} with {shard.tokens:,} tokens of {manifest.dtype}; tokenise again"
-        )
-    return OpenShard(prefix, dataset, tokens, lengths)
+    found = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
+    expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
+    if found != expected or len(tokens) != shard.tokens or not offsets_agree:
+        raise DataError(f"{prefix}.idx holds {found}, the manifest says {expected}; tokenise again")
+    return OpenShard(prefix, tokens, lengths)

@@ -11,7 +11,7 @@ tensor-parallel size, and resuming at any number is exact.
 
 This takes the place of megatron-core's GPTDataset, whose index cache ignores the content of the shards (a
 replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files are read
-through megatron-core.
+through megatron-core's IndexedDataset.
 """
 
 from __future__ import annotations
@@ -55,11 +55,9 @@ class _Documents:
     def __init__(self, manifest: Manifest, split: str, source: str | None = None) -> None:
         self._shards = [open_shard(manifest, shard) for shard in manifest.shards_of(split, source)]
         lengths = [shard.lengths for shard in self._shards]
-        self.lengths: Int64Array = np.concatenate(lengths, dtype=np.int64)
+        self.lengths: Int64Array = np.concatenate(lengths)
         # Of each document, where it begins in its own shard; of each shard, its first document.
-        self._starts: Int64Array = np.concatenate(
-            [np.cumsum(part, dtype=np.int64) - part for part in lengths]
-        )
+        self._starts: Int64Array = np.concatenate([np.cumsum(part) - part for part in lengths])
         self._first_document: Int64Array = np.cumsum([0] + [len(part) for part in lengths])
 
     def read(self, epoch: _Epoch, start: int, length: int) -> Int64Array:

@@ -180,8 +180,9 @@ def _gaussian_head(stream: np.random.Generator, hidden_size: int, num_rows: int)
 def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
     """Qᵀ of A = Q R with diag(R) > 0: Haar (Mezzadri, Notices AMS 54, 2007), and the same bits everywhere.
 
-    A draw that is too close to singular (possible only when A is nearly square, about 1 in 1000 at 64 × 64)
-    is drawn again. For a Gaussian A, Q is independent of R, and so of this choice: Q stays Haar.
+    A draw too close to singular is drawn again. Only (nearly) square shapes have any: about 1 in 1000 at
+    64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so of this choice:
+    it stays Haar.
     """
     while True:
         rows = orthonormalize_rows(_normal(stream, hidden_size, num_rows).T)
@@ -190,7 +191,7 @@ def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatAr
 
 
 def _svd(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """(U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. The last bits depend on the LAPACK."""
+    """(U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. Last bits depend on the LAPACK."""
     left, _, right = np.linalg.svd(_normal(stream, hidden_size, num_rows), full_matrices=False)
     return (left @ right).T
 

@@ -132,7 +132,7 @@ def _identity(config: Config, context: ParallelContext, bank: dict[str, str], fi
     """What must be equal for a resume to continue the same run."""
     recipe = recipe_of(config)
     keys = {
-        **{f"model.{key}": value for key, value in config.model.model_dump(mode="json").items()},
+        **{f"model.{key}": value for key, value in config.resolved()["model"].items()},
         "run.seed": config.run.seed,
         "attention.variant": config.attention.variant,
         "data.sequence_length": config.data.sequence_length,

@@ -1,4 +1,4 @@
-"""The command line: the demo's five commands in a row, and one sentence with exit code 2 for a user's mistakes."""
+"""The command line: the demo's commands, and one sentence with exit code 2 for a user's mistakes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Workshop, run
+
+from tests.data_pipeline.helpers import Workshop, run
 
 
 def test_help_of_every_verb_has_an_example() -> None:
@@ -16,19 +17,11 @@ def test_help_of_every_verb_has_an_example() -> None:
 
 
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
+    train = ("train-tokenizer", workshop.corpus, "--out", tmp_path / "t", "--vocab-size", "600")
+    shards = ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")
     commands = [
-        (
-            "train-tokenizer",
-            workshop.corpus,
-            "--out",
-            tmp_path / "t",
-            "--vocab-size",
-            "600",
-            "--model-type",
-            "bpe",
-        ),
-        ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")
-        + ("--name", "demo", "--workers", "2", "--files-per-shard", "4"),
+        (*train, "--model-type", "bpe"),
+        (*shards, "--name", "demo", "--workers", "2", "--files-per-shard", "4"),
     ]
     assert "already up to date" in run("demo-corpus", workshop.corpus).out
     for command in commands:
@@ -37,29 +30,24 @@ def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None
         assert second.code == 0 and "already up to date" in second.out, second.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["stats", "TMP/absent"], "TMP/absent does not exist"),
-        (["verify", "TMP"], "TMP has no manifest.json"),
-        (
-            ["tokenize", "TMP/absent.jsonl", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x"]],
-            "absent.jsonl",
-        ),
-        (["tokenize", "CORPUS", *["--tokenizer", "TMP/no.model", "--out", "TMP/out", "--name", "x"]], "no.model"),
-        (["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "a/b"]], "--name 'a/b'"),
-        (["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP", "--name", "x"]], "TMP is not empty"),
-        (["tokenize", "TMP/bad.jsonl", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x"]], "bad.jsonl:2: "),
-        (
-            ["tokenize", "CORPUS", *["--tokenizer", "MODEL", "--out", "TMP/out", "--name", "x", "--workers", "0"]],
-            "--workers 0",
-        ),
-        (["train-tokenizer", "CORPUS", *["--out", "TMP/t", "--vocab-size", "500000"]], "--vocab-size 500000"),
-        (["train-tokenizer", "CORPUS", *["--out", "TMP/t", "--vocab-size", "500", "--model-type", "word"]], "'word'"),
-    ],
-)
+TOKENIZE = "tokenize CORPUS --tokenizer MODEL --out TMP/out --name x"
+MISTAKES = [
+    ("stats TMP/absent", "TMP/absent does not exist"),
+    ("verify TMP", "TMP has no manifest.json"),
+    (TOKENIZE.replace("CORPUS", "TMP/absent.jsonl"), "TMP/absent.jsonl does not exist"),
+    (TOKENIZE.replace("CORPUS", "TMP/bad.jsonl"), "TMP/bad.jsonl:2: "),
+    (TOKENIZE.replace("MODEL", "TMP/no.model"), "TMP/no.model"),
+    (TOKENIZE.replace("TMP/out", "TMP"), "TMP is not empty"),
+    (f"{TOKENIZE} --name a/b", "--name 'a/b'"),
+    (f"{TOKENIZE} --workers 0", "--workers 0"),
+    ("train-tokenizer CORPUS --out TMP/t --vocab-size 500000", "--vocab-size 500000"),
+    ("train-tokenizer CORPUS --out TMP/t --vocab-size 500 --model-type word", "--model-type 'word'"),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), MISTAKES)
 def test_a_users_mistake_is_one_sentence(
-    workshop: Workshop, tmp_path: Path, arguments: list[str], expected: str
+    workshop: Workshop, tmp_path: Path, command: str, expected: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "good"}) + "\n{bad}\n")
     places = {"TMP": tmp_path, "MODEL": workshop.model, "CORPUS": workshop.corpus}
@@ -69,5 +57,5 @@ def test_a_users_mistake_is_one_sentence(
             text = text.replace(name, str(path))
         return text
 
-    assert place(expected) in run(*map(place, arguments)).sentence()
+    assert place(expected) in run(*map(place, command.split())).sentence()
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from conftest import REPOSITORY, Workshop, contents, run
+
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run
 
 FILES = 6
 

@@ -1,4 +1,4 @@
-"""The manifest, and damage: every fault is found and its file named, by `verify` and by the check before training."""
+"""The manifest, and damage: each fault found and its file named, by `verify` and by the check at start."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Workshop, run
 
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, check_shards, read_manifest
 from data_pipeline.verify import find_problems
+from tests.data_pipeline.helpers import Workshop, run
 
 
 @pytest.fixture

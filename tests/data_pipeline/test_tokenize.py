@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Workshop, contents, quiet
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
 from data_pipeline.errors import DataError
@@ -16,11 +15,12 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.shards import ShardWriter, dtype_for
 from data_pipeline.sources import RecordKeys, find_inputs, read_documents
 from data_pipeline.tokenize import TokenizeOptions, tokenize
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizer import TrainerSettings, load_tokenizer, train_tokenizer
+from tests.data_pipeline.helpers import Workshop, contents, quiet
 
 
 def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
-    """Documents as megatron-core reads them and the directory's own tokenizer decodes them, by split and source."""
+    """Documents by split and source, as megatron-core reads and the directory's tokenizer decodes them."""
     processor = load_tokenizer(manifest.directory / "tokenizer.model")
     found: dict[tuple[str, str], list[str]] = {}
     for shard in manifest.shards:
@@ -78,8 +78,8 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     before = contents(out)
     files = find_inputs([workshop.corpus])[:2]
     base = TokenizeOptions(name="small")
-    other = tmp_path / "other.model"
-    other.write_bytes(workshop.model.read_bytes() + b"\x00"[:0])
+    settings = TrainerSettings(vocab_size=500, sample_bytes=50_000)
+    train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
     for changed, expected in (
         (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
         (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
@@ -87,6 +87,8 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     ):
         with pytest.raises(DataError, match=expected):
             tokenize(files, workshop.model, out, changed, 1, quiet)
+    with pytest.raises(DataError, match="another tokenizer"):
+        tokenize(files, tmp_path / "other.model", out, base, 1, quiet)
     with pytest.raises(DataError, match=r"other inputs \(1 differ, the first is demo-00002"):
         workshop.tokenize(out, slice(0, 3))
     assert contents(out) == before

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from conftest import Workshop
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import sha256_file
 from data_pipeline.sources import RecordKeys, find_inputs, read_documents
 from data_pipeline.tokenizer import TrainerSettings, identify, load_tokenizer, train_tokenizer
+from tests.data_pipeline.helpers import Workshop
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""What several tests of the package use besides the fixtures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_pipeline.manifest import Manifest
+from data_pipeline.pool import Progress
+from data_pipeline.sources import find_inputs
+from data_pipeline.tokenize import TokenizeOptions, tokenize
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def quiet(progress: Progress) -> None:
+    """A reporter that shows nothing."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What the fixtures made: a corpus of 8 files, a tokenizer of 1,000 pieces, the shards of all files."""
+
+    corpus: Path
+    model: Path
+    shards: Path
+
+    def tokenize(self, out: Path, files: slice = slice(None), workers: int = 1) -> tuple[Manifest, int]:
+        """Tokenise some of the corpus files."""
+        options = TokenizeOptions(name="small")
+        return tokenize(find_inputs([self.corpus])[files], self.model, out, options, workers, quiet)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def sentence(self) -> str:
+        """The one error sentence, after checking that the command ended as a user's error should."""
+        assert self.code == 2, (self.code, self.out, self.err)
+        assert "Traceback" not in self.err
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), self.err
+        return lines[0]
+
+
+def run(*arguments: str | Path) -> Outcome:
+    """`python -m data_pipeline ARGUMENTS` in a process of its own."""
+    command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory: its bytes by its relative path."""
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+ShardSpec = tuple[str, str, int, list[list[int]]]
+MakeManifest = Callable[[list[ShardSpec]], Manifest]
