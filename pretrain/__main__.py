@@ -84,7 +84,7 @@ def compare(
 def _train_on_local_ranks(config: object, arguments: list[str], ranks: int) -> None:
     """Refuse what can be refused once, here, then start the ranks."""
     from pretrain.launch import launch_local_ranks
-    from pretrain.run import check_inputs
+    from pretrain.inputs import check_inputs
 
     check_inputs(config, ranks)
     command = [sys.executable, "-m", "pretrain", "train", *arguments]

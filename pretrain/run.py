@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import Manifest, check_shards, read_manifest
+from data_pipeline.manifest import Manifest, check_shards
 from data_pipeline.samples import TrainingSamples, ValidationSamples, unigram_perplexity
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint import Checkpoints, Progress, bank_digests
-from pretrain.config import Config, check_layout
+from pretrain.config import Config
 from pretrain.counting import executed_flops_per_token, model_flops_per_token, peak_flops
 from pretrain.distributed import (
     LaunchEnvironment,
@@ -27,6 +27,7 @@ from pretrain.distributed import (
 )
 from pretrain.engine import build_engine
 from pretrain.errors import UserError
+from pretrain.inputs import check_inputs
 from pretrain.metrics_file import read_metrics
 from pretrain.resilience import FINISHED, RUNNING
 from pretrain.run_directory import describe_environment, write_json, write_state, write_text_atomically
@@ -92,22 +93,6 @@ def summary(last: Mapping[str, Any]) -> dict[str, Any]:
             },
         },
     }
-
-
-def check_inputs(config: Config, world_size: int) -> Manifest:
-    """Everything that can be refused without starting a rank: the layout, and the data's manifest against the model.
-
-    Raises:
-        UserError, DataError
-    """
-    check_layout(config, world_size)
-    manifest = read_manifest(config.data.directory)
-    if config.model.vocab_size != manifest.tokenizer.vocab_size:
-        raise UserError(
-            f"model.vocab_size={config.model.vocab_size} but the tokenizer of {config.data.directory} has "
-            f"{manifest.tokenizer.vocab_size} pieces; set model.vocab_size={manifest.tokenizer.vocab_size}"
-        )
-    return manifest
 
 
 @contextmanager
