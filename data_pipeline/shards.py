@@ -12,6 +12,7 @@ with one sequence a document. The tests compare it, byte for byte, with megatron
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -108,5 +109,6 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Drop an unfinished shard; nothing happens after `finish`."""
-        self._stream.close()
+        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
+            self._stream.close()
         self._temporary.unlink(missing_ok=True)

@@ -108,6 +108,7 @@ def initialize_distributed(
 
     device = _device(launch.local_rank)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core orders its overlapped collectives by it
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)  # DeepSpeed asks for it; neither srun nor a process on its own has it
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
     owns_world = not dist.is_initialized()

@@ -106,3 +106,25 @@ def test_worker_killed(arguments: list[str], uninterrupted: dict[str, bytes], tm
     assert sentence.startswith("error: the worker that was reading ") and "SIGKILL" in sentence
     assert any(f"reading {number}.jsonl was" in sentence for number in range(FILES))
     assert_continues(arguments, out, uninterrupted)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
+    workshop: Workshop, tmp_path: Path, workers: str
+) -> None:
+    # A limit on the size of a file stands for a full disk: write() fails in the middle of a shard.
+    out = tmp_path / "out"
+    command = ["tokenize", str(workshop.corpus), "--tokenizer", str(workshop.model), "--out", str(out)]
+    command += ["--name", "small", "--workers", workers]
+    limit = workshop.model.stat().st_size + 1000
+    program = (
+        f"import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}));"
+        f"sys.argv[1:] = {command!r}; runpy.run_module('data_pipeline', run_name='__main__')"
+    )
+    failed = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert failed.returncode == 2, failed.stderr
+    (sentence,) = failed.stderr.strip().splitlines()
+    assert sentence.startswith("error: cannot write the shards of demo-0000") and "File too large" in sentence
+    assert not (out / "manifest.json").exists()
+    assert run(*command).code == 0
+    assert contents(out) == contents(workshop.shards)
