@@ -2,4 +2,4 @@
 
 
 class DataError(ValueError):
-    """Bad input or damaged data; the message is one sentence naming the file, line or option and the remedy."""
+    """Bad input or damaged data; the message is one sentence naming file, line or option, and the remedy."""
