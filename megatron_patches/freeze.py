@@ -121,6 +121,7 @@ def model_parameter_counts(model: torch.nn.Module, tensor_parallel_size: int) ->
 def _frozen_in_zero(engine: Any) -> dict[str, int]:
     """Frozen weights that ZeRO owns, {name: elements}: in the optimizer's groups, or partitioned by stage 3."""
     banks = {layer.query_key_weight.data_ptr() for _, layer in frozen_layers(engine.module)}
+    banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
     found = {}
     for name, parameter in engine.module.named_parameters():

@@ -187,7 +187,11 @@ def _check_bank(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> None
 
 
 def _check_files(path: Path) -> None:
-    for name, size in json.loads((path / MARKER).read_text()).items():
+    try:
+        files = json.loads((path / MARKER).read_text())
+    except ValueError as error:
+        raise UserError(f"{path / MARKER} is damaged ({error}); remove {path} to resume from an older checkpoint") from error
+    for name, size in files.items():
         file = path / name
         if not file.is_file() or file.stat().st_size != size:
             found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import socket
 import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -45,10 +47,15 @@ class LaunchEnvironment:
             names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
         else:
             return LaunchEnvironment(rank=0, local_rank=0, world_size=1)
-        missing = [name for name in names if name not in os.environ]
-        if missing:
-            raise UserError(f"the environment sets {names[0]} but not {missing[0]}; start ranks with torchrun or srun")
-        return LaunchEnvironment(*(int(os.environ[name]) for name in names))
+        launch = LaunchEnvironment(*(_whole_number(name, names[0]) for name in names))
+        if not 0 <= launch.rank < launch.world_size:
+            raise _launch_error(f"{names[0]}={launch.rank} is not among {names[2]}={launch.world_size} ranks")
+        if launch.world_size > 1:
+            for name in ("MASTER_ADDR", "MASTER_PORT"):
+                if name not in os.environ:
+                    raise _launch_error(f"{names[2]}={launch.world_size} but the environment does not set {name}")
+            _whole_number("MASTER_PORT", "MASTER_ADDR")
+        return launch
 
 
 @dataclass(frozen=True)
@@ -214,19 +221,54 @@ def _device(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def _whole_number(name: str, beside: str) -> int:
+    """The environment variable `name`, which whoever sets `beside` sets too."""
+    if name not in os.environ:
+        raise _launch_error(f"the environment sets {beside} but not {name}")
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise _launch_error(f"{name}={os.environ[name]!r} in the environment is not a whole number") from None
+
+
+def _launch_error(problem: str) -> UserError:
+    remedy = "start ranks with torchrun, with --local-ranks, or with srun and MASTER_ADDR and MASTER_PORT of the first node"
+    return UserError(f"{problem}; {remedy}", rank_specific=True)
+
+
 def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> None:
     try:
         if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         else:
+            if launch.rank > 0:
+                _wait_for_first_rank(timeout)
             dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
-    except dist.DistError as error:
+    except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UserError(
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at {address} "
-            f"and they did not all come ({type(error).__name__}); check that every rank started and that the address is reachable",
+            f"and they did not all come ({_first_line(error)}); check that every rank started and that the address is reachable",
             rank_specific=True,
         ) from error
+
+
+def _wait_for_first_rank(timeout: timedelta) -> None:
+    """Wait until rank 0 listens. torch would wait as well, but twice as long and with pages of C++ frames on stderr."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    while True:
+        try:
+            socket.create_connection(address, timeout=timeout.total_seconds()).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}" if str(error) else type(error).__name__
 
 
 def _hash_seed(*parts: object) -> int:

@@ -28,7 +28,15 @@ def build_engine(config: Config, context: ParallelContext) -> Trainer:
     Raises:
         MethodError: ZeRO holds a frozen weight.
     """
-    model = build_model(config, context)
+    return wrap_model(build_model(config, context), config, context)
+
+
+def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> Trainer:
+    """Optimizer and DeepSpeed engine around a model of `build_model`, and the audit.
+
+    Raises:
+        MethodError: ZeRO holds a frozen weight.
+    """
     reduce_sequence_parallel_gradients(model, context.tensor_parallel_group)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, config.optimizer.weight_decay),

@@ -224,6 +224,9 @@ def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | Non
             result = action()
         except (UserError, DataError) as error:
             failure = [error]
+        except OSError as error:
+            message = f"rank 0 cannot use {error.filename} ({error.strerror}); check run.directory and data.directory"
+            failure = [UserError(message)]
     dist.broadcast_object_list(failure, src=0, device=context.device)
     if failure[0] is not None:
         raise failure[0]

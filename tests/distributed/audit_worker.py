@@ -1,0 +1,197 @@
+"""What the ranks of test_audit.py do: look into live engines, corrupt some on purpose, and train beside plain torch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param
+
+from data_pipeline.manifest import read_manifest
+from data_pipeline.samples import TrainingSamples
+from megatron_patches.errors import MethodError
+from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
+from megatron_patches.shards import digest
+from pretrain.checkpoint import Progress
+from pretrain.config import Config, load_config
+from pretrain.counting import count_parameters
+from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed
+from pretrain.engine import wrap_model
+from pretrain.loop import micro_batch, train_step
+from pretrain.model import build_model, token_losses
+from pretrain.resilience import StopSignals
+from pretrain.run import Run, open_run
+from pretrain.schedule import learning_rate
+
+BANK = "query_key_weight"
+
+
+def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
+    """Everything in one launch: {"engines": [...], "corrupted": {...}, "clipping": [...]}."""
+    return {
+        "engines": [_engine(load_config("demo", overrides)) for overrides in payload["engines"]],
+        "corrupted": {
+            name: _corrupted(load_config("demo", overrides), CORRUPTIONS[name.split("-")[0]])
+            for name, overrides in payload["corrupted"].items()
+        },
+        "clipping": [_clipping(load_config("demo", overrides)) for overrides in payload["clipping"]],
+    }
+
+
+def _engine(config: Config) -> dict[str, Any]:
+    """One engine's audit before and after a few steps, its losses, and what else the test compares the audit with."""
+    with open_run(config) as run:
+        before, bank = audit_rank(run.engine), _bank(run.engine.module)
+        losses = [train_step(run, _progress(config, step), StopSignals()).loss for step in range(config.total_steps)]
+        own = {
+            "before": before,
+            "after": audit_rank(run.engine),
+            "bank_unchanged": _bank(run.engine.module) == bank,
+            "banks": len(bank),
+            "gradients_between_micro_batches": _gradients_between_micro_batches(run, config.total_steps),
+            "tensor_parallel_rank": run.context.tensor_parallel_rank,
+        }
+        ranks: list[Any] = [None] * run.context.world_size
+        dist.all_gather_object(ranks, own)
+    counted = count_parameters(config.shape(), frozen_query_key=config.policy().frozen)
+    return {
+        "file": json.loads((config.run_path / "audit.json").read_text()),
+        "ranks": ranks,
+        "losses": losses,
+        "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
+    }
+
+
+def _bank(model: torch.nn.Module) -> list[str]:
+    return [digest(layer.query_key_weight) for _, layer in frozen_layers(model)]
+
+
+def _progress(config: Config, step: int) -> Progress:
+    return Progress(step, step * config.data.global_batch_size)
+
+
+def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | None:
+    """Elements and bytes of the gradients that DeepSpeed really keeps after the first of two micro batches.
+
+    None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage 1, stage 3).
+    """
+    run.engine.backward(token_losses(run.engine, micro_batch(run, _progress(run.config, step).consumed_samples, 0)).mean())
+    stage = run.engine.zero_optimization_stage()
+    if stage == 1 and not hasattr(run.engine.optimizer, "fp32_groups_gradients_flat"):
+        kept = [p.grad for p in run.engine.module.parameters() if p.grad is not None]
+    elif stage == 2:
+        kept = [gradient for group in run.engine.optimizer.averaged_gradients.values() for gradient in group]
+    else:
+        return None
+    return {"elements": sum(g.numel() for g in kept), "bytes": sum(g.numel() * g.element_size() for g in kept)}
+
+
+def _as_frozen_parameter(model: torch.nn.Module) -> None:
+    """What the product must never do: the bank as a parameter that does not require a gradient."""
+    for _, layer in frozen_layers(model):
+        bank = layer._buffers.pop(BANK)
+        layer.register_parameter(BANK, torch.nn.Parameter(bank, requires_grad=False))
+
+
+def _as_trainable_parameter(model: torch.nn.Module) -> None:
+    """The same with a gradient, so that the bank also enters the optimizer's groups."""
+    for _, layer in frozen_layers(model):
+        bank = layer._buffers.pop(BANK)
+        layer.register_parameter(BANK, torch.nn.Parameter(bank))
+
+
+CORRUPTIONS: dict[str, Callable[[torch.nn.Module], None]] = {
+    "frozen": _as_frozen_parameter,
+    "trainable": _as_trainable_parameter,
+}
+
+
+def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> str:
+    """The audit's complaint about a model that was spoiled before DeepSpeed saw it; "" if it has none."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, config.parallel.tensor_model_parallel_size, 60)
+    model = build_model(config, context)
+    corrupt(model)
+    try:
+        wrap_model(model, config, context)
+        complaint = ""
+    except MethodError as error:
+        complaint = str(error)
+    complaints: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(complaints, complaint)
+    shutdown_distributed(context)
+    assert len(set(complaints)) == 1, complaints
+    return complaint
+
+
+def _clipping(config: Config) -> dict[str, Any]:
+    """Losses, gradient norms and weights of a parallel run, and how far they are from plain torch on one rank."""
+    plain = _plain_torch(config)
+    losses, norms, worst = [], [], torch.zeros(())
+    with open_run(config) as run:
+        for step in range(config.total_steps):
+            result = train_step(run, _progress(config, step), StopSignals())
+            losses.append(result.loss)
+            norms.append(result.gradient_norm)
+        for name, parameter in run.engine.module.named_parameters():
+            start, end = (_own_part(plain[when][name], parameter, run) for when in ("start", "end"))
+            weight = safe_get_full_fp32_param(parameter).view_as(end)
+            worst = torch.maximum(worst, (weight - end).norm() / (end - start).norm())
+        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "plain_losses": plain["losses"],
+        "plain_norms": plain["norms"],
+        "plain_step_sizes": plain["step_sizes"],
+        "worst_update": worst.item(),
+    }
+
+
+def _own_part(full: torch.Tensor, parameter: torch.Tensor, run: Run) -> torch.Tensor:
+    """This tensor-parallel rank's part of a full weight."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return full
+    return full.chunk(run.context.tensor_parallel_size, parameter.partition_dim)[run.context.tensor_parallel_rank]
+
+
+def _plain_torch(config: Config) -> dict[str, Any]:
+    """The same training of the whole model on this rank alone: torch's AdamW and clip_grad_norm_, no DeepSpeed."""
+    parallel = config.parallel.model_copy(update={"tensor_model_parallel_size": 1, "sequence_parallel": False})
+    single = config.model_copy(update={"parallel": parallel})
+    size = config.data.global_batch_size
+    samples = TrainingSamples(read_manifest(config.data.directory), config.data.sequence_length, config.data_seed)
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
+    model = build_model(single, context)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config.optimizer.weight_decay), betas=config.optimizer.betas, eps=config.optimizer.eps
+    )
+    weights = [_weights(model)]
+    losses, norms = [], []
+    for step in range(config.total_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, config.schedule, step + 1, config.total_steps)
+        tokens = torch.from_numpy(samples.blocks(np.arange(step * size, (step + 1) * size)))
+        loss = token_losses(model, tokens).mean()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+        weights.append(_weights(model))
+    shutdown_distributed(context)
+    step_sizes = [_distance(before, after) for before, after in itertools.pairwise(weights)]
+    return {"losses": losses, "norms": norms, "start": weights[0], "end": weights[-1], "step_sizes": step_sizes}
+
+
+def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def _distance(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> float:
+    return float(torch.stack([(after[name] - before[name]).norm() for name in before]).norm())

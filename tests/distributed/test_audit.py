@@ -1,0 +1,190 @@
+"""What DeepSpeed really holds: the audit against formulas and live buffers, its negative controls, clipping, bf16."""
+
+import itertools
+
+import pytest
+
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+STAGES = (1, 2, 3)
+DTYPES = ("fp32", "bf16")
+ENGINES = [("orthogonal", stage, dtype) for stage, dtype in itertools.product(STAGES, DTYPES)]
+ENGINES.append(("vanilla", 1, "fp32"))
+CLIPPING = [  # (variant, stage, sequence parallel)
+    ("orthogonal", 1, False),
+    ("vanilla", 1, True),
+    ("orthogonal", 2, True),
+    ("orthogonal", 3, True),
+]
+CORRUPTED = ["frozen-zero3", *(f"trainable-zero{stage}" for stage in STAGES)]
+RANKS, TENSOR_PARALLEL, DATA_PARALLEL = 4, 2, 2
+CLIP = 0.05
+# Odd on purpose: 33 elements in a norm do not divide by 2 ranks, so every stage has to pad.
+ODD_SIZES = {"model__hidden_size": 33, "model__head_dim": 8, "model__ffn_hidden_size": 64}
+
+
+@pytest.fixture(scope="module")
+def found(tiny_shards, tmp_path_factory):
+    """Everything below, from one launch of TP 2 × DP 2."""
+    runs = tmp_path_factory.mktemp("audit")
+
+    def overrides(name, variant, stage, **changes):
+        return tiny_overrides(
+            tiny_shards,
+            runs,
+            name,
+            attention__variant=variant,
+            deepspeed__config=f"zero{stage}",
+            parallel__tensor_model_parallel_size=TENSOR_PARALLEL,
+            telemetry__tensorboard="false",
+            **{"schedule__steps": 4, "optimizer__weight_decay": 0.1, **changes},
+        )
+
+    payload = {
+        "engines": [
+            overrides(
+                f"{variant}-{stage}-{dtype}",
+                variant,
+                stage,
+                precision__dtype=dtype,
+                **ODD_SIZES,
+            )
+            for variant, stage, dtype in ENGINES
+        ],
+        "corrupted": {name: overrides(name, "orthogonal", int(name[-1])) for name in CORRUPTED},
+        "clipping": [
+            overrides(
+                f"clip-{variant}-{stage}-{sequence_parallel}",
+                variant,
+                stage,
+                parallel__sequence_parallel=sequence_parallel,
+                optimizer__gradient_clip=CLIP,
+                # eps far above the gradients turns AdamW into momentum, whose steps are as long as the clipped gradient.
+                optimizer__eps=1.0,
+                optimizer__learning_rate=2.0,
+                optimizer__weight_decay=0.0,
+                schedule__kind="constant",
+                schedule__warmup_steps=0,
+                schedule__steps=3,
+            )
+            for variant, stage, sequence_parallel in CLIPPING
+        ],
+    }
+    answer = run_ranks(RANKS, "tests.distributed.audit_worker:all_cases", payload)
+    answer["engines"] = dict(zip(ENGINES, answer["engines"], strict=True))
+    answer["clipping"] = dict(zip(CLIPPING, answer["clipping"], strict=True))
+    return answer
+
+
+@pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-zero{engine[1]}-{engine[2]}")
+def engine(request, found):
+    return request.param, found["engines"][request.param]
+
+
+def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine):
+    (variant, stage, _), report = engine
+    file = report["file"]
+    assert file["frozen_in_zero"] == 0 and file["zero_stage"] == stage and len(file["ranks"]) == RANKS
+    assert file["totals"]["model_trainable_parameters"] == report["counted"]["trainable"]
+    assert file["totals"]["model_frozen_parameters"] == report["counted"]["frozen"]
+    # 2 layers, (4 + 4) heads of 8 rows of 33, on each data-parallel rank once
+    assert file["totals"]["frozen_elements"] == (2 * 8 * 8 * 33 * DATA_PARALLEL if variant == "orthogonal" else 0)
+    for rank in report["ranks"]:
+        assert rank["before"]["frozen_in_zero"] == rank["after"]["frozen_in_zero"] == 0
+        assert rank["before"]["violations"] == rank["after"]["violations"] == []
+
+
+def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(engine):
+    (_, stage, dtype), report = engine
+    for tensor_parallel_rank in range(TENSOR_PARALLEL):
+        ranks = [r["after"] for r in report["ranks"] if r["tensor_parallel_rank"] == tensor_parallel_rank]
+        assert len(ranks) == DATA_PARALLEL
+        held = [rank["trainable"]["elements"] for rank in ranks]
+        # Stages 1 and 2 leave every data-parallel rank the whole shard; stage 3 a slice, with its padding.
+        shard = _trainable_elements_of_a_shard(report)
+        partitioned = sum(part["elements"] for rank in ranks for part in rank["zero_partitions"])
+        padding = partitioned - shard
+        assert 0 < padding <= _most_padding(stage)
+        assert held == ([shard, shard] if stage < 3 else [partitioned / 2, partitioned / 2])
+        for rank in ranks:
+            own = sum(part["elements"] for part in rank["zero_partitions"])
+            assert not rank["optimizer_state"]["implied"]
+            assert rank["optimizer_state"] == {"elements": 2 * own, "bytes": 8 * own, "implied": False}
+            assert rank["master_weights"] == {"elements": own, "bytes": 4 * own}
+        assert sum(rank["optimizer_state"]["elements"] for rank in ranks) - 2 * padding == 2 * shard
+        bytes_of_one = 4 if dtype == "fp32" else 2
+        assert all(rank["trainable"]["bytes"] == bytes_of_one * rank["trainable"]["elements"] for rank in ranks)
+
+
+def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine):
+    _, report = engine
+    for rank, in_file in zip(report["ranks"], report["file"]["ranks"], strict=True):
+        assert rank["before"] == in_file
+        for part in ("optimizer_state", "gradients"):
+            before, after = ({**rank[when][part], "implied": None} for when in ("before", "after"))
+            assert before == after, part
+
+
+def test_gradient_bytes_follow_the_zero_stage(engine):
+    (_, stage, dtype), report = engine
+    shard = _trainable_elements_of_a_shard(report)
+    for rank in report["ranks"]:
+        gradients = rank["after"]["gradients"]
+        own = sum(part["elements"] for part in rank["after"]["zero_partitions"])
+        assert gradients["bytes"] == 4 * gradients["elements"]  # fp32 accumulation, in bf16 training too
+        if stage == 1:  # the whole shard on every rank; the BF16 optimizer pads it like the partitions
+            padding = DATA_PARALLEL * own - shard if dtype == "bf16" else 0
+            assert gradients["elements"] == shard + padding
+        else:
+            assert gradients["elements"] == own
+        measured = rank["gradients_between_micro_batches"]
+        if measured is not None:
+            assert measured["bytes"] == 4 * measured["elements"]
+            assert gradients["elements"] - _most_padding(stage) <= measured["elements"] <= gradients["elements"]
+    assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (stage == 3 or (stage, dtype) == (1, "bf16"))
+
+
+def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine):
+    (variant, _, _), report = engine
+    assert all(rank["bank_unchanged"] for rank in report["ranks"])
+    assert {rank["banks"] for rank in report["ranks"]} == {2 if variant == "orthogonal" else 0}
+    assert report["losses"][-1] < report["losses"][0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_bf16_stays_near_fp32(found, stage):
+    fp32, bf16 = (found["engines"]["orthogonal", stage, dtype]["losses"] for dtype in DTYPES)
+    assert bf16 == pytest.approx(fp32, abs=2e-2)
+    assert bf16 != pytest.approx(fp32, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CORRUPTED)
+def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found, name):
+    complaint = found["corrupted"][name]
+    assert complaint.startswith("ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_weight' (2 ")
+    assert "\n" not in complaint
+
+
+@pytest.mark.parametrize("case", CLIPPING, ids=lambda case: f"{case[0]}-zero{case[1]}{'-sp' if case[2] else ''}")
+def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(found, case):
+    report = found["clipping"][case]
+    assert min(report["plain_norms"]) > 5 * CLIP
+    assert report["norms"] == pytest.approx(report["plain_norms"], rel=1e-5)
+    assert report["losses"] == pytest.approx(report["plain_losses"], rel=1e-5)
+    assert report["plain_step_sizes"][0] == pytest.approx(2.0 * CLIP, rel=0.01)  # clipping did shorten the steps
+    assert report["worst_update"] < 1e-4
+
+
+def _trainable_elements_of_a_shard(report):
+    """Elements of one tensor-parallel rank, from the sizes: word embedding, and per layer V, output, MLP and two norms."""
+    hidden, heads, head_dim, ffn, vocabulary, layers = 33, 4, 8, 64, 512, 2
+    trainable_qkv = 1 if report["file"]["totals"]["frozen_elements"] else 3
+    sharded = hidden * (vocabulary + layers * ((trainable_qkv + 1) * heads * head_dim + 2 * ffn))
+    return sharded // TENSOR_PARALLEL + layers * 4 * hidden + 2 * hidden
+
+
+def _most_padding(stage):
+    """Stages 1 and 2 align each of 2 groups to 2 × the ranks; stage 3 divides each parameter by the ranks."""
+    parameters = 1 + 2 * 8 + 2
+    return 2 * (2 * DATA_PARALLEL - 1) if stage < 3 else parameters * (DATA_PARALLEL - 1)
