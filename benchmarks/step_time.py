@@ -2,10 +2,10 @@
 
     python benchmarks/step_time.py [--steps 40] [--json FILE]
 
-Three real DeepSpeed engines (vanilla, orthogonal, and vanilla again as the control that shows the noise) take turns on the
-same tokens, in an order that rotates every round. Reported: the median over rounds of (step time / vanilla's step time of
-the same round) and its quartiles, beside the share of FLOPs that theory says is saved. One rank, fp32 on the CPU or bf16
-on a GPU. For a steady CPU number set OMP_NUM_THREADS=1.
+Three real DeepSpeed engines (vanilla, orthogonal, and vanilla again as the control that shows the noise) take
+turns on the same tokens, in an order that rotates every round. Reported: the median over rounds of (step time
+/ vanilla's step time of the same round) and its quartiles, beside the share of FLOPs that theory says is
+saved. One rank, fp32 on the CPU or bf16 on a GPU. For a steady CPU number set OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def measure(engines: dict[str, Any], rounds: int, device: torch.device) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=40, help="rounds that count")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -98,8 +100,15 @@ def main() -> None:
     times = measure(engines, arguments.steps, context.device)
     shape = benchmark_config("vanilla").shape()
     saved = 1 - executed_flops_per_token(shape, frozen_query_key=True) / model_flops_per_token(shape)
-    report: dict[str, Any] = {"device": str(context.device), "rounds": arguments.steps, "flops_saved": saved, "ratio": {}}
-    print(f"{arguments.steps} rounds on {context.device}; theory: orthogonal executes {saved:.1%} fewer FLOPs")
+    report: dict[str, Any] = {
+        "device": str(context.device),
+        "rounds": arguments.steps,
+        "flops_saved": saved,
+        "ratio": {},
+    }
+    print(
+        f"{arguments.steps} rounds on {context.device}; theory: orthogonal executes {saved:.1%} fewer FLOPs"
+    )
     print(f"{'step time / vanilla':24}{'median':>9}{'quartiles':>18}")
     for name in list(CONTENDERS)[1:]:
         ratios = [mine / base for mine, base in zip(times[name], times["vanilla"], strict=True)]

@@ -3,9 +3,10 @@
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
-The three products share one autograd function, so that the layer performs exactly the collectives of megatron-core's own
-column-parallel QKV layer: without sequence parallelism one all-reduce of the input gradient; with it one all-gather
-forward, and one all-gather and one reduce-scatter backward. Two column-parallel layers side by side would double them.
+The three products share one autograd function, so that the layer performs exactly the collectives of
+megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the input
+gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward. Two
+column-parallel layers side by side would double them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        # megatron-core numbers layers globally from 1 and does not tell linear_qkv the number; the bank counts from 0.
+        # megatron-core numbers layers globally from 1 and does not tell linear_qkv the number; the bank
+        # counts from 0.
         linear_qkv = partial(FrozenQueryKeyValueLinear, recipe=recipe, layer=layer_number - 1)
         super().__init__(
             config=config,
@@ -58,7 +60,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`[seq, batch, hidden]` -> query `[seq, batch, heads, head_dim]`, key and value `[seq, batch, groups, head_dim]`."""
+        """`[seq, batch, hidden]` -> query, key, value, each `[seq, batch, heads or groups, head_dim]`."""
         assert key_value_states is None and not output_gate and split_qkv
         return self.linear_qkv(hidden_states)
 
@@ -67,9 +69,11 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     """Column-parallel projection to this rank's queries, keys (frozen) and values (trainable).
 
     Attributes:
-        query_key_weight: non-persistent buffer `[(heads + groups) * head_dim, hidden]` in the compute dtype. A buffer, not
-            a parameter, because DeepSpeed partitions, gathers, broadcasts and saves parameters, frozen or not.
-        value_weight: parameter `[groups * head_dim, hidden]`, marked as tensor-parallel for DeepSpeed's gradient norm.
+        query_key_weight: non-persistent buffer `[(heads + groups) * head_dim, hidden]` in the compute dtype.
+            A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and saves parameters,
+            frozen or not.
+        value_weight: parameter `[groups * head_dim, hidden]`, marked as tensor-parallel for DeepSpeed's
+            gradient norm.
     """
 
     query_key_weight: torch.Tensor
@@ -106,13 +110,15 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         set_tensor_model_parallel_attributes(self.value_weight, is_parallel=True, dim=0, stride=1)
 
     def regenerate(self) -> torch.Tensor:
-        """This rank's frozen rows, queries then keys, made anew from the recipe (on the CPU, in the compute dtype)."""
+        """This rank's frozen rows, queries then keys, made anew on the CPU in the compute dtype."""
         rank, size = self.tp_group.rank(), self.tp_group.size()
-        shards = [layer_shard(self.recipe, self.layer, role, rank, size, self.dtype) for role in ("query", "key")]
+        shards = [
+            layer_shard(self.recipe, self.layer, role, rank, size, self.dtype) for role in ("query", "key")
+        ]
         return torch.cat(shards)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`[seq(/tp), batch, hidden]` -> query, key, value, each `[seq, batch, heads or groups, head_dim]`."""
+        """`[seq(/tp), batch, hidden]` -> query, key, value `[seq, batch, heads or groups, head_dim]`."""
         query_key, value = _FrozenQueryKeyTrainableValue.apply(
             hidden_states, self.query_key_weight, self.value_weight, self.tp_group, self.sequence_parallel
         )
@@ -133,7 +139,8 @@ class _FrozenQueryKeyTrainableValue(torch.autograd.Function):
         tp_group: dist.ProcessGroup,
         sequence_parallel: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism exists to save.
+        # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
+        # exists to save.
         ctx.save_for_backward(hidden_states, query_key_weight, value_weight)
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
@@ -146,15 +153,15 @@ class _FrozenQueryKeyTrainableValue(torch.autograd.Function):
         ctx: Any, query_key_grad: torch.Tensor, value_grad: torch.Tensor
     ) -> tuple[torch.Tensor, None, torch.Tensor, None, None]:
         hidden_states, query_key_weight, value_weight = ctx.saved_tensors
-        # Each collective overlaps a product that does not depend on it: the gather overlaps the input gradient, and the
-        # reduction of the input gradient overlaps the weight gradient of V.
+        # Each collective overlaps a product that does not depend on it: the gather overlaps the input
+        # gradient, and the reduction of the input gradient overlaps the weight gradient of V.
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = _all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
         input_grad = query_key_grad @ query_key_weight
-        input_grad = torch.addmm(
-            input_grad.flatten(0, 1), value_grad.flatten(0, 1), value_weight
-        ).view_as(input_grad)
+        input_grad = torch.addmm(input_grad.flatten(0, 1), value_grad.flatten(0, 1), value_weight).view_as(
+            input_grad
+        )
         if gather is not None:
             gather.wait()
         input_grad, reduction = _reduce_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
@@ -167,7 +174,7 @@ class _FrozenQueryKeyTrainableValue(torch.autograd.Function):
 def _all_gather_sequence(
     local: torch.Tensor, group: dist.ProcessGroup, async_op: bool
 ) -> tuple[torch.Tensor, dist.Work | None]:
-    """Gather `[seq/tp, batch, hidden]` slices along the sequence; the result is valid once the returned work is done."""
+    """Gather `[seq/tp, batch, hidden]` slices along the sequence; valid once the returned work is done."""
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
     return gathered, dist.all_gather_into_tensor(gathered, local.contiguous(), group=group, async_op=async_op)
 
@@ -175,7 +182,7 @@ def _all_gather_sequence(
 def _reduce_input_grad(
     grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
 ) -> tuple[torch.Tensor, dist.Work | None]:
-    """Start summing the input gradient over the tensor-parallel ranks; under sequence parallelism each keeps its slice."""
+    """Start summing the input gradient over tensor-parallel ranks; with `sequence_parallel`, keep our slice."""
     if group.size() == 1:
         return grad, None
     if not sequence_parallel:

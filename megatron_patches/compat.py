@@ -1,7 +1,9 @@
-"""Everything that leans on megatron-core's internals, in one place: the version check and what a CPU rank needs.
+"""Everything that leans on megatron-core's internals, in one place: the version check and what a CPU rank
+needs.
 
 megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
-(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`). `prepare_megatron_core` supplies
+(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`). `prepare_megatron_core`
+supplies
 CPU equivalents with the same meaning, and only when the device is the CPU: on CUDA nothing is replaced.
 """
 
@@ -17,7 +19,7 @@ import torch
 from megatron_patches.errors import MethodError
 
 SUPPORTED_MEGATRON_CORE = "0.16."
-"""Version prefix whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
+"""The version whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
 
 
 def check_megatron_core_version() -> None:
@@ -29,16 +31,17 @@ def check_megatron_core_version() -> None:
     found = version("megatron-core")
     if not found.startswith(SUPPORTED_MEGATRON_CORE):
         raise MethodError(
-            f"megatron-core {found} is installed but this program was written against {SUPPORTED_MEGATRON_CORE}x; "
-            "install with `pip install -c constraints.txt`"
+            f"megatron-core {found} is installed but this program was written against "
+            f"{SUPPORTED_MEGATRON_CORE}x; install with `pip install -c constraints.txt`"
         )
 
 
 def silence_expected_warnings() -> None:
-    """Drop the notices that megatron-core raises by itself and that no user can act on; call before importing it.
+    """Drop the notices that megatron-core raises by itself and that no user can act on; call before importing
+    it.
 
-    They say that Apex and Transformer Engine, which this program does not use, are absent; that a default of megatron-core's
-    own config is deprecated; and that collectives it calls will be renamed in a later torch.
+    They say that Apex and Transformer Engine, which this program does not use, are absent; that a default of
+    megatron-core's own config is deprecated; and that collectives it calls will be renamed in a later torch.
     """
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),
@@ -70,7 +73,7 @@ def _cpu_rng_tracker() -> object:
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     class CPURNGStatesTracker(CudaRNGStatesTracker):
-        """Same contract as the base class; `fork` swaps the CPU generator's state instead of the CUDA one's."""
+        """The base class's contract; `fork` swaps the state of the CPU generator, not of the CUDA one."""
 
         def add(self, name: str, seed: int) -> None:
             if name in self.states_:
@@ -94,9 +97,9 @@ def _cpu_rng_tracker() -> object:
 def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
     """Start both dropout streams afresh: one shared by the tensor-parallel ranks, one of this rank's own.
 
-    megatron-core draws dropout on replicated activations from the default generator (equal on all tensor-parallel ranks) and
-    on sharded activations from its tracker. Seeding them before every micro batch makes masks a function of the seeds,
-    so a resumed run needs no saved generator state.
+    megatron-core draws dropout on replicated activations from the default generator (equal on all
+    tensor-parallel ranks) and on sharded activations from its tracker. Seeding them before every micro batch
+    makes masks a function of the seeds, so a resumed run needs no saved generator state.
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 

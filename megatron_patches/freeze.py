@@ -1,6 +1,7 @@
 """What DeepSpeed may see: the trainable parameter groups handed to it, and the audit of what it really holds.
 
-Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers (`LOW_PRECISION_GROUPS`, `_zero_partitions`).
+Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers (`LOW_PRECISION_GROUPS`,
+`_zero_partitions`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from megatron_patches.attention import FrozenQueryKeyValueLinear
 from megatron_patches.errors import MethodError
 
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
-"""Names under which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep the model parameters they own, group by group."""
+"""Where the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep the model parameters they own, group by group."""
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters for the optimizer: matrices with weight decay, vectors (LayerNorm) without; no empty group."""
+    """Trainable parameters only: matrices with weight decay, vectors (LayerNorm) without; no empty group."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
     vectors = [parameter for parameter in trainable if parameter.ndim < 2]
@@ -28,10 +29,11 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
 
 def reduce_sequence_parallel_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
-    """Sum the gradients of `sequence_parallel` parameters over the tensor-parallel ranks, before DeepSpeed sees them.
+    """Sum gradients of `sequence_parallel` parameters over tensor-parallel ranks, before DeepSpeed sees them.
 
-    Each rank saw only its slice of the sequence, so its gradient of a replicated parameter is partial. DeepSpeed reduces
-    over data-parallel ranks only. Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
+    Each rank saw only its slice of the sequence, so its gradient of a replicated parameter is partial.
+    DeepSpeed reduces over data-parallel ranks only. Call before `deepspeed.initialize`: tensor hooks run in
+    the order they were added.
 
     Returns:
         How many parameters got the hook.
@@ -60,13 +62,15 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     """What this rank's live DeepSpeed engine holds, counted after `deepspeed.initialize`.
 
     Returns:
-        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes}; `zero_partitions`: one entry a
-        parameter group of the optimizer; `frozen_in_zero`: elements of frozen weights that ZeRO owns, and the names
-        of those weights in `violations`. Where a buffer is only allocated by the first step, `implied` in its entry is true
-        and the numbers are what the ZeRO stage will allocate.
+        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes};
+            `zero_partitions`: one entry a parameter group of the optimizer; `frozen_in_zero`: elements of
+            frozen weights that ZeRO owns, and the names of those weights in `violations`. Where a buffer is
+            only allocated by the first step, `implied` in its entry is true and the numbers are what the ZeRO
+            stage will allocate.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
-    held = [getattr(p, "ds_tensor", p) for p in trainable]  # stage 3 leaves each rank a slice of every parameter
+    # Stage 3 leaves each rank a slice of every parameter.
+    held = [getattr(p, "ds_tensor", p) for p in trainable]
     banks = [layer.query_key_weight for _, layer in frozen_layers(engine.module)]
     partitions = _zero_partitions(engine)
     violations = _frozen_in_zero(engine)
@@ -83,7 +87,7 @@ def audit_rank(engine: Any) -> dict[str, Any]:
 
 
 def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
-    """Gather `audit_rank` from every rank (collective: all ranks call it) and prove that ZeRO holds no frozen weight.
+    """Gather `audit_rank` from all ranks (collective) and prove that ZeRO holds no frozen weight.
 
     Raises:
         MethodError: on every rank, naming the parameter, if any rank's optimizer holds a frozen weight.
@@ -94,17 +98,24 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     violations = sorted({name for rank in ranks for name in rank["violations"]})
     if violations:
         raise MethodError(
-            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key weights must be "
-            "non-persistent buffers outside the optimizer, so training was stopped before step 1"
+            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key weights "
+            "must be non-persistent buffers outside the optimizer, so training was stopped before step 1"
         )
     totals = {
         f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
         for key, part in {"trainable": "trainable", "frozen": "frozen", "gradient": "gradients"}.items()
         for unit in ("elements", "bytes")
     }
-    totals["optimizer_state_bytes"] = sum(r["optimizer_state"]["bytes"] + r["master_weights"]["bytes"] for r in ranks)
+    totals["optimizer_state_bytes"] = sum(
+        r["optimizer_state"]["bytes"] + r["master_weights"]["bytes"] for r in ranks
+    )
     totals |= model_parameter_counts(engine.module, tp_group.size())
-    return {"zero_stage": engine.zero_optimization_stage(), "frozen_in_zero": 0, "totals": totals, "ranks": ranks}
+    return {
+        "zero_stage": engine.zero_optimization_stage(),
+        "frozen_in_zero": 0,
+        "totals": totals,
+        "ranks": ranks,
+    }
 
 
 def model_parameter_counts(model: torch.nn.Module, tensor_parallel_size: int) -> dict[str, int]:
@@ -119,7 +130,7 @@ def model_parameter_counts(model: torch.nn.Module, tensor_parallel_size: int) ->
 
 
 def _frozen_in_zero(engine: Any) -> dict[str, int]:
-    """Frozen weights that ZeRO owns, {name: elements}: in the optimizer's groups, or partitioned by stage 3."""
+    """{name: elements} of frozen weights that ZeRO owns: in the optimizer's groups, or cut up by stage 3."""
     banks = {layer.query_key_weight.data_ptr() for _, layer in frozen_layers(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
@@ -144,7 +155,7 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """The tensors the inner AdamW updates on this rank: fp32 partitions under ZeRO, the parameters themselves without."""
+    """What the inner AdamW updates on this rank: fp32 partitions under ZeRO, else the parameters themselves."""
     if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):  # stage 3 steps through sub-groups
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
@@ -159,7 +170,11 @@ def _gradients(engine: Any, trainable: list[torch.Tensor], partitions: list[torc
         return _size([optimizer.grad_partitions_flat_buffer]) | {"implied": False}
     if engine.zero_optimization_stage() == 2:  # stage 2 keeps this rank's partition, in the accumulation type
         elements = sum(p.numel() for p in partitions)
-        return {"elements": elements, "bytes": elements * optimizer.gradient_accumulation_dtype.itemsize, "implied": True}
+        return {
+            "elements": elements,
+            "bytes": elements * optimizer.gradient_accumulation_dtype.itemsize,
+            "implied": True,
+        }
     return _size(trainable) | {"implied": True}
 
 

@@ -1,8 +1,9 @@
 """Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
 
-megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer would start
-everywhere else from other values. Here each *row* of each full weight matrix has a random stream of its own, keyed by
-(seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen variant equals V of vanilla.
+megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer
+would start everywhere else from other values. Here each *row* of each full weight matrix has a random stream
+of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen
+variant equals V of vanilla.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: fl
 def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
     """Fill every parameter of `model` in place and mark the tensor-parallel ones.
 
-    Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP layer) get
-    init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. Trainable Q and K with a recipe start from its bank.
+    Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
+    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. Trainable Q and K with
+    a recipe start from its bank.
 
-    DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight gets it here.
+    DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
+    gets it here.
     """
     init = _Initializer(model, seed, init_std, recipe)
     init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)
@@ -102,9 +105,11 @@ class _Initializer:
         else:
             layer = attention.layer_number - 1
             query, key = (
-                layer_shard(self.recipe, layer, role, self.rank, self.size, torch.float32) for role in ("query", "key")
+                layer_shard(self.recipe, layer, role, self.rank, self.size, torch.float32)
+                for role in ("query", "key")
             )
-        # megatron-core interleaves its fused weight by group: [q … q k v] for group 0, then group 1, and so on.
+        # megatron-core interleaves its fused weight by group: [q … q k v] for group 0, then group 1, and so
+        # on.
         parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)

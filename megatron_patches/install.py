@@ -21,7 +21,13 @@ from megatron_patches.scores import CausalDotProductAttention
 
 
 def bank_recipe(
-    policy: QKPolicy, *, seed: int, hidden_size: int, head_dim: int, num_attention_heads: int, num_query_groups: int
+    policy: QKPolicy,
+    *,
+    seed: int,
+    hidden_size: int,
+    head_dim: int,
+    num_attention_heads: int,
+    num_query_groups: int,
 ) -> BankRecipe | None:
     """How the policy's Q and K rows are drawn, or None where they start like every other weight.
 
@@ -43,7 +49,9 @@ def bank_recipe(
     )
 
 
-def gpt_block_spec(policy: QKPolicy, recipe: BankRecipe | None, num_layers: int) -> TransformerBlockSubmodules:
+def gpt_block_spec(
+    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int
+) -> TransformerBlockSubmodules:
     """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`."""
     layer = ModuleSpec(
         module=TransformerLayer,
@@ -70,7 +78,7 @@ def _self_attention_spec(policy: QKPolicy, recipe: BankRecipe | None) -> ModuleS
         module=FrozenQueryKeySelfAttention if policy.frozen else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,  # replaced by the frozen projection inside FrozenQueryKeySelfAttention
+            linear_qkv=ColumnParallelLinear,  # FrozenQueryKeySelfAttention puts its own in this place
             core_attention=CausalDotProductAttention,
             linear_proj=RowParallelLinear,
         ),

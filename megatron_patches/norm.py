@@ -9,12 +9,13 @@ from megatron.core.transformer import TransformerConfig
 class LayerNorm(torch.nn.LayerNorm):
     """torch's LayerNorm behind megatron-core's constructor; input and output `[seq, batch, hidden]`.
 
-    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism every
-    tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a partial sum: the
+    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism
+    every tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a
+    partial sum: the
     `sequence_parallel` mark on the parameters is what `freeze.reduce_sequence_parallel_gradients` looks for.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
         for parameter in (self.weight, self.bias):
-            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[union-attr]
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

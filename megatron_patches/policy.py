@@ -1,6 +1,7 @@
 """The Query/Key policy: what a variant of attention *is*, as data, and the table of named variants.
 
-A variant is a point on a few independent axes (how the scores are made, how W_Q and W_K start, whether they train).
+A variant is a point on a few independent axes (how the scores are made, how W_Q and W_K start, whether they
+train).
 Nothing else in the program asks for a variant by name: `install` and `initialize` read the axes.
 """
 
@@ -20,12 +21,13 @@ class QKPolicy:
     """One choice on every Query/Key axis.
 
     Attributes:
-        init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`: orthonormal rows;
-            `gaussian`: independent normal entries of standard deviation `gaussian_std`.
+        init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`:
+            orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`.
         trainable: whether W_Q and W_K learn. If not, they are buffers that no optimizer ever sees.
         scope: for `orthogonal`, whether rows are orthonormal within each `head` or across the whole `layer`.
         construction: for `orthogonal`, how the rows are made (`orthonormal.CONSTRUCTIONS`).
-        gaussian_std: for `gaussian`; None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|² is equal.
+        gaussian_std: for `gaussian`; None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|²
+            is equal.
     """
 
     init: Init
@@ -37,13 +39,16 @@ class QKPolicy:
     def __post_init__(self) -> None:
         if self.init == "default" and not self.trainable:
             raise MethodError(
-                "attention: init 'default' with trainable=false is not a variant; use 'gaussian_naive' for frozen N(0, 0.02²)"
+                "attention: init 'default' with trainable=false is not a variant; "
+                "use 'gaussian_naive' for frozen N(0, 0.02²)"
             )
         if self.scope not in SCOPES:
             raise MethodError(f"attention.scope is '{self.scope}'; known scopes: {', '.join(SCOPES)}")
         if self.construction not in CONSTRUCTIONS:
             known = ", ".join(CONSTRUCTIONS)
-            raise MethodError(f"attention.construction is '{self.construction}'; known constructions: {known}")
+            raise MethodError(
+                f"attention.construction is '{self.construction}'; known constructions: {known}"
+            )
         if self.gaussian_std is not None and (self.init != "gaussian" or self.gaussian_std <= 0):
             raise MethodError("attention.gaussian_std must be positive and belongs to init 'gaussian' only")
 
@@ -63,7 +68,11 @@ VARIANTS: dict[str, QKPolicy] = {
 
 
 def policy_for(
-    variant: str, *, scope: str | None = None, construction: str | None = None, gaussian_std: float | None = None
+    variant: str,
+    *,
+    scope: str | None = None,
+    construction: str | None = None,
+    gaussian_std: float | None = None,
 ) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.
 

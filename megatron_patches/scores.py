@@ -1,4 +1,4 @@
-"""How attention scores become a context vector: PyTorch's fused scaled dot-product attention as a megatron-core core attention."""
+"""How scores become a context vector: PyTorch's fused attention as a megatron-core core attention."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from torch.nn.functional import scaled_dot_product_attention
 class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + causal mask) v, by `torch.nn.functional.scaled_dot_product_attention`.
 
-    On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used. Every
-    variant of this program goes through this module, so a comparison between them never compares two attention kernels.
+    On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used.
+    Every variant of this program goes through this module, so a comparison between them never compares two
+    attention kernels.
     """
 
     def __init__(
@@ -61,10 +62,13 @@ class CausalDotProductAttention(MegatronModule):
         """
         assert attention_mask is None and attention_bias is None and packed_seq_params is None
         dropout = self.dropout if self.training else 0.0
-        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism megatron-core has
-        # already entered the tensor-parallel stream around the whole layer.
+        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
+        # megatron-core has already entered the tensor-parallel stream around the whole layer.
         own_stream = dropout > 0.0 and not self.config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext(), _kernels(query.device):
+        with (
+            get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext(),
+            _kernels(query.device),
+        ):
             context = scaled_dot_product_attention(
                 query.permute(1, 2, 0, 3),
                 key.permute(1, 2, 0, 3),

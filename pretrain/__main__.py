@@ -1,26 +1,32 @@
-"""The command line: `python -m pretrain VERB`. A mistake the user can mend is one sentence on stderr and exit code 2."""
+"""The command line, `python -m pretrain VERB`: a user's mistake is one sentence on stderr and exit code 2."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pretrain.resilience import StopSignals
 
+if TYPE_CHECKING:
+    from pretrain.config import Config
+
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Pretrain GPT models with frozen orthonormal Query/Key projections, and compare them with the ordinary Transformer.",
+    help="Pretrain GPT models with frozen orthonormal Query/Key projections beside ordinary ones.",
 )
 
-ConfigArgument = Annotated[str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")]
+ConfigArgument = Annotated[
+    str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
+]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]...")
+    list[str] | None,
+    typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
 ]
 
 
@@ -29,7 +35,10 @@ def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     local_ranks: Annotated[
-        int, typer.Option(min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun.")
+        int,
+        typer.Option(
+            min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
+        ),
     ] = 0,
 ) -> None:
     """Train, resuming from the newest complete checkpoint of the same run if there is one.
@@ -64,8 +73,12 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories of finished runs.")],
-    baseline: Annotated[str, typer.Option(help="The variant or run name the others are compared with.")] = "vanilla",
-    out: Annotated[Path, typer.Option(help="Directory for comparison.md and comparison.json.")] = Path("comparison"),
+    baseline: Annotated[
+        str, typer.Option(help="The variant or run name the others are compared with.")
+    ] = "vanilla",
+    out: Annotated[Path, typer.Option(help="Directory for comparison.md and comparison.json.")] = Path(
+        "comparison"
+    ),
 ) -> None:
     """Compare finished runs: quality, throughput, memory.
 
@@ -81,10 +94,10 @@ def compare(
     write_comparison(comparison, out)
 
 
-def _train_on_local_ranks(config: object, arguments: list[str], ranks: int) -> None:
+def _train_on_local_ranks(config: Config, arguments: list[str], ranks: int) -> None:
     """Refuse what can be refused once, here, then start the ranks."""
-    from pretrain.launch import launch_local_ranks
     from pretrain.inputs import check_inputs
+    from pretrain.launch import launch_local_ranks
 
     check_inputs(config, ranks)
     command = [sys.executable, "-m", "pretrain", "train", *arguments]

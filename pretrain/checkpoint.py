@@ -1,7 +1,8 @@
 """Save, find, check and load checkpoints; regenerate and compare the frozen bank; keep the last few.
 
-A checkpoint is DeepSpeed's directory plus `checkpoint.json` (what run it belongs to, and the recipe and digests of the
-frozen bank, never the bank itself). It counts only once its COMPLETE marker is there, which names every file and its size.
+A checkpoint is DeepSpeed's directory plus `checkpoint.json` (what run it belongs to, and the recipe and
+digests of the frozen bank, never the bank itself). It counts only once its COMPLETE marker is there, which
+names every file and its size.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MARKER = "COMPLETE"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come. Everything else that resume needs is a function of this, the config and the weights."""
+    """How far a run has come; all else that resume needs follows from this, the config and the weights."""
 
     step: int = 0
     consumed_samples: int = 0
@@ -42,7 +43,9 @@ class Checkpoints:
         fingerprint: identity of the training data.
     """
 
-    def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str) -> None:
+    def __init__(
+        self, config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str
+    ) -> None:
         self.directory = config.run_path / "checkpoints"
         self.keep_last = config.checkpoint.keep_last
         self.context = context
@@ -56,11 +59,14 @@ class Checkpoints:
         """Load the newest complete checkpoint into `engine` (collective); without one, start from step 0.
 
         Raises:
-            UserError: the checkpoint belongs to another model, bank, data or layout, or a file of it is damaged.
+            UserError: the checkpoint belongs to another model, bank, data or layout, or a file of it is
+                damaged.
         """
         newest = self.newest()
         require_equal_on_all_ranks(
-            "the newest complete checkpoint", str(newest), "make the run directory visible and identical on every node"
+            "the newest complete checkpoint",
+            str(newest),
+            "make the run directory visible and identical on every node",
         )
         if newest is None:
             return Progress()
@@ -70,7 +76,9 @@ class Checkpoints:
             str(self.directory), tag=newest.name, load_lr_scheduler_states=False
         )
         if path is None:
-            raise UserError(f"DeepSpeed could not load {newest}; remove that directory to resume from the one before")
+            raise UserError(
+                f"DeepSpeed could not load {newest}; remove that directory to resume from the one before"
+            )
         return Progress(**client_state["progress"])
 
     def save(self, engine: Any, progress: Progress) -> Path:
@@ -80,7 +88,9 @@ class Checkpoints:
             shutil.rmtree(path)
         dist.barrier()
         client_state = {"progress": asdict(progress)}
-        engine.save_checkpoint(str(self.directory), tag=path.name, client_state=client_state, save_latest=False)
+        engine.save_checkpoint(
+            str(self.directory), tag=path.name, client_state=client_state, save_latest=False
+        )
         if self.context.is_first:
             write_text_atomically(path / "checkpoint.json", json.dumps(self.identity, indent=1))
         dist.barrier()
@@ -119,16 +129,22 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     shards: list[Any] = [None] * context.tensor_parallel_size
     dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
     bank = {
-        f"layer={layer} role={role}": role_digest([digest for shard in shards for digest in shard[layer, role]])
+        f"layer={layer} role={role}": role_digest(
+            [digest for shard in shards for digest in shard[layer, role]]
+        )
         for layer, role in own
     }
     require_equal_on_all_ranks(
-        "the frozen Query/Key bank", json.dumps(bank), "give every rank the same config, numpy version and CPU kind"
+        "the frozen Query/Key bank",
+        json.dumps(bank),
+        "give every rank the same config, numpy version and CPU kind",
     )
     return bank
 
 
-def _identity(config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str) -> dict[str, Any]:
+def _identity(
+    config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str
+) -> dict[str, Any]:
     """What must be equal for a resume to continue the same run."""
     recipe = recipe_of(config)
     keys = {
@@ -157,15 +173,20 @@ def _check_identity(path: Path, identity: dict[str, Any]) -> None:
     try:
         saved = json.loads((path / "checkpoint.json").read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path / 'checkpoint.json'} cannot be read ({error}); remove {path} to resume from an older one") from error
+        raise UserError(
+            f"{path / 'checkpoint.json'} cannot be read ({error}); remove {path} to resume from an older one"
+        ) from error
     for key, value in identity["keys"].items():
         if saved["keys"].get(key) != value:
             raise UserError(
-                f"checkpoint {path} was written with {key}={saved['keys'].get(key)} but this run has {value}; "
-                "set it back, or choose another run.name to start afresh"
+                f"checkpoint {path} was written with {key}={saved['keys'].get(key)} but this run has "
+                f"{value}; set it back, or choose another run.name to start afresh"
             )
     if saved["data_fingerprint"] != identity["data_fingerprint"]:
-        raise UserError(f"checkpoint {path} was trained on other data than data.directory holds now; restore the shards it was trained on")
+        raise UserError(
+            f"checkpoint {path} was trained on other data than data.directory holds now; "
+            "restore the shards it was trained on"
+        )
     _check_bank(path, saved["frozen_bank"], identity["frozen_bank"])
 
 
@@ -176,13 +197,14 @@ def _check_bank(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> None
     for key in recipes[0].keys() | recipes[1].keys():
         if recipes[0].get(key) != recipes[1].get(key):
             raise UserError(
-                f"frozen digest mismatch: checkpoint {path} has a Query/Key bank with {key}={recipes[0].get(key)} but this run "
-                f"regenerates it with {key}={recipes[1].get(key)}; set attention.seed (or run.seed) and the attention section back"
+                f"frozen digest mismatch: checkpoint {path} has a Query/Key bank with {key}="
+                f"{recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
+                "set attention.seed (or run.seed) and the attention section back"
             )
     differing = next(key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest)
     raise UserError(
-        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint {path} was trained "
-        "with, though the recipe is the same; use the versions in the run's environment.json"
+        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint {path} "
+        "was trained with, though the recipe is the same; use the versions in the run's environment.json"
     )
 
 
@@ -190,12 +212,17 @@ def _check_files(path: Path) -> None:
     try:
         files = json.loads((path / MARKER).read_text())
     except ValueError as error:
-        raise UserError(f"{path / MARKER} is damaged ({error}); remove {path} to resume from an older checkpoint") from error
+        raise UserError(
+            f"{path / MARKER} is damaged ({error}); remove {path} to resume from an older checkpoint"
+        ) from error
     for name, size in files.items():
         file = path / name
         if not file.is_file() or file.stat().st_size != size:
             found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"
-            raise UserError(f"{file} is {found}, but was saved with {size} bytes; remove {path} to resume from an older checkpoint")
+            raise UserError(
+                f"{file} is {found}, but was saved with {size} bytes; "
+                f"remove {path} to resume from an older checkpoint"
+            )
 
 
 def _fsync(path: Path) -> None:

@@ -28,7 +28,7 @@ SUPPORTED_DEEPSPEED = "0.19."
 
 @dataclass(frozen=True)
 class LaunchEnvironment:
-    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it into the environment."""
+    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it down."""
 
     rank: int
     local_rank: int
@@ -53,7 +53,9 @@ class LaunchEnvironment:
         if launch.world_size > 1:
             for name in ("MASTER_ADDR", "MASTER_PORT"):
                 if name not in os.environ:
-                    raise _launch_error(f"{names[2]}={launch.world_size} but the environment does not set {name}")
+                    raise _launch_error(
+                        f"{names[2]}={launch.world_size} but the environment does not set {name}"
+                    )
             _whole_number("MASTER_PORT", "MASTER_ADDR")
         return launch
 
@@ -82,8 +84,8 @@ class ParallelContext:
 class DeepSpeedMpu:
     """The model-parallel interface DeepSpeed asks for, answered by megatron-core's parallel_state.
 
-    DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. It must not have `initialize_sequence_parallel`,
-    by which DeepSpeed recognises its own Ulysses groups.
+    DeepSpeed's "model parallel" is our tensor parallel: there is no pipeline. It must not have
+    `initialize_sequence_parallel`, by which DeepSpeed recognises its own Ulysses groups.
     """
 
     def __init__(self) -> None:
@@ -106,7 +108,8 @@ def initialize_distributed(
 ) -> ParallelContext:
     """Join the other ranks and build the tensor- and data-parallel groups.
 
-    Tensor-parallel ranks are neighbours (same node), data-parallel groups stride over them: megatron-core's order.
+    Tensor-parallel ranks are neighbours (same node), data-parallel groups stride over them: megatron-core's
+    order.
 
     Raises:
         UserError: the other ranks did not come within the timeout.
@@ -114,8 +117,12 @@ def initialize_distributed(
     from megatron.core import parallel_state
 
     device = _device(launch.local_rank)
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # megatron-core orders its overlapped collectives by it
-    os.environ["LOCAL_RANK"] = str(launch.local_rank)  # DeepSpeed asks for it; neither srun nor a process on its own has it
+    os.environ.setdefault(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+    )  # megatron-core orders its overlapped collectives by it
+    os.environ["LOCAL_RANK"] = str(
+        launch.local_rank
+    )  # DeepSpeed asks for it; neither srun nor a process on its own has it
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
     owns_world = not dist.is_initialized()
@@ -154,8 +161,8 @@ def import_deepspeed() -> ModuleType:
     """DeepSpeed, on the device torch found, without its chatter and without its shared-memory all-reduce.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
-    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that module by
-    attribute yields PyTorch's own, hence `sys.modules`.
+    (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
+    module by attribute yields PyTorch's own, hence `sys.modules`.
 
     Raises:
         UserError: a DeepSpeed this program was not written against.
@@ -180,8 +187,9 @@ def import_deepspeed() -> ModuleType:
 def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: int) -> None:
     """Make dropout a function of (seed, step, micro batch of the global batch, tensor-parallel rank).
 
-    Counting micro batches over the whole global batch makes the masks independent of how it is spread over data-parallel
-    ranks, and a resumed step draws what the uninterrupted one drew without any saved generator state.
+    Counting micro batches over the whole global batch makes the masks independent of how it is spread over
+    data-parallel ranks, and a resumed step draws what the uninterrupted one drew without any saved generator
+    state.
     """
     shared = _hash_seed(run_seed, step, micro_batch, "shared")
     own = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
@@ -232,7 +240,9 @@ def _whole_number(name: str, beside: str) -> int:
 
 
 def _launch_error(problem: str) -> UserError:
-    remedy = "start ranks with torchrun, with --local-ranks, or with srun and MASTER_ADDR and MASTER_PORT of the first node"
+    remedy = (
+        "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
+    )
     return UserError(f"{problem}; {remedy}", rank_specific=True)
 
 
@@ -247,14 +257,15 @@ def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> 
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise UserError(
-            f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at {address} "
-            f"and they did not all come ({_first_line(error)}); check that every rank started and that the address is reachable",
+            f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at "
+            f"{address} and they did not all come ({_first_line(error)}); check that every rank started and "
+            "that the address is reachable",
             rank_specific=True,
         ) from error
 
 
 def _wait_for_first_rank(timeout: timedelta) -> None:
-    """Wait until rank 0 listens. torch would wait as well, but twice as long and with pages of C++ frames on stderr."""
+    """Wait until rank 0 listens: torch would wait too, but twice as long and with pages of C++ on stderr."""
     deadline = time.monotonic() + timeout.total_seconds()
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     while True:
@@ -268,7 +279,11 @@ def _wait_for_first_rank(timeout: timedelta) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}" if str(error) else type(error).__name__
+    return (
+        f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
+        if str(error)
+        else type(error).__name__
+    )
 
 
 def _hash_seed(*parts: object) -> int:

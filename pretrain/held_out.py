@@ -21,7 +21,7 @@ Losses = Mapping[str, tuple[float, int]]
 def held_out_losses(
     engine: Any, sources: Mapping[str, ValidationSamples], config: Config, context: ParallelContext
 ) -> Losses:
-    """Total loss on each source's held-out samples (collective); the same samples every time, without dropout."""
+    """Total loss on each source's held-out samples (collective): always the same samples, no dropout."""
     engine.eval()
     totals = torch.zeros(len(sources), dtype=torch.float64, device=context.device)
     with torch.no_grad():
@@ -29,7 +29,9 @@ def held_out_losses(
             totals[position] = _rank_loss(engine, samples, config.data.micro_batch_size, context)
     engine.train()
     dist.all_reduce(totals)
-    losses = (totals / context.tensor_parallel_size).tolist()  # tensor-parallel ranks counted the same samples
+    losses = (
+        totals / context.tensor_parallel_size
+    ).tolist()  # tensor-parallel ranks counted the same samples
     tokens = [len(samples) * config.data.sequence_length for samples in sources.values()]
     return {source: (loss, count) for source, loss, count in zip(sources, losses, tokens, strict=True)}
 
@@ -39,8 +41,8 @@ def _rank_loss(
 ) -> torch.Tensor:
     """Sum of the losses of this data-parallel rank's share.
 
-    Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that comes out short is
-    filled with sample 0 at weight zero.
+    Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that comes
+    out short is filled with sample 0 at weight zero.
     """
     total = torch.zeros((), dtype=torch.float64, device=context.device)
     round_size = micro_batch_size * context.data_parallel_size

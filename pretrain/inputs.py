@@ -1,4 +1,4 @@
-"""What can be refused before a rank is started: imports nothing heavy, so that a mistake is answered at once."""
+"""What can be refused before a rank starts: imports nothing heavy, so a mistake is answered at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pretrain.errors import UserError
 
 
 def check_inputs(config: Config, world_size: int) -> Manifest:
-    """Everything that can be refused without starting a rank: the layout, and the data's manifest against the model.
+    """Everything that can be refused without starting a rank: the layout, and the data's manifest against the
+    model.
 
     Raises:
         UserError, DataError

@@ -1,8 +1,8 @@
 """Starting the ranks of one machine: `python -m pretrain train CONFIG --local-ranks N`.
 
-On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but it dies of SIGUSR1
-and replaces a rank's exit code and message by its own report; this launcher passes signals on, ends all ranks when one
-fails, and returns that rank's exit code.
+On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but it dies
+of SIGUSR1 and replaces a rank's exit code and message by its own report; this launcher passes signals on,
+ends all ranks when one fails, and returns that rank's exit code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     SIGTERM, SIGUSR1 and Ctrl-C go on to every rank. If this process is killed, the kernel kills the ranks.
 
     Returns:
-        0 if every rank ended with 0, else the first failing rank's exit code (128 + signal number for a signal).
+        0 if every rank ended with 0, else the first failing rank's exit code (128 + signal number for a
+        signal).
     """
     from torch.distributed import TCPStore
 
@@ -63,7 +64,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """One rank is gone, so the others wait for it in vain: give them a moment (they may be failing alike), then kill."""
+    """One rank is gone, the others wait in vain: give them a moment (they may be failing alike), then kill."""
     deadline = time.monotonic() + GRACE_SECONDS
     alike = all(process.poll() not in (None, 0) for process in processes)
     while not alike and time.monotonic() < deadline and any(process.poll() is None for process in processes):

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 8 -m pretrain train pretrain/configs/small.yaml      # or srun, one task per GPU
     python -m pretrain train demo --local-ranks 4                                    # one machine, CPU
 
-Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward and backward
-over the micro batches, clip, update, record; validate and save when due; stop in good order when a signal asks for it.
+Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward
+and backward over the micro batches, clip, update, record; validate and save when due; stop in good order when
+a signal asks for it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ from pretrain.config import Config
 from pretrain.distributed import agree, set_seeds
 from pretrain.engine import set_learning_rate
 from pretrain.errors import UserError
+from pretrain.held_out import Losses, held_out_losses
 from pretrain.model import token_losses
 from pretrain.resilience import CONTINUE, FINISHED, STOPPED, StopSignals
 from pretrain.run import Run, open_run
 from pretrain.schedule import learning_rate
 from pretrain.telemetry import StepRecord
-from pretrain.held_out import Losses, held_out_losses
 
 
 def train(config: Config, signals: StopSignals) -> str:
     """Train until the schedule's end or a signal; returns the state the run was left in.
 
     Raises:
-        UserError, DataError, MethodError: anything the user can mend, before step 1 wherever it can be known then.
+        UserError, DataError, MethodError: anything the user can mend, before step 1 wherever it can be known
+            then.
     """
     with open_run(config) as run:
         state = run_steps(run, signals)
@@ -60,7 +62,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             seconds_checkpoint = time.perf_counter() - started
         run.record(_step_record(config, progress, result, seconds_checkpoint, validation))
         if saved is not None:
-            # The record is on disk before the checkpoint counts, so a resumed run misses no step in metrics.jsonl.
+            # The record is on disk before the checkpoint counts, so a resumed run misses no step in
+            # metrics.jsonl.
             run.sync_records()
             run.checkpoints.commit(saved)
         if state is not None:
@@ -86,8 +89,8 @@ class StepResult:
 def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult:
     """One optimizer step over one global batch.
 
-    The loss is the mean over all tokens of the global batch. Signals are agreed on here, in the same small all-reduce as
-    the loss, so that all ranks stop after the same step.
+    The loss is the mean over all tokens of the global batch. Signals are agreed on here, in the same small
+    all-reduce as the loss, so that all ranks stop after the same step.
     """
     config, context, engine = run.config, run.context, run.engine
     step = progress.step + 1
@@ -131,7 +134,8 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
 
 
 def micro_batch(run: Run, consumed_samples: int, index: int) -> torch.Tensor:
-    """This rank's `[micro_batch_size, sequence_length + 1]` tokens of micro batch `index` of the current global batch.
+    """This rank's `[micro_batch_size, sequence_length + 1]` tokens of micro batch `index` of the current
+    global batch.
 
     The global batch is samples `consumed_samples …` of one global order, dealt out in rounds of
     micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples; nothing is broadcast.
@@ -167,7 +171,11 @@ def _due(step: int, every: int) -> bool:
 
 
 def _step_record(
-    config: Config, progress: Progress, result: StepResult, seconds_checkpoint: float | None, validation: Losses | None
+    config: Config,
+    progress: Progress,
+    result: StepResult,
+    seconds_checkpoint: float | None,
+    validation: Losses | None,
 ) -> StepRecord:
     return StepRecord(
         step=progress.step,

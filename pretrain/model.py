@@ -64,7 +64,7 @@ def transformer_config(config: Config) -> TransformerConfig:
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         gradient_accumulation_fusion=False,
-        perform_initialization=False,  # `initialize_parameters` does it, independent of the layout and the variant
+        perform_initialization=False,  # `initialize_parameters` does it, the same for any layout and variant
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,

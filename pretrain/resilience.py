@@ -1,6 +1,7 @@
 """Stopping in good order: signals become a flag that the loop reads between steps.
 
-Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an early signal kills the rank.
+Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an early signal
+    kills the rank.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ STOPPED = "stopped"
 class StopSignals:
     """Remembers that this process was asked to stop, and by which signal.
 
-    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and an end. A second Ctrl-C
-    interrupts at once.
+    SIGUSR1 asks for a checkpoint with more to do; SIGTERM and the first Ctrl-C for a checkpoint and an end. A
+    second Ctrl-C interrupts at once.
     """
 
     def __init__(self) -> None:

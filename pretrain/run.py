@@ -1,4 +1,4 @@
-"""Opening a run: ranks, data, engine, checkpoint, telemetry; every refusal that can be known before step 1 happens here."""
+"""Opening a run: ranks, data, engine, checkpoint, telemetry. What can be refused before step 1 is refused here."""
 
 from __future__ import annotations
 
@@ -60,13 +60,17 @@ class Run:
             self.telemetry.sync()
 
     def close(self, state: str) -> None:
-        """Leave the run directory in its final form for this segment: if finished, summary.json and HParams; then the state."""
+        """Finish the run directory for this segment: summary and HParams if finished, then the state."""
         if self.telemetry is not None:
             path = self.config.run_path
             if state == FINISHED:
                 last = _last_record(path / "metrics.jsonl")
                 write_json(path / "summary.json", summary(last))
-                results = {tag: value for tag, value in last.items() if tag.startswith(RESULT_TAGS) and value is not None}
+                results = {
+                    tag: value
+                    for tag, value in last.items()
+                    if tag.startswith(RESULT_TAGS) and value is not None
+                }
                 self.telemetry.close(results)
             else:
                 self.telemetry.close()
@@ -114,13 +118,17 @@ def open_run(config: Config) -> Iterator[Run]:
             if run.telemetry is not None:
                 run.telemetry.close()
     except (UserError, DataError, MethodError):
-        shutdown_distributed(context)  # all ranks raise these together; after any other error a peer may be gone
+        shutdown_distributed(
+            context
+        )  # all ranks raise these together; after any other error a peer may be gone
         raise
     shutdown_distributed(context)
 
 
 def _build(config: Config, context: ParallelContext, manifest: Manifest) -> Run:
-    require_equal_on_all_ranks("the config", config.to_yaml(), "start every rank with the same config and overrides")
+    require_equal_on_all_ranks(
+        "the config", config.to_yaml(), "start every rank with the same config and overrides"
+    )
     require_equal_on_all_ranks("the training data", manifest.fingerprint, "give every node the same shards")
     _on_first_rank(context, lambda: check_shards(manifest))
     length = config.data.sequence_length
@@ -160,7 +168,9 @@ def _write_run_files(
         "fingerprint": manifest.fingerprint,
         "sequence_length": config.data.sequence_length,
         "train_tokens": manifest.tokens("train"),
-        "validation_tokens": {source: manifest.tokens("validation", source) for source in manifest.sources("validation")},
+        "validation_tokens": {
+            source: manifest.tokens("validation", source) for source in manifest.sources("validation")
+        },
         "unigram_perplexity": unigram_perplexity(manifest),
     }
     write_json(path / "data.json", data)
@@ -216,7 +226,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | None:
-    """Do what only rank 0 does, and let every rank raise what the user must mend (collective); None on the other ranks."""
+    """Do what only rank 0 does, and let every rank raise what the user must mend (collective)."""
     result = None
     failure: list[Exception | None] = [None]
     if context.is_first:
@@ -225,8 +235,8 @@ def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | Non
         except (UserError, DataError) as error:
             failure = [error]
         except OSError as error:
-            message = f"rank 0 cannot use {error.filename} ({error.strerror}); check run.directory and data.directory"
-            failure = [UserError(message)]
+            problem = f"rank 0 cannot use {error.filename} ({error.strerror})"
+            failure = [UserError(f"{problem}; check run.directory and data.directory")]
     dist.broadcast_object_list(failure, src=0, device=context.device)
     if failure[0] is not None:
         raise failure[0]

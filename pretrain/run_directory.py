@@ -1,6 +1,7 @@
 """The run directory: the contract between `train`, every verb that reads runs back, and users' own tools.
 
-config.yaml  environment.json  data.json  audit.json  metrics.jsonl  tensorboard/  checkpoints/  state  summary.json
+config.yaml  environment.json  data.json  audit.json  metrics.jsonl  tensorboard/  checkpoints/  state
+summary.json
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "te
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds either the old content or all of the new one, whatever happens meanwhile."""
+    """Write `text` so that `path` holds either the old content or all of the new, whatever happens."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w") as file:
@@ -46,7 +47,7 @@ def write_state(run_path: Path, state: str) -> None:
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
-    """What environment.json records: versions, commit, host and start time, plus the given facts about the layout."""
+    """What environment.json records: versions, commit, host, start time, and the given facts on the layout."""
     return {
         "python": sys.version.split()[0],
         "packages": {package: _version(package) for package in PACKAGES},

@@ -17,8 +17,17 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard directory of the Python installation's own prose under a 512-piece tokenizer."""
     directory = tmp_path_factory.mktemp("data")
     data_pipeline("demo-corpus", directory / "corpus")
-    data_pipeline("train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", "--vocab-size", VOCAB_SIZE)
-    arguments = ("--tokenizer", directory / "tokenizer.model", "--out", directory / "shards", "--name", "tiny")
+    data_pipeline(
+        "train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", "--vocab-size", VOCAB_SIZE
+    )
+    arguments = (
+        "--tokenizer",
+        directory / "tokenizer.model",
+        "--out",
+        directory / "shards",
+        "--name",
+        "tiny",
+    )
     data_pipeline("tokenize", directory / "corpus", *arguments)
     return directory / "shards"
 
@@ -26,5 +35,7 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_pipeline(*arguments: object) -> None:
     """Run `python -m data_pipeline ARGUMENTS`."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr

@@ -2,8 +2,9 @@
 
     answer = run_ranks(4, "tests.distributed.parity_worker:losses", {"layouts": [...]})
 
-The processes are started by the product's own launcher in a child of the test: when the test times out or is killed, the kernel
-takes the ranks with it. Also usable by hand: `python -m tests.ranks 2 module:function '{"key": 1}'`.
+The processes are started by the product's own launcher in a child of the test: when the test times out or is
+killed, the kernel takes the ranks with it. Also usable by hand: `python -m tests.ranks 2 module:function
+'{"key": 1}'`.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float =
         process = subprocess.run(
             command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=timeout
         )
-        assert process.returncode == 0, f"{target} on {ranks} ranks failed:\n{process.stdout}\n{process.stderr}"
+        assert process.returncode == 0, (
+            f"{target} on {ranks} ranks failed:\n{process.stdout}\n{process.stderr}"
+        )
         return json.loads(result.read_text())
 
 
 def rank_environment() -> dict[str, str]:
     """One thread a rank, and no launcher's variables inherited from outside."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))}
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
+    }
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         inherited.pop(name, None)
     return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -55,7 +60,9 @@ def _main() -> None:
     from megatron_patches.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))  # once, for all the runs that the function makes
+    dist.init_process_group(
+        "gloo", timeout=timedelta(seconds=60)
+    )  # once, for all the runs that the function makes
     answer = getattr(importlib.import_module(module), function)(json.loads(payload))
     dist.destroy_process_group()
     if os.environ["RANK"] == "0":

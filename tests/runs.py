@@ -49,7 +49,9 @@ def started(overrides: Sequence[str], ranks: int, log: Path):
             psutil.wait_procs(family, timeout=30)
 
 
-def wait_until(condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 120) -> None:
+def wait_until(
+    condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 120
+) -> None:
     """Poll until `condition`; fails if the run ends first or the time is over."""
     deadline = time.monotonic() + timeout
     while not condition():

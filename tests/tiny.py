@@ -1,4 +1,6 @@
-"""The smallest run that is still the real program: two layers, four heads, real text, a few dozen tokens a sample."""
+"""The smallest run that is still the real program: two layers, four heads, real text, a few dozen tokens a
+sample.
+"""
 
 from pathlib import Path
 

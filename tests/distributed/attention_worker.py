@@ -1,4 +1,6 @@
-"""What the ranks of test_attention.py do: run one attention layer in float64 beside plain autograd, and count what it does."""
+"""What the ranks of test_attention.py do: run one attention layer in float64 beside plain autograd, and
+count what it does.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from megatron_patches.install import bank_recipe, gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import policy_for
 from megatron_patches.shards import layer_shard
-from pretrain.distributed import LaunchEnvironment, ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.distributed import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
 
 # Sizes without coincidences: each matrix product of the layer can be told by the shape of its result.
 HIDDEN, HEADS, HEAD_DIM, SEQ, BATCH, SEED = 40, 4, 6, 10, 3, 5
@@ -44,12 +51,21 @@ class OperationLog(TorchDispatchMode):
 
 
 def build(
-    context: ParallelContext, variant: str, groups: int, sequence_parallel: bool, dtype: torch.dtype = torch.float64
+    context: ParallelContext,
+    variant: str,
+    groups: int,
+    sequence_parallel: bool,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[GPTModel, BankRecipe | None]:
     """A one-layer model without dropout, initialised by the product."""
     policy = policy_for(variant)
     recipe = bank_recipe(
-        policy, seed=SEED, hidden_size=HIDDEN, head_dim=HEAD_DIM, num_attention_heads=HEADS, num_query_groups=groups
+        policy,
+        seed=SEED,
+        hidden_size=HIDDEN,
+        head_dim=HEAD_DIM,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
     )
     config = TransformerConfig(
         num_layers=1,
@@ -79,7 +95,9 @@ def build(
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """One report a case: errors against the reference, collectives forward and backward, shapes of the matrix products."""
+    """One report a case: errors against the reference, collectives forward and backward, shapes of the
+    matrix products.
+    """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
     reports = [_attention_case(context, **case) for case in payload["cases"]]
@@ -134,11 +152,19 @@ def _reference(
         return normal_rows(SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02).double()
 
     x = x.clone().requires_grad_()
-    value_weight = normal_rows(SEED, "layer.0.attention.value", range(groups * HEAD_DIM), HIDDEN, 0.02).double()
+    value_weight = normal_rows(
+        SEED, "layer.0.attention.value", range(groups * HEAD_DIM), HIDDEN, 0.02
+    ).double()
     value_weight.requires_grad_()
-    proj = normal_rows(SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, 0.02 / math.sqrt(2)).double()
+    proj = normal_rows(
+        SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, 0.02 / math.sqrt(2)
+    ).double()
     query = (x @ bank("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
-    key = (x @ bank("key", groups).t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    key = (
+        (x @ bank("key", groups).t())
+        .unflatten(-1, (groups, HEAD_DIM))
+        .repeat_interleave(HEADS // groups, dim=2)
+    )
     value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
     scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
     future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
@@ -156,7 +182,9 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     answer = {}
     for variant in payload["variants"]:
         model, _ = build(context, variant, payload["groups"], False, torch.float32)
-        answer[variant] = {name: _digest(weight) for name, weight in _full_weights(model, context, payload["groups"])}
+        answer[variant] = {
+            name: _digest(weight) for name, weight in _full_weights(model, context, payload["groups"])
+        }
     shutdown_distributed(context)
     return answer
 

@@ -47,7 +47,9 @@ def _engine(config: Config) -> dict[str, Any]:
     """One engine's audit before and after a few steps, its losses, and what else the test compares the audit with."""
     with open_run(config) as run:
         before, bank = audit_rank(run.engine), _bank(run.engine.module)
-        losses = [train_step(run, _progress(config, step), StopSignals()).loss for step in range(config.total_steps)]
+        losses = [
+            train_step(run, _progress(config, step), StopSignals()).loss for step in range(config.total_steps)
+        ]
         own = {
             "before": before,
             "after": audit_rank(run.engine),
@@ -80,15 +82,19 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
 
     None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage 1, stage 3).
     """
-    run.engine.backward(token_losses(run.engine, micro_batch(run, _progress(run.config, step).consumed_samples, 0)).mean())
-    stage = run.engine.zero_optimization_stage()
-    if stage == 1 and not hasattr(run.engine.optimizer, "fp32_groups_gradients_flat"):
-        kept = [p.grad for p in run.engine.module.parameters() if p.grad is not None]
-    elif stage == 2:
-        kept = [gradient for group in run.engine.optimizer.averaged_gradients.values() for gradient in group]
-    else:
+    run.engine.backward(
+        token_losses(run.engine, micro_batch(run, _progress(run.config, step).consumed_samples, 0)).mean()
+    )
+    stage, optimizer = run.engine.zero_optimization_stage(), run.engine.optimizer
+    if stage == 3 or hasattr(optimizer, "fp32_groups_gradients_flat"):
         return None
-    return {"elements": sum(g.numel() for g in kept), "bytes": sum(g.numel() * g.element_size() for g in kept)}
+    kept = [p.grad for p in run.engine.module.parameters() if p.grad is not None]
+    for groups in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+        kept += [gradient for group in groups.values() if group is not None for gradient in group]
+    return {
+        "elements": sum(g.numel() for g in kept),
+        "bytes": sum(g.numel() * g.element_size() for g in kept),
+    }
 
 
 def _as_frozen_parameter(model: torch.nn.Module) -> None:
@@ -157,19 +163,27 @@ def _own_part(full: torch.Tensor, parameter: torch.Tensor, run: Run) -> torch.Te
     """This tensor-parallel rank's part of a full weight."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return full
-    return full.chunk(run.context.tensor_parallel_size, parameter.partition_dim)[run.context.tensor_parallel_rank]
+    return full.chunk(run.context.tensor_parallel_size, parameter.partition_dim)[
+        run.context.tensor_parallel_rank
+    ]
 
 
 def _plain_torch(config: Config) -> dict[str, Any]:
     """The same training of the whole model on this rank alone: torch's AdamW and clip_grad_norm_, no DeepSpeed."""
-    parallel = config.parallel.model_copy(update={"tensor_model_parallel_size": 1, "sequence_parallel": False})
+    parallel = config.parallel.model_copy(
+        update={"tensor_model_parallel_size": 1, "sequence_parallel": False}
+    )
     single = config.model_copy(update={"parallel": parallel})
     size = config.data.global_batch_size
-    samples = TrainingSamples(read_manifest(config.data.directory), config.data.sequence_length, config.data_seed)
+    samples = TrainingSamples(
+        read_manifest(config.data.directory), config.data.sequence_length, config.data_seed
+    )
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
     model = build_model(single, context)
     optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.optimizer.weight_decay), betas=config.optimizer.betas, eps=config.optimizer.eps
+        parameter_groups(model, config.optimizer.weight_decay),
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
     )
     weights = [_weights(model)]
     losses, norms = [], []
@@ -179,14 +193,22 @@ def _plain_torch(config: Config) -> dict[str, Any]:
         tokens = torch.from_numpy(samples.blocks(np.arange(step * size, (step + 1) * size)))
         loss = token_losses(model, tokens).mean()
         loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip)))
+        norms.append(
+            float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip))
+        )
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss))
         weights.append(_weights(model))
     shutdown_distributed(context)
     step_sizes = [_distance(before, after) for before, after in itertools.pairwise(weights)]
-    return {"losses": losses, "norms": norms, "start": weights[0], "end": weights[-1], "step_sizes": step_sizes}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "start": weights[0],
+        "end": weights[-1],
+        "step_sizes": step_sizes,
+    }
 
 
 def _weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:

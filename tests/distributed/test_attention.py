@@ -1,4 +1,6 @@
-"""The patched attention against plain autograd in float64, its collectives against the stock layer's, and its initial values."""
+"""The patched attention against plain autograd in float64, its collectives against the stock layer's, and
+its initial values.
+"""
 
 import itertools
 
@@ -19,7 +21,9 @@ CASES = [
 def reports(request):
     cases = [case for case in CASES if request.param > 1 or not case["sequence_parallel"]]
     answers = run_ranks(request.param, "tests.distributed.attention_worker:attention_cases", {"cases": cases})
-    by_case = {(c["variant"], c["groups"], c["sequence_parallel"]): a for c, a in zip(cases, answers, strict=True)}
+    by_case = {
+        (c["variant"], c["groups"], c["sequence_parallel"]): a for c, a in zip(cases, answers, strict=True)
+    }
     return request.param, by_case
 
 
@@ -39,7 +43,8 @@ def test_collectives_are_exactly_those_of_the_stock_layer(reports):
         if tensor_parallel_size == 1:
             assert not report["collectives_forward"] and not report["collectives_backward"]
         elif sequence_parallel:
-            # forward: gather x, scatter the output; backward: gather the output's gradient, re-gather x, scatter x's gradient
+            # forward: gather x, scatter the output; backward: gather the output's gradient, re-gather x,
+            # scatter x's gradient
             assert report["collectives_forward"] == {"_allgather_base_": 1, "_reduce_scatter_base_": 1}
             assert report["collectives_backward"] == {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
         else:
@@ -71,11 +76,18 @@ def test_frozen_weights_are_neither_parameters_nor_saved(reports):
 def test_initial_values_do_not_depend_on_layout_or_variant():
     variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
     payload = {"variants": variants, "groups": 4}
-    by_size = {n: run_ranks(n, "tests.distributed.attention_worker:weight_digests", payload) for n in (1, 2, 4)}
+    by_size = {
+        n: run_ranks(n, "tests.distributed.attention_worker:weight_digests", payload) for n in (1, 2, 4)
+    }
     assert by_size[1] == by_size[2] == by_size[4]
     weights = by_size[1]
     shared = set(weights["orthogonal"])
-    assert {name.split(".")[-2] for name in shared} >= {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+    assert {name.split(".")[-2] for name in shared} >= {
+        "linear_qkv",
+        "linear_proj",
+        "linear_fc1",
+        "linear_fc2",
+    }
     for variant in variants:
         assert {name: weights[variant][name] for name in shared} == weights["orthogonal"], variant
     query = "decoder.layers.0.self_attention.linear_qkv.query"

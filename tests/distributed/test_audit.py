@@ -89,7 +89,9 @@ def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine):
     assert file["totals"]["model_trainable_parameters"] == report["counted"]["trainable"]
     assert file["totals"]["model_frozen_parameters"] == report["counted"]["frozen"]
     # 2 layers, (4 + 4) heads of 8 rows of 33, on each data-parallel rank once
-    assert file["totals"]["frozen_elements"] == (2 * 8 * 8 * 33 * DATA_PARALLEL if variant == "orthogonal" else 0)
+    assert file["totals"]["frozen_elements"] == (
+        2 * 8 * 8 * 33 * DATA_PARALLEL if variant == "orthogonal" else 0
+    )
     for rank in report["ranks"]:
         assert rank["before"]["frozen_in_zero"] == rank["after"]["frozen_in_zero"] == 0
         assert rank["before"]["violations"] == rank["after"]["violations"] == []
@@ -114,7 +116,9 @@ def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(eng
             assert rank["master_weights"] == {"elements": own, "bytes": 4 * own}
         assert sum(rank["optimizer_state"]["elements"] for rank in ranks) - 2 * padding == 2 * shard
         bytes_of_one = 4 if dtype == "fp32" else 2
-        assert all(rank["trainable"]["bytes"] == bytes_of_one * rank["trainable"]["elements"] for rank in ranks)
+        assert all(
+            rank["trainable"]["bytes"] == bytes_of_one * rank["trainable"]["elements"] for rank in ranks
+        )
 
 
 def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine):
@@ -141,8 +145,12 @@ def test_gradient_bytes_follow_the_zero_stage(engine):
         measured = rank["gradients_between_micro_batches"]
         if measured is not None:
             assert measured["bytes"] == 4 * measured["elements"]
-            assert gradients["elements"] - _most_padding(stage) <= measured["elements"] <= gradients["elements"]
-    assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (stage == 3 or (stage, dtype) == (1, "bf16"))
+            assert (
+                gradients["elements"] - _most_padding(stage) <= measured["elements"] <= gradients["elements"]
+            )
+    assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (
+        stage == 3 or (stage, dtype) == (1, "bf16")
+    )
 
 
 def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine):
@@ -162,17 +170,23 @@ def test_bf16_stays_near_fp32(found, stage):
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found, name):
     complaint = found["corrupted"][name]
-    assert complaint.startswith("ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_weight' (2 ")
+    assert complaint.startswith(
+        "ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_weight' (2 "
+    )
     assert "\n" not in complaint
 
 
-@pytest.mark.parametrize("case", CLIPPING, ids=lambda case: f"{case[0]}-zero{case[1]}{'-sp' if case[2] else ''}")
+@pytest.mark.parametrize(
+    "case", CLIPPING, ids=lambda case: f"{case[0]}-zero{case[1]}{'-sp' if case[2] else ''}"
+)
 def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(found, case):
     report = found["clipping"][case]
     assert min(report["plain_norms"]) > 5 * CLIP
     assert report["norms"] == pytest.approx(report["plain_norms"], rel=1e-5)
     assert report["losses"] == pytest.approx(report["plain_losses"], rel=1e-5)
-    assert report["plain_step_sizes"][0] == pytest.approx(2.0 * CLIP, rel=0.01)  # clipping did shorten the steps
+    assert report["plain_step_sizes"][0] == pytest.approx(
+        2.0 * CLIP, rel=0.01
+    )  # clipping did shorten the steps
     assert report["worst_update"] < 1e-4
 
 

@@ -26,7 +26,9 @@ DATA_PARALLEL_LAYOUTS = [LAYOUTS[0], (2, 1, False)]
 
 @pytest.fixture(scope="module")
 def curves(tiny_shards, tmp_path_factory):
-    """{(variant, zero stage, layout): curves}; one launch per world size, all its configs in the same processes."""
+    """{(variant, zero stage, layout): curves}; one launch per world size, all its configs in the same
+    processes.
+    """
     runs = tmp_path_factory.mktemp("parity")
     found = {}
     for ranks in (1, 2, 4):
@@ -46,7 +48,8 @@ def curves(tiny_shards, tmp_path_factory):
                 parallel__sequence_parallel=layout[2],
                 model__dropout=0.1 if stage == DROPOUT_STAGE else 0.0,
                 schedule__steps=STEPS,
-                # A high rate would let Adam amplify rounding differences from step to step: 1e-7 becomes 1e-4 in 20 steps.
+                # A high rate would let Adam amplify rounding differences from step to step: 1e-7 becomes 1e-4
+                # in 20 steps.
                 optimizer__learning_rate=3e-4,
                 data__global_batch_size=4,
                 data__sequence_length=16,
@@ -55,7 +58,9 @@ def curves(tiny_shards, tmp_path_factory):
             )
             for variant, stage, layout in cases
         ]
-        answers = run_ranks(ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=280)
+        answers = run_ranks(
+            ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=280
+        )
         found.update(zip(cases, answers, strict=True))
     return found
 
@@ -83,7 +88,9 @@ def test_the_zero_stage_does_not_change_the_training(curves, variant, stage):
 def test_dropout_masks_do_not_depend_on_the_data_parallel_size(curves, variant):
     single, parallel = (curves[variant, DROPOUT_STAGE, layout] for layout in DATA_PARALLEL_LAYOUTS)
     assert parallel["loss"] == pytest.approx(single["loss"], rel=1e-5)
-    assert single["loss"] != pytest.approx(curves[variant, 1, LAYOUTS[0]]["loss"], rel=1e-4)  # dropout did something
+    assert single["loss"] != pytest.approx(
+        curves[variant, 1, LAYOUTS[0]]["loss"], rel=1e-4
+    )  # dropout did something
 
 
 def test_the_model_learns_and_the_variants_differ(curves):

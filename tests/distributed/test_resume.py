@@ -1,4 +1,6 @@
-"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, tensor parallel 2 × data parallel 2, ZeRO 1, 2 and 3."""
+"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, tensor parallel 2 × data parallel
+2, ZeRO 1, 2 and 3.
+"""
 
 import signal
 
@@ -85,7 +87,8 @@ def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_sh
 
 
 @pytest.mark.parametrize(
-    ("number", "state"), [(signal.SIGTERM, "stopped\n"), (signal.SIGUSR1, "continue\n"), (signal.SIGINT, "stopped\n")]
+    ("number", "state"),
+    [(signal.SIGTERM, "stopped\n"), (signal.SIGUSR1, "continue\n"), (signal.SIGINT, "stopped\n")],
 )
 def test_signal_saves_exits_0_and_resumes_exactly(number, state, uninterrupted, tiny_shards, tmp_path):
     run = tmp_path / "signalled"
