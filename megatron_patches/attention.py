@@ -182,7 +182,7 @@ def _all_gather_sequence(
 def _reduce_input_grad(
     grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
 ) -> tuple[torch.Tensor, dist.Work | None]:
-    """Start summing the input gradient over tensor-parallel ranks; with `sequence_parallel`, keep our slice."""
+    """Start summing the input gradient over the ranks; with `sequence_parallel` each keeps its slice."""
     if group.size() == 1:
         return grad, None
     if not sequence_parallel:

@@ -2,4 +2,4 @@
 
 
 class MethodError(ValueError):
-    """A request the method cannot honour: an impossible shape, an unknown name. The message is one sentence."""
+    """A request the method cannot honour (impossible shape, unknown name); the message is one sentence."""

@@ -98,8 +98,8 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     violations = sorted({name for rank in ranks for name in rank["violations"]})
     if violations:
         raise MethodError(
-            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key weights "
-            "must be non-persistent buffers outside the optimizer, so training was stopped before step 1"
+            f"ZeRO holds the frozen weight '{violations[0]}' ({len(violations)} such); frozen Query/Key "
+            "weights must be buffers outside the optimizer, so training was stopped before step 1"
         )
     totals = {
         f"{key}_{unit}": sum(rank[part][unit] for rank in ranks)
@@ -155,7 +155,7 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """What the inner AdamW updates on this rank: fp32 partitions under ZeRO, else the parameters themselves."""
+    """What the inner AdamW updates on this rank: fp32 partitions under ZeRO, else the parameters."""
     if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):  # stage 3 steps through sub-groups
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)

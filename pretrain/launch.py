@@ -47,7 +47,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
             subprocess.Popen(
                 list(command),
                 env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                preexec_fn=_die_with_parent,
+                preexec_fn=_prepare_rank,
             )
         )
     return _wait(processes)
@@ -64,7 +64,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """One rank is gone, the others wait in vain: give them a moment (they may be failing alike), then kill."""
+    """One rank is gone: give the others a moment (they may be failing alike), then kill them."""
     deadline = time.monotonic() + GRACE_SECONDS
     alike = all(process.poll() not in (None, 0) for process in processes)
     while not alike and time.monotonic() < deadline and any(process.poll() is None for process in processes):
@@ -81,14 +81,17 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
             if process.poll() is None:
                 process.send_signal(number)
 
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGUSR1, forward)
-    # A terminal sends Ctrl-C to the ranks too; sending it again would look like the second, impatient one.
-    signal.signal(signal.SIGINT, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, forward)
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec: ask the kernel for SIGKILL when the launcher dies (Linux)."""
+def _prepare_rank() -> None:
+    """In the child, before exec: ask the kernel for SIGKILL when the launcher dies (Linux).
+
+    A process group of its own keeps a terminal's Ctrl-C from reaching the rank twice, directly and through
+    the launcher.
+    """
+    os.setpgrp()
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -6,6 +6,7 @@ Imports nothing heavy on purpose: the handlers must be in place before torch is 
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
@@ -42,5 +43,6 @@ class StopSignals:
         if number == signal.SIGINT:
             if self.stop:
                 raise KeyboardInterrupt
-            print("stopping after this step (Ctrl-C again to stop at once)", flush=True)
+            if os.environ.get("RANK", "0") == "0":
+                print("stopping after this step (Ctrl-C again to stop at once)", flush=True)
         self.stop = True

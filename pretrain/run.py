@@ -1,4 +1,4 @@
-"""Opening a run: ranks, data, engine, checkpoint, telemetry. What can be refused before step 1 is refused here."""
+"""Opening a run: ranks, data, engine, checkpoint, telemetry, and every refusal possible before step 1."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def write_state(run_path: Path, state: str) -> None:
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
-    """What environment.json records: versions, commit, host, start time, and the given facts on the layout."""
+    """What environment.json records: versions, commit, host, start time, and the given facts."""
     return {
         "python": sys.version.split()[0],
         "packages": {package: _version(package) for package in PACKAGES},

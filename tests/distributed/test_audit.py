@@ -145,9 +145,10 @@ def test_gradient_bytes_follow_the_zero_stage(engine):
         measured = rank["gradients_between_micro_batches"]
         if measured is not None:
             assert measured["bytes"] == 4 * measured["elements"]
-            assert (
-                gradients["elements"] - _most_padding(stage) <= measured["elements"] <= gradients["elements"]
-            )
+            if stage == 1:
+                assert measured["elements"] == shard
+            else:  # without the padding, but in fp32 with the whole of a parameter that two ranks share
+                assert own - _most_padding(stage) <= measured["elements"] < 0.7 * shard
     assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (
         stage == 3 or (stage, dtype) == (1, "bf16")
     )
