@@ -29,7 +29,7 @@ from pretrain.engine import build_engine
 from pretrain.errors import UserError
 from pretrain.inputs import check_inputs
 from pretrain.metrics_file import read_metrics
-from pretrain.resilience import FINISHED, RUNNING
+from pretrain.resilience import CONTINUE, FINISHED, RUNNING, STOPPED
 from pretrain.run_directory import describe_environment, write_json, write_state, write_text_atomically
 from pretrain.telemetry import RunFacts, StepRecord, Telemetry
 
@@ -63,6 +63,7 @@ class Run:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
         if self.telemetry is not None:
             path = self.config.run_path
+            self.telemetry.say(f"{state}: {path}{ENDINGS[state]}")
             if state == FINISHED:
                 last = _last_record(path / "metrics.jsonl")
                 write_json(path / "summary.json", summary(last))
@@ -78,6 +79,11 @@ class Run:
         dist.barrier()
 
 
+ENDINGS = {
+    FINISHED: "",
+    STOPPED: " is saved; the same command goes on from here",
+    CONTINUE: " is saved and has more to do; the same command goes on from here",
+}
 RESULT_TAGS = ("loss/", "perplexity/", "throughput/tokens_per_second")
 
 
@@ -144,7 +150,9 @@ def _build(config: Config, context: ParallelContext, manifest: Manifest) -> Run:
 
     def open_records() -> Telemetry:
         _write_run_files(config, context, manifest, trainer.audit)
-        return _open_telemetry(config, context, trainer.audit["totals"], progress)
+        telemetry = _open_telemetry(config, context, trainer.audit["totals"], progress)
+        telemetry.say(_headline(config, context, trainer.audit, progress))
+        return telemetry
 
     telemetry = _on_first_rank(context, open_records)
     return Run(config, context, trainer.engine, samples, validation, checkpoints, progress, telemetry)
@@ -201,6 +209,17 @@ def _open_telemetry(
         hparams=_hparams(config),
         total_steps=config.total_steps,
         resume_step=progress.step,
+    )
+
+
+def _headline(config: Config, context: ParallelContext, audit: Mapping[str, Any], progress: Progress) -> str:
+    totals = audit["totals"]
+    start = f"resumes after step {progress.step}" if progress.step else "starts"
+    return (
+        f"{config.run_path} {start}: {config.attention.variant}, "
+        f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} frozen "
+        f"parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
+        f"{context.data_parallel_size} on {_device_name(context.device)}, ZeRO-{audit['zero_stage']}"
     )
 
 

@@ -20,17 +20,37 @@ MEASURED = ("time/", "throughput/", "memory/host_rss")
 """Tags whose values are clock or memory readings; every other value must repeat exactly."""
 
 
-def cli(arguments: Sequence[str], timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pretrain ARGUMENTS` to its end."""
+def cli(
+    arguments: Sequence[str], timeout: float = 240, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m pretrain ARGUMENTS` to its end; `environment` is added to the usual one."""
     command = [sys.executable, "-m", "pretrain", *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=timeout
-    )
+    env = rank_environment() | dict(environment or {})
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
 
 
 def train(overrides: Sequence[str], ranks: int, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     """Run `python -m pretrain train demo OVERRIDES --local-ranks RANKS` to its end."""
     return cli(["train", "demo", *overrides, "--local-ranks", str(ranks)], timeout)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> None:
+    """Exit code 2 and, on stderr, one sentence and nothing else; the sentence has every one of `fragments`."""
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stdout
+    for fragment in fragments:
+        assert fragment in lines[0]
+
+
+def files_under(directory: Path) -> dict[str, bytes]:
+    """Every file below `directory` with its content."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 @contextmanager

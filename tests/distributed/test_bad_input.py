@@ -1,0 +1,188 @@
+"""Mistakes that only a started rank can see, through the real command line: one sentence, exit code 2, nothing half done.
+
+The run directory of a refused run must not appear, and one that was there before must not change.
+"""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import data_pipeline
+from tests.runs import (
+    assert_refused,
+    cli,
+    deterministic_metrics,
+    files_under,
+    logged_steps,
+    started,
+    train,
+    wait_until,
+)
+from tests.tiny import tiny_overrides
+
+Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]
+TIMEOUT = 90
+SECONDS_TO_WAIT = 5
+MODEL_STATES = "checkpoints/step_00000002/mp_rank_00_model_states.pt"
+
+
+class Cases:
+    """Commands that must be refused, each on its own copy of a trained run, or without any."""
+
+    def __init__(self, shards: Path, directory: Path) -> None:
+        self.shards = shards
+        self.directory = directory
+        self.trained = directory / "trained" / "run"
+        done = cli(["train", "demo", *self.overrides("trained")])
+        assert done.returncode == 0, done.stderr
+
+    def overrides(self, name: str, **changes: object) -> list[str]:
+        return tiny_overrides(self.shards, self.directory / name, "run", schedule__steps=2, **changes)
+
+    def resumed(
+        self,
+        name: str,
+        ranks: int | None = None,
+        damage: Callable[[Path], None] = lambda run: None,
+        **changes: object,
+    ) -> tuple[subprocess.CompletedProcess[str], bool]:
+        """(the process, whether the run directory is as it was before)"""
+        run = self.directory / name / "run"
+        shutil.copytree(self.trained, run)
+        damage(run)
+        before = files_under(run)
+        done = self._run(self.overrides(name, **changes), ranks, {})
+        return done, files_under(run) == before
+
+    def fresh(
+        self, name: str, ranks: int | None = None, environment: dict[str, str] | None = None, **changes: object
+    ) -> tuple[subprocess.CompletedProcess[str], bool]:
+        """(the process, whether it left no run directory)"""
+        done = self._run(self.overrides(name, **changes), ranks, environment or {})
+        return done, not (self.directory / name).exists()
+
+    @staticmethod
+    def _run(
+        overrides: list[str], ranks: int | None, environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        launched = ["--local-ranks", str(ranks)] if ranks else []
+        return cli(["train", "demo", *overrides, *launched], TIMEOUT, environment)
+
+
+@pytest.fixture(scope="module")
+def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
+    """{case: (process, directory in order)}; two at a time, for most of a start is importing torch on one core."""
+    directory = tmp_path_factory.mktemp("bad_input")
+    cases = Cases(tiny_shards, directory)
+    commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
+        "another number of ranks": lambda: cases.resumed("ranks", ranks=2),
+        "damaged shard": lambda: cases.fresh("shard", ranks=2, data__directory=_with_a_flipped_byte(cases)),
+        "rank 0 alone": lambda: cases.fresh("rank0", environment=_one_of_two(0), **_IMPATIENT),
+        "rank 1 alone": lambda: cases.fresh("rank1", environment=_one_of_two(1), **_IMPATIENT),
+        "half an environment": lambda: cases.fresh("environment", environment={"RANK": "1", "LOCAL_RANK": "1"}),
+        "too few ranks": lambda: cases.fresh("few", parallel__tensor_model_parallel_size=2),
+        "run directory under a file": lambda: cases.fresh("file", run__directory=tiny_shards / "manifest.json"),
+        "another model shape": lambda: cases.resumed("shape", model__num_layers=3),
+        "another bank": lambda: cases.resumed("bank", attention__seed=7),
+        "other data": lambda: cases.resumed("data", data__directory=_other_shards(cases)),
+        "truncated file": lambda: cases.resumed("truncated", damage=_truncate),
+        "damaged marker": lambda: cases.resumed("marker", damage=_empty_marker),
+    }
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = {case: pool.submit(command) for case, command in commands.items()}
+        return {case: future.result() for case, future in running.items()}
+
+
+_IMPATIENT = {"parallel__timeout_seconds": SECONDS_TO_WAIT}
+
+
+def _one_of_two(rank: int) -> dict[str, str]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]  # free again when the rank starts: nobody listens there
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return {name: str(value) for name, value in place.items()}
+
+
+def _with_a_flipped_byte(cases: Cases) -> Path:
+    copy = cases.directory / "flipped"
+    shutil.copytree(cases.shards, copy)
+    shard = sorted(copy.glob("tiny-train-*.bin"))[1]
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    return copy
+
+
+def _other_shards(cases: Cases) -> Path:
+    """The same corpus and tokenizer with another part held out: same vocabulary, other training data."""
+    source, out = cases.shards.parent, cases.directory / "other"
+    arguments = ("--tokenizer", source / "tokenizer.model", "--out", out, "--name", "tiny")
+    data_pipeline("tokenize", source / "corpus", *arguments, "--validation-fraction", 0.2)
+    return out
+
+
+def _truncate(run: Path) -> None:
+    file = run / MODEL_STATES
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _empty_marker(run: Path) -> None:
+    (run / "checkpoints/step_00000002/COMPLETE").write_text("")
+
+
+SENTENCES = {
+    "another number of ranks": ("the number of ranks=1 but this run has 2", "choose another run.name"),
+    "damaged shard": (
+        "tiny-train-PydocTopics_00001.bin does not have the SHA-256 that the manifest says",
+        "python -m data_pipeline verify",
+    ),
+    "rank 0 alone": ("rank 0 waited 5 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
+    "rank 1 alone": ("rank 1 waited 5 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
+    "half an environment": ("the environment sets RANK but not WORLD_SIZE", "start ranks with torchrun"),
+    "too few ranks": (
+        "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
+    ),
+    "run directory under a file": ("manifest.json", "check run.directory"),
+    "another model shape": (
+        "step_00000002 was written with model.num_layers=2 but this run has 3",
+        "choose another run.name",
+    ),
+    "another bank": ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed"),
+    "other data": ("step_00000002 was trained on other data", "restore the shards"),
+    "truncated file": ("mp_rank_00_model_states.pt is", "but was saved with", "to resume from an older checkpoint"),
+    "damaged marker": ("COMPLETE is damaged", "to resume from an older checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_a_mistake_is_one_sentence_and_leaves_the_run_directory_alone(case: str, refused: Refused) -> None:
+    done, directory_in_order = refused[case]
+    assert_refused(done, *SENTENCES[case])
+    assert directory_in_order
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path, tmp_path: Path) -> None:
+    overrides = tiny_overrides(tiny_shards, tmp_path, "run", schedule__steps=60)
+    run = tmp_path / "run"
+    with started(overrides, 1, tmp_path / "log") as launcher:
+        wait_until(lambda: len(logged_steps(run)) > 1, launcher, "the first steps")
+        launcher.kill()
+        launcher.wait(timeout=60)
+    assert (run / "state").read_text() == "running\n"
+    assert not list(run.rglob("COMPLETE")) and not (run / "summary.json").exists()
+    before = deterministic_metrics(run)
+    assert 1 < len(before) < 60
+    assert_refused(cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it")
+
+    done = train(overrides, ranks=1)
+    assert done.returncode == 0, done.stderr
+    assert (run / "state").read_text() == "finished\n"
+    assert logged_steps(run) == list(range(1, 61))
+    assert deterministic_metrics(run)[: len(before)] == before
+    assert (run / "checkpoints/step_00000060/COMPLETE").is_file()

@@ -1,0 +1,67 @@
+"""Mistakes that the command line refuses at once, before any rank is started: one sentence, exit code 2, no run directory."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs import assert_refused, cli, train
+from tests.tiny import tiny_overrides
+
+REFUSED = {
+    "config typo": (
+        {"model__hiden_size": 32},
+        1,
+        ("unknown key 'model.hiden_size'", "did you mean 'model.hidden_size'?"),
+    ),
+    "missing data directory": (
+        {"data__directory": "nowhere/shards"},
+        1,
+        ("data directory nowhere/shards does not exist", "python -m data_pipeline tokenize"),
+    ),
+    "not a shard directory": (
+        {"data__directory": "tests"},
+        1,
+        ("tests has no manifest.json", "python -m data_pipeline tokenize"),
+    ),
+    "vocabulary larger than the tokenizer's": (
+        {"model__vocab_size": 1024},
+        1,
+        ("model.vocab_size=1024", "512 pieces", "set model.vocab_size=512"),
+    ),
+    "tensor parallelism that does not divide the heads": (
+        {"parallel__tensor_model_parallel_size": 3},
+        3,
+        (
+            "model.num_attention_heads=4 is not divisible by parallel.tensor_model_parallel_size=3",
+            "change one",
+        ),
+    ),
+    "too few ranks": (
+        {"parallel__tensor_model_parallel_size": 2},
+        1,
+        ("too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes",),
+    ),
+    "ranks that do not divide the batch": (
+        {"data__global_batch_size": 4},
+        4,
+        ("data.global_batch_size=4", "4 data-parallel ranks", "change either batch size"),
+    ),
+    "unknown variant": (
+        {"attention__variant": "orthognal"},
+        1,
+        ("attention.variant is 'orthognal'", "known variants: vanilla, orthogonal"),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_mistake_is_refused_before_any_rank_is_started(mistake: str, tiny_shards: Path, tmp_path: Path) -> None:
+    changes, ranks, fragments = REFUSED[mistake]
+    done = train(tiny_overrides(tiny_shards, tmp_path / "runs", "bad", **changes), ranks, timeout=60)
+    assert_refused(done, *fragments)
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_config_is_refused() -> None:
+    assert_refused(cli(["train", "dmo"], timeout=60), "config 'dmo'", "demo")
