@@ -217,8 +217,8 @@ def _headline(config: Config, context: ParallelContext, audit: Mapping[str, Any]
     start = f"resumes after step {progress.step}" if progress.step else "starts"
     return (
         f"{config.run_path} {start}: {config.attention.variant}, "
-        f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} frozen "
-        f"parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
+        f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} "
+        f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {_device_name(context.device)}, ZeRO-{audit['zero_stage']}"
     )
 
