@@ -67,11 +67,7 @@ class Run:
             if state == FINISHED:
                 last = _last_record(path / "metrics.jsonl")
                 write_json(path / "summary.json", summary(last))
-                results = {
-                    tag: value
-                    for tag, value in last.items()
-                    if tag.startswith(RESULT_TAGS) and value is not None
-                }
+                results = {tag: last[tag] for tag in RESULT_TAGS if last[tag] is not None}
                 self.telemetry.close(results)
             else:
                 self.telemetry.close()
@@ -84,7 +80,7 @@ ENDINGS = {
     STOPPED: " is saved; the same command goes on from here",
     CONTINUE: " is saved and has more to do; the same command goes on from here",
 }
-RESULT_TAGS = ("loss/", "perplexity/", "throughput/tokens_per_second")
+RESULT_TAGS = ("perplexity/valid", "loss/valid", "loss/train", "throughput/tokens_per_second")
 
 
 def summary(last: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +145,7 @@ def _build(config: Config, context: ParallelContext, manifest: Manifest) -> Run:
     progress = checkpoints.resume(trainer.engine)
 
     def open_records() -> Telemetry:
+        _check_steps_left(config, progress)
         _write_run_files(config, context, manifest, trainer.audit)
         telemetry = _open_telemetry(config, context, trainer.audit["totals"], progress)
         telemetry.say(_headline(config, context, trainer.audit, progress))
@@ -162,6 +159,7 @@ def _write_run_files(
     config: Config, context: ParallelContext, manifest: Manifest, audit: Mapping[str, Any]
 ) -> None:
     path = config.run_path
+    (path / "summary.json").unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(path / "config.yaml", config.to_yaml())
     write_json(path / "audit.json", audit)
     layout = {
@@ -183,6 +181,18 @@ def _write_run_files(
     }
     write_json(path / "data.json", data)
     write_state(path, RUNNING)
+
+
+def _check_steps_left(config: Config, progress: Progress) -> None:
+    """A run may be started again at its end (nothing is left to do) but not beyond it, nor cut off before it."""
+    if progress.step < config.total_steps:
+        return
+    last = _last_record(config.run_path / "metrics.jsonl")
+    if progress.step > config.total_steps or "loss/valid" not in last:
+        raise UserError(
+            f"{config.run_path} has trained {progress.step} steps and the schedule ends at {config.total_steps}; "
+            "set schedule.steps or schedule.tokens to more than that, or choose another run.name"
+        )
 
 
 def _open_telemetry(
