@@ -184,14 +184,15 @@ def _write_run_files(
 
 
 def _check_steps_left(config: Config, progress: Progress) -> None:
-    """A run may be started again at its end (nothing is left to do) but not beyond it, nor cut off before it."""
+    """A finished run may be started again (nothing is left to do), but not with an earlier end."""
     if progress.step < config.total_steps:
         return
     last = _last_record(config.run_path / "metrics.jsonl")
     if progress.step > config.total_steps or "loss/valid" not in last:
         raise UserError(
-            f"{config.run_path} has trained {progress.step} steps and the schedule ends at {config.total_steps}; "
-            "set schedule.steps or schedule.tokens to more than that, or choose another run.name"
+            f"{config.run_path} has trained {progress.step} steps and the schedule ends at "
+            f"{config.total_steps}; set schedule.steps or schedule.tokens to more than that, or choose "
+            "another run.name"
         )
 
 

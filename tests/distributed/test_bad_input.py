@@ -20,14 +20,13 @@ from tests.runs import (
     files_under,
     logged_steps,
     started,
-    train,
     wait_until,
 )
 from tests.tiny import tiny_overrides
 
 Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]
 TIMEOUT = 90
-SECONDS_TO_WAIT = 5
+SECONDS_TO_WAIT = 3
 MODEL_STATES = "checkpoints/step_00000002/mp_rank_00_model_states.pt"
 
 
@@ -76,7 +75,7 @@ class Cases:
 
 @pytest.fixture(scope="module")
 def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
-    """{case: (process, directory in order)}; two at a time, for most of a start is importing torch on one core."""
+    """{case: (process, directory in order)}; three at a time: a start imports torch on one core, or waits for a peer."""
     directory = tmp_path_factory.mktemp("bad_input")
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
@@ -93,7 +92,7 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
         "truncated file": lambda: cases.resumed("truncated", damage=_truncate),
         "damaged marker": lambda: cases.resumed("marker", damage=_empty_marker),
     }
-    with ThreadPoolExecutor(max_workers=2) as pool:
+    with ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
         return {case: future.result() for case, future in running.items()}
 
@@ -142,8 +141,8 @@ SENTENCES = {
         "tiny-train-PydocTopics_00001.bin does not have the SHA-256 that the manifest says",
         "python -m data_pipeline verify",
     ),
-    "rank 0 alone": ("rank 0 waited 5 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
-    "rank 1 alone": ("rank 1 waited 5 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
+    "rank 0 alone": ("rank 0 waited 3 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
+    "rank 1 alone": ("rank 1 waited 3 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
     "half an environment": ("the environment sets RANK but not WORLD_SIZE", "start ranks with torchrun"),
     "too few ranks": (
         "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
@@ -180,7 +179,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path
     assert 1 < len(before) < 60
     assert_refused(cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it")
 
-    done = train(overrides, ranks=1)
+    done = cli(["train", "demo", *overrides])
     assert done.returncode == 0, done.stderr
     assert (run / "state").read_text() == "finished\n"
     assert logged_steps(run) == list(range(1, 61))

@@ -1,5 +1,7 @@
 """Mistakes that the command line refuses at once, before any rank is started: one sentence, exit code 2, no run directory."""
 
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,13 +56,29 @@ REFUSED = {
 }
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bad_input") / "runs"
+
+
+@pytest.fixture(scope="module")
+def refused(tiny_shards: Path, runs: Path) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What became of each mistake; two processes at a time."""
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        running = {
+            mistake: pool.submit(train, tiny_overrides(tiny_shards, runs, "bad", **changes), ranks, 60)
+            for mistake, (changes, ranks, _) in REFUSED.items()
+        }
+        return {mistake: future.result() for mistake, future in running.items()}
+
+
 @pytest.mark.parametrize("mistake", REFUSED)
-def test_a_mistake_is_refused_before_any_rank_is_started(mistake: str, tiny_shards: Path, tmp_path: Path) -> None:
-    changes, ranks, fragments = REFUSED[mistake]
-    done = train(tiny_overrides(tiny_shards, tmp_path / "runs", "bad", **changes), ranks, timeout=60)
-    assert_refused(done, *fragments)
-    assert done.stdout == ""
-    assert not (tmp_path / "runs").exists()
+def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
+    mistake: str, refused: dict[str, subprocess.CompletedProcess[str]], runs: Path
+) -> None:
+    assert_refused(refused[mistake], *REFUSED[mistake][2])
+    assert refused[mistake].stdout == ""
+    assert not runs.exists()
 
 
 def test_unknown_config_is_refused() -> None:
