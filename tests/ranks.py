@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 
-def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 240) -> Any:
+def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 500) -> Any:
     """Call `module:function(payload)` on `ranks` processes; returns what rank 0 returned (JSON types)."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
@@ -61,7 +61,7 @@ def _main() -> None:
 
     silence_expected_warnings()
     dist.init_process_group(
-        "gloo", timeout=timedelta(seconds=60)
+        "gloo", timeout=timedelta(seconds=300)
     )  # once, for all the runs that the function makes
     answer = getattr(importlib.import_module(module), function)(json.loads(payload))
     dist.destroy_process_group()

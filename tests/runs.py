@@ -21,7 +21,7 @@ MEASURED = ("time/", "throughput/", "memory/host_rss")
 
 
 def cli(
-    arguments: Sequence[str], timeout: float = 240, environment: Mapping[str, str] | None = None
+    arguments: Sequence[str], timeout: float = 500, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m pretrain ARGUMENTS` to its end; `environment` is added to the usual one."""
     command = [sys.executable, "-m", "pretrain", *arguments]
@@ -29,13 +29,13 @@ def cli(
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
 
 
-def train(overrides: Sequence[str], ranks: int, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def train(overrides: Sequence[str], ranks: int, timeout: float = 500) -> subprocess.CompletedProcess[str]:
     """Run `python -m pretrain train demo OVERRIDES --local-ranks RANKS` to its end."""
     return cli(["train", "demo", *overrides, "--local-ranks", str(ranks)], timeout)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> None:
-    """Exit code 2 and, on stderr, one sentence and nothing else; the sentence has every one of `fragments`."""
+    """Exit code 2 and, on stderr, one sentence and nothing else; it has every one of `fragments`."""
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
@@ -47,9 +47,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> N
 def files_under(directory: Path) -> dict[str, bytes]:
     """Every file below `directory` with its content."""
     return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
+        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
     }
 
 
@@ -70,7 +68,7 @@ def started(overrides: Sequence[str], ranks: int, log: Path):
 
 
 def wait_until(
-    condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 120
+    condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 300
 ) -> None:
     """Poll until `condition`; fails if the run ends first or the time is over."""
     deadline = time.monotonic() + timeout

@@ -27,7 +27,7 @@ def tiny_overrides(shards: Path, runs: Path, name: str, **changes: object) -> li
         "schedule__warmup_steps": 2,
         "checkpoint__every": 0,
         "parallel__tensor_model_parallel_size": 1,
-        "parallel__timeout_seconds": 60,
+        "parallel__timeout_seconds": 300,
         "precision__dtype": "fp32",
         **changes,
     }

@@ -99,7 +99,7 @@ def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
     matrix products.
     """
     launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     reports = [_attention_case(context, **case) for case in payload["cases"]]
     shutdown_distributed(context)
     return reports
@@ -178,7 +178,7 @@ def _reference(
 def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     """{variant: {weight name: SHA-256 of the full float32 weight}}, Q, K and V of the fused layout apart."""
     launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {}
     for variant in payload["variants"]:
         model, _ = build(context, variant, payload["groups"], False, torch.float32)

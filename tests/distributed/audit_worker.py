@@ -1,4 +1,4 @@
-"""What the ranks of test_audit.py do: look into live engines, corrupt some on purpose, and train beside plain torch."""
+"""What the ranks of test_audit.py do: look into live engines, corrupt some, and train beside plain torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(config: Config) -> dict[str, Any]:
-    """One engine's audit before and after a few steps, its losses, and what else the test compares the audit with."""
+    """One engine's audit before and after a few steps, its losses, and what the audit is compared with."""
     with open_run(config) as run:
         before, bank = audit_rank(run.engine), _bank(run.engine.module)
         losses = [
@@ -80,7 +80,8 @@ def _progress(config: Config, step: int) -> Progress:
 def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | None:
     """Elements and bytes of the gradients that DeepSpeed really keeps after the first of two micro batches.
 
-    None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage 1, stage 3).
+    None where it keeps one flat buffer for good, which the audit has measured itself (bf16 at stage 1, and
+    stage 3).
     """
     run.engine.backward(
         token_losses(run.engine, micro_batch(run, _progress(run.config, step).consumed_samples, 0)).mean()
@@ -136,7 +137,7 @@ def _corrupted(config: Config, corrupt: Callable[[torch.nn.Module], None]) -> st
 
 
 def _clipping(config: Config) -> dict[str, Any]:
-    """Losses, gradient norms and weights of a parallel run, and how far they are from plain torch on one rank."""
+    """Losses, gradient norms and weights of a parallel run, and how far plain torch is from them."""
     plain = _plain_torch(config)
     losses, norms, worst = [], [], torch.zeros(())
     with open_run(config) as run:
@@ -169,7 +170,7 @@ def _own_part(full: torch.Tensor, parameter: torch.Tensor, run: Run) -> torch.Te
 
 
 def _plain_torch(config: Config) -> dict[str, Any]:
-    """The same training of the whole model on this rank alone: torch's AdamW and clip_grad_norm_, no DeepSpeed."""
+    """The same training of the whole model on this rank: torch's AdamW and clip_grad_norm_, no DeepSpeed."""
     parallel = config.parallel.model_copy(
         update={"tensor_model_parallel_size": 1, "sequence_parallel": False}
     )

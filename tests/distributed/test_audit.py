@@ -1,4 +1,4 @@
-"""What DeepSpeed really holds: the audit against formulas and live buffers, its negative controls, clipping, bf16."""
+"""What DeepSpeed holds: the audit against formulas and live buffers, negative controls, clipping, bf16."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def found(tiny_shards, tmp_path_factory):
             deepspeed__config=f"zero{stage}",
             parallel__tensor_model_parallel_size=TENSOR_PARALLEL,
             telemetry__tensorboard="false",
-            **{"schedule__steps": 4, "optimizer__weight_decay": 0.1, **changes},
+            **{"schedule__steps": 3, "optimizer__weight_decay": 0.1, **changes},
         )
 
     payload = {
@@ -60,13 +60,13 @@ def found(tiny_shards, tmp_path_factory):
                 stage,
                 parallel__sequence_parallel=sequence_parallel,
                 optimizer__gradient_clip=CLIP,
-                # eps far above the gradients turns AdamW into momentum, whose steps are as long as the clipped gradient.
+                # eps far above the gradients makes AdamW's steps as long as the clipped gradients.
                 optimizer__eps=1.0,
                 optimizer__learning_rate=2.0,
                 optimizer__weight_decay=0.0,
                 schedule__kind="constant",
                 schedule__warmup_steps=0,
-                schedule__steps=3,
+                schedule__steps=2,
             )
             for variant, stage, sequence_parallel in CLIPPING
         ],
@@ -147,8 +147,9 @@ def test_gradient_bytes_follow_the_zero_stage(engine):
             assert measured["bytes"] == 4 * measured["elements"]
             if stage == 1:
                 assert measured["elements"] == shard
-            else:  # without the padding, but in fp32 with the whole of a parameter that two ranks share
-                assert own - _most_padding(stage) <= measured["elements"] < 0.7 * shard
+            else:  # the partition without its padding; in fp32 all of the embedding, which two ranks share
+                most = own if dtype == "bf16" else own + 33 * 512 // TENSOR_PARALLEL
+                assert own - _most_padding(stage) <= measured["elements"] <= most
     assert (report["ranks"][0]["gradients_between_micro_batches"] is None) == (
         stage == 3 or (stage, dtype) == (1, "bf16")
     )
@@ -192,7 +193,7 @@ def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(found, case)
 
 
 def _trainable_elements_of_a_shard(report):
-    """Elements of one tensor-parallel rank, from the sizes: word embedding, and per layer V, output, MLP and two norms."""
+    """Elements of one tensor-parallel rank: word embedding, and per layer V, output, MLP and two norms."""
     hidden, heads, head_dim, ffn, vocabulary, layers = 33, 4, 8, 64, 512, 2
     trainable_qkv = 1 if report["file"]["totals"]["frozen_elements"] else 3
     sharded = hidden * (vocabulary + layers * ((trainable_qkv + 1) * heads * head_dim + 2 * ffn))

@@ -1,4 +1,4 @@
-"""Mistakes that only a started rank can see, through the real command line: one sentence, exit code 2, nothing half done.
+"""Mistakes that only a started rank sees, through the command line: one sentence, exit 2, nothing half done.
 
 The run directory of a refused run must not appear, and one that was there before must not change.
 """
@@ -59,7 +59,11 @@ class Cases:
         return done, files_under(run) == before
 
     def fresh(
-        self, name: str, ranks: int | None = None, environment: dict[str, str] | None = None, **changes: object
+        self,
+        name: str,
+        ranks: int | None = None,
+        environment: dict[str, str] | None = None,
+        **changes: object,
     ) -> tuple[subprocess.CompletedProcess[str], bool]:
         """(the process, whether it left no run directory)"""
         done = self._run(self.overrides(name, **changes), ranks, environment or {})
@@ -75,7 +79,7 @@ class Cases:
 
 @pytest.fixture(scope="module")
 def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refused:
-    """{case: (process, directory in order)}; three at a time: a start imports torch on one core, or waits for a peer."""
+    """{case: (process, directory in order)}; three at a time, for they use one core each, or wait."""
     directory = tmp_path_factory.mktemp("bad_input")
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
@@ -83,14 +87,14 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
         "damaged shard": lambda: cases.fresh("shard", ranks=2, data__directory=_with_a_flipped_byte(cases)),
         "rank 0 alone": lambda: cases.fresh("rank0", environment=_one_of_two(0), **_IMPATIENT),
         "rank 1 alone": lambda: cases.fresh("rank1", environment=_one_of_two(1), **_IMPATIENT),
-        "half an environment": lambda: cases.fresh("environment", environment={"RANK": "1", "LOCAL_RANK": "1"}),
+        "half an environment": lambda: cases.fresh(
+            "environment", environment={"RANK": "1", "LOCAL_RANK": "1"}
+        ),
         "too few ranks": lambda: cases.fresh("few", parallel__tensor_model_parallel_size=2),
-        "run directory under a file": lambda: cases.fresh("file", run__directory=tiny_shards / "manifest.json"),
         "another model shape": lambda: cases.resumed("shape", model__num_layers=3),
         "another bank": lambda: cases.resumed("bank", attention__seed=7),
         "other data": lambda: cases.resumed("data", data__directory=_other_shards(cases)),
         "truncated file": lambda: cases.resumed("truncated", damage=_truncate),
-        "damaged marker": lambda: cases.resumed("marker", damage=_empty_marker),
     }
     with ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
@@ -104,7 +108,13 @@ def _one_of_two(rank: int) -> dict[str, str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]  # free again when the rank starts: nobody listens there
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     return {name: str(value) for name, value in place.items()}
 
 
@@ -131,10 +141,6 @@ def _truncate(run: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-def _empty_marker(run: Path) -> None:
-    (run / "checkpoints/step_00000002/COMPLETE").write_text("")
-
-
 SENTENCES = {
     "another number of ranks": ("the number of ranks=1 but this run has 2", "choose another run.name"),
     "damaged shard": (
@@ -147,15 +153,17 @@ SENTENCES = {
     "too few ranks": (
         "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
     ),
-    "run directory under a file": ("manifest.json", "check run.directory"),
     "another model shape": (
         "step_00000002 was written with model.num_layers=2 but this run has 3",
         "choose another run.name",
     ),
     "another bank": ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed"),
     "other data": ("step_00000002 was trained on other data", "restore the shards"),
-    "truncated file": ("mp_rank_00_model_states.pt is", "but was saved with", "to resume from an older checkpoint"),
-    "damaged marker": ("COMPLETE is damaged", "to resume from an older checkpoint"),
+    "truncated file": (
+        "mp_rank_00_model_states.pt is",
+        "but was saved with",
+        "to resume from an older checkpoint",
+    ),
 }
 
 
@@ -177,7 +185,9 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path
     assert not list(run.rglob("COMPLETE")) and not (run / "summary.json").exists()
     before = deterministic_metrics(run)
     assert 1 < len(before) < 60
-    assert_refused(cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it")
+    assert_refused(
+        cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it"
+    )
 
     done = cli(["train", "demo", *overrides])
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import pytest
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 LAYOUTS = [  # (ranks, tensor parallel size, sequence parallel)
     (1, 1, False),
     (2, 2, False),
@@ -59,7 +60,7 @@ def curves(tiny_shards, tmp_path_factory):
             for variant, stage, layout in cases
         ]
         answers = run_ranks(
-            ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=280
+            ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=800
         )
         found.update(zip(cases, answers, strict=True))
     return found

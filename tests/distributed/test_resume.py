@@ -19,6 +19,7 @@ from tests.runs import (
 )
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.timeout(1200)
 STEPS, EVERY = 14, 5
 
 

@@ -1,4 +1,4 @@
-"""Mistakes that the command line refuses at once, before any rank is started: one sentence, exit code 2, no run directory."""
+"""Mistakes refused at once, before any rank is started: one sentence, exit code 2, no run directory."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor

@@ -1,0 +1,264 @@
+"""Short real runs of every kind, held-out losses, and what is true of the model whatever it learns."""
+
+import json
+import math
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pretrain.metrics_file import read_metrics
+from tests.ranks import run_ranks
+from tests.runs import logged_steps
+from tests.tiny import tiny_overrides
+
+VARIED = {  # each trains 2 steps on one rank
+    "learned positions": {"model__position_embedding": "learned"},
+    "rope": {"model__position_embedding": "rope"},
+    "learned positions in bf16": {"model__position_embedding": "learned", "precision__dtype": "bf16"},
+    "grouped queries": {"model__num_query_groups": 2},
+    "grouped queries, vanilla": {"model__num_query_groups": 2, "attention__variant": "vanilla"},
+    "untied embeddings": {"model__tied_embeddings": "false"},
+    "gaussian": {"attention__variant": "gaussian"},
+    "gaussian_naive": {"attention__variant": "gaussian_naive"},
+    "orthogonal_trainable": {"attention__variant": "orthogonal_trainable"},
+    "scope layer": {"attention__scope": "layer"},
+    "construction svd": {"attention__construction": "svd"},
+    "no clipping": {"optimizer__gradient_clip": 0.0},
+    "dropout in bf16, ZeRO-3": {
+        "model__dropout": 0.2,
+        "precision__dtype": "bf16",
+        "deepspeed__config": "zero3",
+    },
+}
+FULL = {  # 3 steps with everything that leaves something on disk
+    "schedule__steps": 3,
+    "data__validate_every": 2,
+    "checkpoint__every": 1,
+    "checkpoint__keep_last": 1,
+}
+TOKENS_PER_STEP = 8 * 32
+SPARSE = {"schedule__steps": 5, "telemetry__every": 2}
+BY_TOKENS = {"schedule__steps": "null", "schedule__tokens": 2 * TOKENS_PER_STEP + 1}
+HELD_OUT = [  # (tensor parallel size, micro batch size, ZeRO stage), 7 samples a source on 2 ranks
+    (1, 2, 1),
+    (1, 3, 1),
+    (1, 2, 3),
+    (2, 4, 1),
+    (2, 7, 1),
+]
+ALWAYS = {
+    "loss/train",
+    "optim/lr",
+    "optim/grad_norm",
+    "stability/loss_variance",
+    "throughput/tokens_per_second",
+    "throughput/tokens_per_second_per_gpu",
+    "throughput/model_tflops_per_gpu",
+    "time/step",
+    "time/data",
+    "time/forward_backward",
+    "time/optimizer",
+    "memory/trainable_parameters",
+    "memory/frozen_parameters",
+    "memory/gradients",
+    "memory/optimizer_state",
+    "memory/host_rss",
+}
+SOURCES = ("PydocTopics", "StdlibComments", "StdlibDocstrings")
+VALIDATED = {"loss/valid", "perplexity/valid", *(f"perplexity/valid/{source}" for source in SOURCES)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def single(tiny_shards, runs):
+    """What one rank answers; the run directories are under `runs`."""
+
+    def overrides(name, **changes):
+        return tiny_overrides(
+            tiny_shards,
+            runs,
+            name.replace(" ", "_"),
+            **{"schedule__steps": 2, "schedule__warmup_steps": 1, **changes},
+        )
+
+    quiet = {"telemetry__tensorboard": "false"}
+    planned = {name: overrides(name, **quiet, **changes) for name, changes in VARIED.items()}
+    planned["full"] = overrides("full", **FULL)
+    planned["sparse"] = overrides("sparse", **SPARSE)
+    planned["by tokens"] = overrides("by tokens", **quiet, **BY_TOKENS)
+    planned["full again"] = overrides("full", **FULL)
+    planned["diverges"] = overrides("diverges", **quiet, optimizer__learning_rate=1e30, schedule__steps=4)
+    planned["under a file"] = overrides("under a file", run__directory=tiny_shards / "manifest.json")
+    marker = overrides("marker", **quiet)
+    model = overrides("model", model__hidden_size=256, model__position_embedding="learned")
+    payload = {"runs": planned, "damaged marker": marker, "model": model}
+    return run_ranks(1, "tests.distributed.training_worker:runs_and_models", payload)
+
+
+def records(run):
+    return list(read_metrics(run / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_every_kind_of_run_finishes_with_finite_numbers(single, runs, name):
+    assert single["runs"][name] == "finished"
+    last = records(runs / name.replace(" ", "_"))
+    assert [record["step"] for record in last] == [1, 2]
+    assert all(math.isfinite(value) for record in last for value in record.values())
+    assert last[0]["loss/train"] != last[1]["loss/train"]
+    assert 0.8 * math.log(512) < last[1]["loss/valid"] < 1.2 * math.log(512)
+
+
+def test_no_option_is_read_and_then_ignored(single, runs):
+    """Losses after one update differ from kind to kind; without clipping not, for the gradients are small."""
+    losses = {name: records(runs / name.replace(" ", "_"))[1]["loss/train"] for name in VARIED}
+    assert losses.pop("no clipping") == losses["rope"]
+    assert len(set(losses.values())) == len(losses), losses
+
+
+def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(single, runs):
+    assert single["runs"]["full"] == "finished"
+    tags = [set(record) - {"step", "tokens", "samples"} for record in records(runs / "full")]
+    saved = {"time/checkpoint"}
+    assert tags == [ALWAYS | saved, ALWAYS | saved | VALIDATED, ALWAYS | saved | VALIDATED]
+    events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
+    scalars = {tag for tag in events.Tags()["scalars"] if not tag.startswith("_hparams_")}
+    assert scalars == ALWAYS | saved | VALIDATED
+
+
+def test_keep_last_keeps_one_and_training_a_finished_run_again_changes_nothing(single, runs):
+    assert single["runs"]["full again"] == "finished"
+    checkpoints = runs / "full/checkpoints"
+    assert [path.name for path in checkpoints.iterdir() if path.is_dir()] == ["step_00000003"]
+    assert (checkpoints / "step_00000003/COMPLETE").is_file()
+    assert logged_steps(runs / "full") == [1, 2, 3]
+    summary = json.loads((runs / "full/summary.json").read_text())
+    assert (summary["step"], summary["samples"], summary["tokens"]) == (3, 24, 3 * TOKENS_PER_STEP)
+    assert summary["validation"]["loss"] == records(runs / "full")[-1]["loss/valid"]
+
+
+def test_sparse_telemetry_writes_every_second_step_and_the_last(single, runs):
+    assert single["runs"]["sparse"] == "finished"
+    assert logged_steps(runs / "sparse") == [2, 4, 5]
+    assert [record["tokens"] for record in records(runs / "sparse")] == [
+        k * TOKENS_PER_STEP for k in (2, 4, 5)
+    ]
+
+
+def test_a_schedule_in_tokens_is_rounded_up_to_whole_steps(single, runs):
+    assert single["runs"]["by tokens"] == "finished"
+    assert logged_steps(runs / "by_tokens") == [1, 2, 3]
+
+
+def test_a_diverged_run_stops_with_one_sentence_and_no_checkpoint(single, runs):
+    sentence = single["runs"]["diverges"]
+    assert (
+        sentence.startswith("error: the training loss is nan at step")
+        and "optimizer.learning_rate" in sentence
+    )
+    assert not list((runs / "diverges").rglob("COMPLETE"))
+    assert records(runs / "diverges")[-1]["loss/train"] is None
+    assert (runs / "diverges/state").read_text() != "finished\n"
+
+
+def test_damage_and_impossible_places_are_one_sentence(single):
+    marker, place = single["runs"]["damaged marker"], single["runs"]["under a file"]
+    assert (
+        marker.startswith("error: ") and "step_00000002/COMPLETE is damaged" in marker and "remove" in marker
+    )
+    assert place.startswith("error: ") and "manifest.json" in place and "check run.directory" in place
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_shards, runs):
+    """What two ranks answer."""
+
+    def overrides(name, **changes):
+        return tiny_overrides(tiny_shards, runs, name, telemetry__tensorboard="false", **changes)
+
+    payload = {
+        "held_out": [
+            overrides(
+                f"held-out-{size}-{micro}-{stage}",
+                model__dropout=0.5,  # must be off
+                model__init_std=0.2,  # samples have losses of their own
+                data__validation_samples=7,
+                data__micro_batch_size=micro,
+                data__global_batch_size=2 * micro,
+                parallel__tensor_model_parallel_size=size,
+                deepspeed__config=f"zero{stage}",
+            )
+            for size, micro, stage in HELD_OUT
+        ],
+        "runs": [
+            overrides(
+                f"dropout-sp-{sequence_parallel}",
+                model__dropout=0.2,
+                precision__dtype="bf16",
+                schedule__steps=2,
+                parallel__tensor_model_parallel_size=2,
+                parallel__sequence_parallel=sequence_parallel,
+            )
+            for sequence_parallel in (False, True)
+        ],
+    }
+    return run_ranks(2, "tests.distributed.training_worker:held_out", payload)
+
+
+def test_held_out_losses_are_those_of_the_samples_one_by_one(pair):
+    reference = pair["held_out"][0]["one_by_one"]
+    assert list(reference) == list(SOURCES) and {len(losses) for losses in reference.values()} == {7}
+    assert max(reference["PydocTopics"]) > 1.01 * min(reference["PydocTopics"])
+    for layout, report in zip(HELD_OUT, pair["held_out"], strict=True):
+        assert report["training_again"]
+        for source in SOURCES:
+            loss, tokens = report["found"][source]
+            assert tokens == 7 * 32
+            assert loss == pytest.approx(sum(report["one_by_one"][source]), rel=1e-6), (layout, source)
+            assert loss == pytest.approx(sum(reference[source]), rel=1e-5), (layout, source)
+
+
+def test_dropout_with_tensor_and_sequence_parallelism_trains(pair, runs):
+    assert pair["runs"] == ["finished", "finished"]
+    for sequence_parallel in (False, True):
+        assert all(math.isfinite(r["loss/train"]) for r in records(runs / f"dropout-sp-{sequence_parallel}"))
+
+
+def test_scores_at_init_have_unit_scale(single):
+    """Orthonormal and matched Gaussian rows: sd 1; std 0.02 at hidden size 256: 0.02² · 256 = 0.1."""
+    for name, sd in single["models"]["score_sd"].items():
+        expected = 0.1024 if name.startswith("gaussian_naive") else 1.0
+        assert sd == pytest.approx(expected, rel=0.1), name
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "orthogonal"])
+def test_a_changed_token_changes_no_earlier_logit(single, variant):
+    moved = single["models"]["causality"][variant]
+    assert moved["before"] == 0.0
+    assert moved["after"] > 0.0
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_frozen_and_trainable_models_with_equal_weights_agree(single, groups):
+    report = single["models"]["equal_weights"][str(groups)]
+    assert report["loss"] < 1e-6
+    assert report["gradient"] < 1e-6
+    assert (
+        report["shared_gradients"] == 2 + 2 * 8 + 2
+    )  # embeddings; V, output, MLP and norms of 2 layers; last norm
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_freezing_saves_exactly_the_weight_gradients_of_query_and_key(single, groups):
+    """4 L d² FLOPs a token for ordinary multi-head attention; 2 L d (H + G) head_dim in general."""
+    flops = single["models"]["flops"][str(groups)]
+    layers, hidden, heads, head_dim = 2, 256, 4, 64
+    saved = 2 * layers * hidden * (heads + groups) * head_dim * single["models"]["tokens"]
+    assert flops["vanilla"] - flops["orthogonal"] == saved
+    assert flops["orthogonal_trainable"] == flops["vanilla"]
+    if groups == heads:
+        assert saved == 4 * layers * hidden**2 * single["models"]["tokens"]
