@@ -62,11 +62,11 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     """What this rank's live DeepSpeed engine holds, counted after `deepspeed.initialize`.
 
     Returns:
-        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes};
-            `zero_partitions`: one entry a parameter group of the optimizer; `frozen_in_zero`: elements of
-            frozen weights that ZeRO owns, and the names of those weights in `violations`. Where a buffer is
-            only allocated by the first step, `implied` in its entry is true and the numbers are what the ZeRO
-            stage will allocate.
+        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes} each;
+        `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen
+        weights that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step,
+        its entry has `implied` true and the numbers are what the ZeRO stage will allocate. `gradients` is
+        what gradients are accumulated in; ZeRO-1 in bf16 also holds autograd's own bf16 gradients meanwhile.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from pretrain.resilience import StopSignals
-
-if TYPE_CHECKING:
-    from pretrain.config import Config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,18 +42,16 @@ def train(
 
     Example: python -m pretrain train demo attention.variant=orthogonal --local-ranks 4
     """
+    if local_ranks:
+        _train_on_local_ranks(config, overrides or [], local_ranks)
     signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
     from megatron_patches.compat import silence_expected_warnings
-    from pretrain.config import load_config
 
     silence_expected_warnings()
-    loaded = load_config(config, overrides or [])
-    if local_ranks:
-        _train_on_local_ranks(loaded, [config, *(overrides or [])], local_ranks)
-        return
+    from pretrain.config import load_config
     from pretrain.loop import train as run_training
 
-    run_training(loaded, signals)
+    run_training(load_config(config, overrides or []), signals)
 
 
 @app.command()
@@ -94,13 +89,14 @@ def compare(
     write_comparison(comparison, out)
 
 
-def _train_on_local_ranks(config: Config, arguments: list[str], ranks: int) -> None:
-    """Refuse what can be refused once, here, then start the ranks."""
+def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
+    """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
+    from pretrain.config import load_config
     from pretrain.inputs import check_inputs
     from pretrain.launch import launch_local_ranks
 
-    check_inputs(config, ranks)
-    command = [sys.executable, "-m", "pretrain", "train", *arguments]
+    check_inputs(load_config(config, overrides), ranks)
+    command = [sys.executable, "-m", "pretrain", "train", config, *overrides]
     sys.exit(launch_local_ranks(command, ranks))
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from megatron_patches.freeze import frozen_layers
 from megatron_patches.shards import head_digests, role_digest
 from pretrain.config import Config
+from pretrain.deepspeed_config import zero_stage
 from pretrain.distributed import ParallelContext, require_equal_on_all_ranks
 from pretrain.errors import UserError
 from pretrain.model import recipe_of
@@ -159,7 +160,7 @@ def _identity(
         "parallel.sequence_parallel": config.parallel.sequence_parallel,
         "precision.dtype": config.precision.dtype,
         "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
-        "deepspeed.config": config.deepspeed.config,
+        "deepspeed: zero_optimization.stage": zero_stage(config),
         "the number of ranks": context.world_size,
     }
     return {

@@ -21,7 +21,7 @@ LAYOUTS = [  # (ranks, tensor parallel size, sequence parallel)
 VARIANTS = ("vanilla", "orthogonal")
 STAGES = (1, 2, 3)
 STEPS = 20
-DROPOUT_STAGE = "1 with dropout"
+DROPOUT_STAGE = "1-dropout"
 DATA_PARALLEL_LAYOUTS = [LAYOUTS[0], (2, 1, False)]
 
 
