@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,21 @@ class OpenShard:
 
     tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
     lengths: [documents] int64, tokens of each document, its end-of-document id included.
+    mapping: the map behind `tokens`.
     """
 
     path: Path
     tokens: npt.NDArray[np.integer]
     lengths: npt.NDArray[np.int64]
+    mapping: mmap.mmap
+
+    def expect_random_access(self) -> None:
+        """Tell the kernel that reading ahead does not pay: what follows a sample is not the next sample."""
+        self.mapping.madvise(mmap.MADV_RANDOM)
+
+    def forget_pages(self) -> None:
+        """Take the pages read so far out of this process's memory; the kernel's page cache keeps them."""
+        self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
@@ -45,7 +56,9 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
         )
         # IndexedDataset unmaps its files when it is collected, under the arrays it gave out (reading those is
         # then a segmentation fault), so the ids are mapped again by an array that owns its map.
-        tokens = np.asarray(np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r"))
+        with open(f"{prefix}.bin", "rb") as stream:
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        tokens = np.frombuffer(mapping, dtype=index.dtype)
     except (OSError, ValueError, AssertionError, IndexError) as error:
         raise DataError(
             f"{prefix}.bin/.idx: megatron-core cannot read it ({error}); tokenise again"
@@ -54,4 +67,4 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
     if found != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {found}, the manifest says {expected}; tokenise again")
-    return OpenShard(prefix, tokens, lengths)
+    return OpenShard(prefix, tokens, lengths, mapping)

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from data_pipeline.blend import Blend
 from megatron_patches.freeze import frozen_layers
 from megatron_patches.shards import head_digests, role_digest
 from pretrain.config import Config
-from pretrain.deepspeed_config import zero_stage
 from pretrain.distributed import ParallelContext, require_equal_on_all_ranks
 from pretrain.errors import UserError
-from pretrain.model import recipe_of
+from pretrain.identity import accept_identity, run_identity
 from pretrain.run_directory import write_text_atomically
 
 MARKER = "COMPLETE"
@@ -34,6 +34,15 @@ class Progress:
 
     step: int = 0
     consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+    def after_step(self, config: Config) -> Progress:
+        """One optimizer step further. Tokens are counted apart: the sequence length may change on the way."""
+        return Progress(
+            self.step + 1,
+            self.consumed_samples + config.data.global_batch_size,
+            self.consumed_tokens + config.tokens_per_step,
+        )
 
 
 class Checkpoints:
@@ -41,16 +50,19 @@ class Checkpoints:
 
     Args:
         bank: digests of this run's frozen bank, `bank_digests(...)`.
-        fingerprint: identity of the training data.
+        blend: the training data.
+
+    Attributes:
+        changes: what `resume` found different about the data, and data.allow_change permits.
     """
 
-    def __init__(
-        self, config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str
-    ) -> None:
+    def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], blend: Blend) -> None:
         self.directory = config.run_path / "checkpoints"
         self.keep_last = config.checkpoint.keep_last
         self.context = context
-        self.identity = _identity(config, context, bank, fingerprint)
+        self.identity = run_identity(config, context, bank, blend)
+        self.allow_data_change = config.data.allow_change
+        self.changes: list[str] = []
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
@@ -72,7 +84,8 @@ class Checkpoints:
         if newest is None:
             return Progress()
         _check_files(newest)
-        _check_identity(newest, self.identity)
+        saved = _read_identity(newest)
+        self.changes = accept_identity(str(newest), saved, self.identity, self.allow_data_change)
         path, client_state = engine.load_checkpoint(
             str(self.directory), tag=newest.name, load_lr_scheduler_states=False
         )
@@ -143,70 +156,19 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     return bank
 
 
-def _identity(
-    config: Config, context: ParallelContext, bank: dict[str, str], fingerprint: str
-) -> dict[str, Any]:
-    """What must be equal for a resume to continue the same run."""
-    recipe = recipe_of(config)
-    keys = {
-        **{f"model.{key}": value for key, value in config.resolved()["model"].items()},
-        "run.seed": config.run.seed,
-        "attention.variant": config.attention.variant,
-        "data.sequence_length": config.data.sequence_length,
-        "data.global_batch_size": config.data.global_batch_size,
-        "data.micro_batch_size": config.data.micro_batch_size,
-        "data.seed": config.data_seed,
-        "parallel.tensor_model_parallel_size": context.tensor_parallel_size,
-        "parallel.sequence_parallel": config.parallel.sequence_parallel,
-        "precision.dtype": config.precision.dtype,
-        "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
-        "deepspeed: zero_optimization.stage": zero_stage(config),
-        "the number of ranks": context.world_size,
-    }
-    return {
-        "keys": keys,
-        "data_fingerprint": fingerprint,
-        "frozen_bank": {"recipe": recipe.as_dict() if recipe else None, "sha256": bank},
-    }
-
-
-def _check_identity(path: Path, identity: dict[str, Any]) -> None:
+def _read_identity(path: Path) -> dict[str, Any]:
+    file = path / "checkpoint.json"
     try:
-        saved = json.loads((path / "checkpoint.json").read_text())
+        saved: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path / 'checkpoint.json'} cannot be read ({error}); remove {path} to resume from an older one"
+            f"{file} cannot be read ({error}); remove {path} to resume from an older one"
         ) from error
-    for key, value in identity["keys"].items():
-        if saved["keys"].get(key) != value:
-            raise UserError(
-                f"checkpoint {path} was written with {key}={saved['keys'].get(key)} but this run has "
-                f"{value}; set it back, or choose another run.name to start afresh"
-            )
-    if saved["data_fingerprint"] != identity["data_fingerprint"]:
+    if not {"keys", "data", "frozen_bank"} <= saved.keys():
         raise UserError(
-            f"checkpoint {path} was trained on other data than data.directory holds now; "
-            "restore the shards it was trained on"
+            f"{file} was written by another version of this program; choose another run.name to start afresh"
         )
-    _check_bank(path, saved["frozen_bank"], identity["frozen_bank"])
-
-
-def _check_bank(path: Path, saved: dict[str, Any], live: dict[str, Any]) -> None:
-    if saved == live:
-        return
-    recipes = saved["recipe"] or {}, live["recipe"] or {}
-    for key in recipes[0].keys() | recipes[1].keys():
-        if recipes[0].get(key) != recipes[1].get(key):
-            raise UserError(
-                f"frozen digest mismatch: checkpoint {path} has a Query/Key bank with {key}="
-                f"{recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
-                "set attention.seed (or run.seed) and the attention section back"
-            )
-    differing = next(key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest)
-    raise UserError(
-        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint {path} "
-        "was trained with, though the recipe is the same; use the versions in the run's environment.json"
-    )
+    return saved
 
 
 def _check_files(path: Path) -> None:

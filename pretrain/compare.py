@@ -26,7 +26,14 @@ GAP_FIELDS = (
 )
 
 # Settings that name or place a run, or are what is being compared; everything else that differs is reported.
-_EXPECTED_TO_DIFFER = ("run.name", "run.directory", "attention.", "data.directory")
+_EXPECTED_TO_DIFFER = (
+    "run.name",
+    "run.directory",
+    "attention.",
+    "data.directory",
+    "data.cache_directory",
+    "data.allow_change",
+)
 
 
 @dataclass(frozen=True)

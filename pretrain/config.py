@@ -115,6 +115,12 @@ class Config(Section):
         return self.run.seed if self.data.seed is None else self.data.seed
 
     @property
+    def sample_cache(self) -> Path:
+        """Where sample orders are kept, for all runs on the same data."""
+        given = self.data.cache_directory
+        return self.run.directory / "sample_order" if given is None else given
+
+    @property
     def run_path(self) -> Path:
         """The run directory."""
         return self.run.directory / self.run.name

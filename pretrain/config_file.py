@@ -199,7 +199,9 @@ def validation_sentence(error: ValidationError, draft: Draft) -> str:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):  # raised by our own validators: already a sentence that names its keys
         return f"{_where(draft, path) if path else ''}{cause}"
-    key = ".".join(path[:2])
+    key = ".".join(
+        path if len(path) > 3 else path[:2]
+    )  # of data.blend.0.weight, all; of optimizer.betas.1, not
     if first["type"] == "missing":
         missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
         return f"config {draft.source}: {missing} is missing and has no default"

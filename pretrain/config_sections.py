@@ -28,6 +28,10 @@ def _betas(value: Any) -> Any:
     return tuple(value)
 
 
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 Int = Annotated[int, BeforeValidator(_whole)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
@@ -161,9 +165,28 @@ class ScheduleSection(Section):
         return self
 
 
+class BlendEntry(Section):
+    """One shard directory of a blend."""
+
+    directory: PathLike = Field(description="Shard directory with a manifest.json.")
+    weight: float = Field(gt=0, description="Its part of the samples, in any unit.")
+    sources: dict[str, Annotated[float, Field(gt=0)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Weights of its sources; unset: all of them, in proportion to their tokens.",
+    )
+
+
 class DataSection(Section):
-    directory: PathLike = Field(
-        description="Shard directory with a manifest.json, made by `python -m data_pipeline tokenize`."
+    directory: PathLike | None = Field(
+        default=None,
+        description="Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
+        "its sources in proportion to their tokens; give this or blend.",
+    )
+    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(_tuple)] | None = Field(
+        default=None,
+        min_length=1,
+        description="Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
     )
     sequence_length: Int = Field(ge=1, description="Tokens of one training sample that the model predicts.")
     micro_batch_size: Int = Field(ge=1, description="Samples in one forward pass of one data-parallel rank.")
@@ -171,6 +194,20 @@ class DataSection(Section):
     validate_every: Int = Field(ge=0, description="Steps between validations; 0: only at the end.")
     validation_samples: Int = Field(ge=1, description="Validation samples per source, at most.")
     seed: Int | None = Field(default=None, ge=0, description="Seed of the sample order; unset: run.seed.")
+    cache_directory: PathLike | None = Field(
+        default=None, description="Where sample orders are kept; unset: sample_order in run.directory."
+    )
+    allow_change: bool = Field(
+        default=False,
+        description="Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataSection:
+        if (self.directory is None) == (self.blend is None):
+            given = "neither is set" if self.directory is None else "both are set"
+            raise ValueError(f"data.directory and data.blend: {given}; give exactly one (the other null)")
+        return self
 
 
 class ParallelSection(Section):

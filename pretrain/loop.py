@@ -48,13 +48,13 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     config, progress = run.config, run.progress
     while progress.step < config.total_steps:
         result = train_step(run, progress, signals)
-        progress = Progress(progress.step + 1, progress.consumed_samples + config.data.global_batch_size)
+        progress = progress.after_step(config)
         if not np.isfinite(result.loss):
             _stop_diverged(run, progress, result)
         state = _state_after(progress.step, config.total_steps, result)
         validation = None
         if state == FINISHED or _due(progress.step, config.data.validate_every):
-            validation = held_out_losses(run.engine, run.validation, config, run.context)
+            validation = held_out_losses(run.engine, run.data.validation, config, run.context)
         saved, seconds_checkpoint = None, None
         if state is not None or _due(progress.step, config.checkpoint.every):
             started = time.perf_counter()
@@ -142,7 +142,7 @@ def micro_batch(run: Run, consumed_samples: int, index: int) -> torch.Tensor:
     """
     size, context = run.config.data.micro_batch_size, run.context
     first = consumed_samples + (index * context.data_parallel_size + context.data_parallel_rank) * size
-    tokens = run.samples.blocks(np.arange(first, first + size, dtype=np.int64))
+    tokens = run.data.samples.blocks(np.arange(first, first + size, dtype=np.int64))
     return torch.from_numpy(tokens).to(context.device)
 
 
@@ -180,7 +180,7 @@ def _step_record(
     return StepRecord(
         step=progress.step,
         consumed_samples=progress.consumed_samples,
-        consumed_tokens=progress.consumed_samples * config.data.sequence_length,
+        consumed_tokens=progress.consumed_tokens,
         loss=result.loss,
         learning_rate=result.learning_rate,
         gradient_norm=result.gradient_norm,

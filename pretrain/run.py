@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from data_pipeline.blend import Blend
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import Manifest, check_shards
-from data_pipeline.samples import TrainingSamples, ValidationSamples, unigram_perplexity
+from data_pipeline.manifest import check_shards
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint import Checkpoints, Progress, bank_digests
 from pretrain.config import Config
 from pretrain.counting import executed_flops_per_token, model_flops_per_token, peak_flops
+from pretrain.data import RunData, data_facts, open_data
 from pretrain.distributed import (
     LaunchEnvironment,
     ParallelContext,
@@ -43,8 +45,7 @@ class Run:
     config: Config
     context: ParallelContext
     engine: Any  # deepspeed.DeepSpeedEngine
-    samples: TrainingSamples
-    validation: Mapping[str, ValidationSamples]
+    data: RunData
     checkpoints: Checkpoints
     progress: Progress
     telemetry: Telemetry | None
@@ -108,12 +109,12 @@ def open_run(config: Config) -> Iterator[Run]:
     The run directory is first written when nothing is left that could be refused.
     """
     launch = LaunchEnvironment.read()
-    manifest = check_inputs(config, launch.world_size)
+    blend = check_inputs(config, launch.world_size)
     context = initialize_distributed(
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
     try:
-        run = _build(config, context, manifest)
+        run = _build(config, context, blend)
         try:
             yield run
         finally:
@@ -127,36 +128,35 @@ def open_run(config: Config) -> Iterator[Run]:
     shutdown_distributed(context)
 
 
-def _build(config: Config, context: ParallelContext, manifest: Manifest) -> Run:
+def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
     require_equal_on_all_ranks(
         "the config", config.to_yaml(), "start every rank with the same config and overrides"
     )
-    require_equal_on_all_ranks("the training data", manifest.fingerprint, "give every node the same shards")
-    _on_first_rank(context, lambda: check_shards(manifest))
-    length = config.data.sequence_length
-    samples = TrainingSamples(manifest, length, config.data_seed)
-    validation = {
-        source: ValidationSamples(manifest, source, length, config.data.validation_samples)
-        for source in manifest.sources("validation")
-    }
+    require_equal_on_all_ranks("the training data", blend.fingerprint, "give every node the same shards")
+    for manifest in blend.manifests:
+        _on_first_rank(context, partial(check_shards, manifest))
+    data = open_data(config, blend)
     trainer = build_engine(config, context)
     bank = bank_digests(trainer.engine.module, context)
-    checkpoints = Checkpoints(config, context, bank, manifest.fingerprint)
+    checkpoints = Checkpoints(config, context, bank, blend)
     progress = checkpoints.resume(trainer.engine)
+    _on_first_rank(context, lambda: data.samples.prepare(progress.consumed_samples))
 
     def open_records() -> Telemetry:
         _check_steps_left(config, progress)
-        _write_run_files(config, context, manifest, trainer.audit)
+        _write_run_files(config, context, data, trainer.audit)
         telemetry = _open_telemetry(config, context, trainer.audit["totals"], progress)
         telemetry.say(_headline(config, context, trainer.audit, progress))
+        for change in checkpoints.changes:
+            telemetry.say(f"changed on resume, as data.allow_change permits: {change}")
         return telemetry
 
     telemetry = _on_first_rank(context, open_records)
-    return Run(config, context, trainer.engine, samples, validation, checkpoints, progress, telemetry)
+    return Run(config, context, trainer.engine, data, checkpoints, progress, telemetry)
 
 
 def _write_run_files(
-    config: Config, context: ParallelContext, manifest: Manifest, audit: Mapping[str, Any]
+    config: Config, context: ParallelContext, data: RunData, audit: Mapping[str, Any]
 ) -> None:
     path = config.run_path
     (path / "summary.json").unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
@@ -169,17 +169,7 @@ def _write_run_files(
         "data_parallel_size": context.data_parallel_size,
     }
     write_json(path / "environment.json", describe_environment(**layout))
-    data = {
-        "directory": str(config.data.directory),
-        "fingerprint": manifest.fingerprint,
-        "sequence_length": config.data.sequence_length,
-        "train_tokens": manifest.tokens("train"),
-        "validation_tokens": {
-            source: manifest.tokens("validation", source) for source in manifest.sources("validation")
-        },
-        "unigram_perplexity": unigram_perplexity(manifest),
-    }
-    write_json(path / "data.json", data)
+    write_json(path / "data.json", data_facts(config, data))
     write_state(path, RUNNING)
 
 

@@ -244,3 +244,28 @@ def test_the_summary_counts() -> None:
     vanilla = dict(summary_rows(load_config("large", ["attention.variant=vanilla"])))
     assert vanilla["parameters, frozen"].startswith("0 ")
     assert "saves 0.0%" in vanilla["training FLOPs per token"]
+
+
+# Blends
+
+
+BLEND = "[{directory: a, weight: 0.7, sources: {Book: 2, Wiki: 1}}, {directory: b, weight: 3}]"
+
+
+def test_a_blend_is_read_and_written_back(tmp_path: Path) -> None:
+    config = load_config("demo", ["data.directory=null", f"data.blend={BLEND}"])
+    assert config.data.blend is not None
+    first, second = config.data.blend
+    assert (first.directory, first.weight, first.sources) == (Path("a"), 0.7, {"Book": 2.0, "Wiki": 1.0})
+    assert (second.directory, second.weight, second.sources) == (Path("b"), 3.0, None)
+    assert (
+        load_config(yaml_file(tmp_path, config.to_yaml())).data
+        == load_config(
+            "demo", ["data.directory=null", f"data.blend={BLEND}", f"data.seed={config.data_seed}"]
+        ).data
+    )
+
+
+def test_sample_orders_are_kept_beside_the_runs() -> None:
+    assert load_config("demo", ["run.directory=x"]).sample_cache == Path("x/sample_order")
+    assert load_config("demo", ["data.cache_directory=/fast"]).sample_cache == Path("/fast")

@@ -236,3 +236,31 @@ def test_impossible_layouts(world_size: int, overrides: list[str], words: list[s
     sentence = message("demo", *overrides, world_size=world_size)
     for word in words:
         assert word in sentence
+
+
+# Blends
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.directory=null"], "data.directory and data.blend: neither is set; give exactly one"),
+        (["data.blend=[{directory: a, weight: 1}]"], "data.directory and data.blend: both are set"),
+        (["data.directory=null", "data.blend=[]"], "'data.blend' is []"),
+        (["data.directory=null", "data.blend=[{directory: a}]"], "'data.blend.0.weight' is missing"),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 0}]"],
+            "'data.blend.0.weight' is 0: it should be greater",
+        ),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 1, sources: {x: -1}}]"],
+            "'data.blend.0.sources.x' is -1: it should be greater than 0",
+        ),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 1, sources: {}}]"],
+            "'data.blend.0.sources' is {}",
+        ),
+    ],
+)
+def test_blends(overrides: list[str], words: str) -> None:
+    assert words in message("demo", *overrides)

@@ -1,0 +1,108 @@
+"""What a checkpoint says about the run it belongs to, and whether another run may go on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from data_pipeline.blend import Blend
+from data_pipeline.changes import data_changes
+from pretrain.config import Config
+from pretrain.deepspeed_config import zero_stage
+from pretrain.distributed import ParallelContext
+from pretrain.errors import UserError
+from pretrain.model import recipe_of
+
+DATA_KEYS = ("data.sequence_length", "data.seed")
+"""Settings that make other samples of the same data; data.allow_change lets them change too."""
+
+
+def run_identity(
+    config: Config, context: ParallelContext, bank: Mapping[str, str], blend: Blend
+) -> dict[str, Any]:
+    """What must be equal for a resume to continue the same run, as JSON."""
+    recipe = recipe_of(config)
+    keys = {
+        **{f"model.{key}": value for key, value in config.resolved()["model"].items()},
+        "run.seed": config.run.seed,
+        "attention.variant": config.attention.variant,
+        "data.sequence_length": config.data.sequence_length,
+        "data.global_batch_size": config.data.global_batch_size,
+        "data.micro_batch_size": config.data.micro_batch_size,
+        "data.seed": config.data_seed,
+        "parallel.tensor_model_parallel_size": context.tensor_parallel_size,
+        "parallel.sequence_parallel": config.parallel.sequence_parallel,
+        "precision.dtype": config.precision.dtype,
+        "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
+        "deepspeed: zero_optimization.stage": zero_stage(config),
+        "the number of ranks": context.world_size,
+    }
+    return {
+        "keys": keys,
+        "data": blend.describe(),
+        "frozen_bank": {"recipe": recipe.as_dict() if recipe else None, "sha256": dict(bank)},
+    }
+
+
+def accept_identity(
+    checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any], allow_data_change: bool
+) -> list[str]:
+    """Refuse to go on from another run's checkpoint.
+
+    Args:
+        checkpoint: what to call it.
+        saved, live: of `run_identity`.
+        allow_data_change: other data, and other settings among DATA_KEYS, are no reason to refuse.
+
+    Returns:
+        What is different about the data and was allowed, as clauses.
+
+    Raises:
+        UserError: says everything that differs about the data, or the first setting that differs, or how the
+            frozen bank differs.
+    """
+    for key, value in live["keys"].items():
+        was = saved["keys"].get(key)
+        if was == value or (key in DATA_KEYS and not _fixed_by_positions(key, saved["keys"])):
+            continue
+        raise UserError(
+            f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set it back, or "
+            "choose another run.name to start afresh"
+        )
+    changes = [
+        f"{key} is {live['keys'][key]}, was {saved['keys'].get(key)}"
+        for key in DATA_KEYS
+        if saved["keys"].get(key) != live["keys"][key]
+    ]
+    changes += data_changes(saved["data"], live["data"])
+    if changes and not allow_data_change:
+        raise UserError(
+            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; set it back, or set "
+            "data.allow_change=true to go on with what there is now"
+        )
+    _check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
+    return changes
+
+
+def _fixed_by_positions(key: str, saved: Mapping[str, Any]) -> bool:
+    """Learned positions are a matrix of sequence_length rows: another length does not fit the weights."""
+    return key == "data.sequence_length" and saved.get("model.position_embedding") == "learned"
+
+
+def _check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    if saved == live:
+        return
+    recipes = saved["recipe"] or {}, live["recipe"] or {}
+    for key in recipes[0].keys() | recipes[1].keys():
+        if recipes[0].get(key) != recipes[1].get(key):
+            raise UserError(
+                f"frozen digest mismatch: checkpoint {checkpoint} has a Query/Key bank with "
+                f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
+                "set attention.seed (or run.seed) and the attention section back"
+            )
+    differing = next(key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest)
+    raise UserError(
+        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint "
+        f"{checkpoint} was trained with, though the recipe is the same; use the versions in the run's "
+        "environment.json"
+    )

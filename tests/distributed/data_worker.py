@@ -1,0 +1,48 @@
+"""What the ranks of test_data.py do: put global batches together, and resume on data that has changed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from pretrain.config import Config, load_config
+from pretrain.loop import micro_batch, train
+from pretrain.metrics_file import read_metrics
+from pretrain.resilience import StopSignals
+from pretrain.run import open_run
+
+
+def global_batches(payload: dict[str, Any]) -> list[list[list[int]]]:
+    """For each config: the samples of three global batches, in the order of the ranks."""
+    return [_global_batches(load_config("demo", overrides)) for overrides in payload["runs"]]
+
+
+def _global_batches(config: Config) -> list[list[int]]:
+    samples: list[list[int]] = []
+    with open_run(config) as run:
+        for consumed in range(0, 3 * config.data.global_batch_size, config.data.global_batch_size):
+            for index in range(config.gradient_accumulation_steps(run.context.world_size)):
+                ranks: list[Any] = [None] * run.context.world_size
+                dist.all_gather_object(ranks, micro_batch(run, consumed, index).tolist())
+                samples += [sample for rank in ranks for sample in rank]
+    return samples
+
+
+def resumes(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train the first config; then the others, each on a copy of its run: the error, or the records."""
+    first, *others = payload["runs"]
+    trained = load_config("demo", first)
+    train(trained, StopSignals())
+    return [_resume(trained.run_path, load_config("demo", overrides)) for overrides in others]
+
+
+def _resume(trained: Path, config: Config) -> dict[str, Any]:
+    shutil.copytree(trained, config.run_path)
+    try:
+        train(config, StopSignals())
+    except ValueError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"records": list(read_metrics(config.run_path / "metrics.jsonl"))}
