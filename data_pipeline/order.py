@@ -77,7 +77,7 @@ class EpochCache:
             except OSError as error:
                 raise DataError(
                     f"cannot write the sample cache in {self._directory}: {error.strerror or error}; "
-                    "make room there or give data.cache_directory another place"
+                    "make room there, or check run.directory and data.cache_directory"
                 ) from error
         return epoch
 

@@ -77,8 +77,8 @@ def accept_identity(
     changes += data_changes(saved["data"], live["data"])
     if changes and not allow_data_change:
         raise UserError(
-            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; set it back, or set "
-            "data.allow_change=true to go on with what there is now"
+            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards and "
+            "settings, or set data.allow_change=true to go on with what there is now"
         )
     _check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
     return changes
