@@ -11,9 +11,9 @@ from data_pipeline.manifest import Manifest
 from data_pipeline.order import Epoch, IndexArray, Int64Array
 from data_pipeline.reader import open_shard
 
-# A document that is read brings in up to 64 KiB around it (the kernel maps neighbours of a touched page), so
-# this many leave at most 128 MiB of the shards' pages in the process.
-_READS_BEFORE_FORGETTING = 2048
+# A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
+# page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
+_READS_BEFORE_FORGETTING = 256
 
 
 class Documents:
@@ -29,6 +29,7 @@ class Documents:
         self._starts: Int64Array = np.concatenate([np.cumsum(part) - part for part in lengths])
         self._first_document: Int64Array = np.cumsum([0] + [len(part) for part in lengths])
         self._reads = 0
+        self._touched: set[int] = set()
         self._lock = threading.Lock()
 
     def stream(self, documents: IndexArray, blocks: IndexArray) -> Epoch:
@@ -52,36 +53,42 @@ class Documents:
         sizes = np.minimum(epoch.ends[at + 1], starts[row] + length) - low
         origins = self._starts[document] + (low - begins)
         flat = np.empty(len(starts) * length, dtype=np.int64)
+        touched = [0]
         if len(self._shards) == 1:
             flat[:] = self._shards[0].tokens[np.repeat(origins, sizes) + _within(sizes)]
         else:
-            self._gather(document, origins, sizes, flat)
-        self._forget_now_and_then(len(document))
+            touched = self._gather(document, origins, sizes, flat)
+        self._forget_now_and_then(len(document), touched)
         return flat.reshape(len(starts), length)
 
-    def _gather(self, document: Int64Array, origins: Int64Array, sizes: Int64Array, flat: Int64Array) -> None:
-        """Copy `sizes[i]` ids from `origins[i]` of document i's shard, one stretch after the other."""
+    def _gather(
+        self, document: Int64Array, origins: Int64Array, sizes: Int64Array, flat: Int64Array
+    ) -> list[int]:
+        """Copy `sizes[i]` ids from `origins[i]` of document i's shard, one stretch after the other.
+
+        Returns:
+            The shards that were read.
+        """
         targets = np.cumsum(sizes) - sizes
         shard = np.searchsorted(self._first_document, document, side="right") - 1
         order = np.argsort(shard, kind="stable")
-        bounds = np.flatnonzero(np.diff(shard[order], prepend=-1, append=len(self._shards)))
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            mine = order[begin:end]
-            tokens = self._shards[int(shard[mine[0]])].tokens
-            within = _within(sizes[mine])
-            flat[np.repeat(targets[mine], sizes[mine]) + within] = tokens[
-                np.repeat(origins[mine], sizes[mine]) + within
-            ]
+        touched, begins = np.unique(shard[order], return_index=True)
+        for number, mine in zip(touched.tolist(), np.split(order, begins[1:]), strict=True):
+            tokens, within = self._shards[number].tokens, _within(sizes[mine])
+            source = np.repeat(origins[mine], sizes[mine]) + within
+            flat[np.repeat(targets[mine], sizes[mine]) + within] = tokens[source]
+        return touched.tolist()
 
-    def _forget_now_and_then(self, reads: int) -> None:
+    def _forget_now_and_then(self, reads: int, touched: list[int]) -> None:
         """Keep the resident size flat: a mapped page would otherwise stay in the process once it was read."""
         with self._lock:
             self._reads += reads
+            self._touched.update(touched)
             if self._reads < _READS_BEFORE_FORGETTING:
                 return
-            self._reads = 0
-        for shard in self._shards:
-            shard.forget_pages()
+            forget, self._touched, self._reads = self._touched, set(), 0
+        for number in forget:
+            self._shards[number].forget_pages()
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:

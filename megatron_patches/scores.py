@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class CausalDotProductAttention(MegatronModule):
-    """softmax(q·k/√head_dim + causal mask) v, by `torch.nn.functional.scaled_dot_product_attention`.
+    """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
 
     On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used.
     Every variant of this program goes through this module, so a comparison between them never compares two
@@ -55,12 +55,18 @@ class CausalDotProductAttention(MegatronModule):
         Args:
             query: `[seq, batch, heads, head_dim]` of this rank's heads.
             key, value: `[seq, batch, groups, head_dim]` of this rank's groups.
-            attention_mask: must be None; causality is built in.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
+                included); None: causal.
 
         Returns:
             `[seq, batch, heads * head_dim]`.
         """
-        assert attention_mask is None and attention_bias is None and packed_seq_params is None
+        assert attention_bias is None and packed_seq_params is None
+        grouped = query.size(2) != key.size(2)
+        if grouped and attention_mask is not None:
+            # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
+            key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
+            grouped = False
         dropout = self.dropout if self.training else 0.0
         # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
         # megatron-core has already entered the tensor-parallel stream around the whole layer.
@@ -74,9 +80,10 @@ class CausalDotProductAttention(MegatronModule):
                 key.permute(1, 2, 0, 3),
                 value.permute(1, 2, 0, 3),
                 dropout_p=dropout,
-                is_causal=True,
+                attn_mask=None if attention_mask is None else ~attention_mask,
+                is_causal=attention_mask is None,
                 scale=self.scale,
-                enable_gqa=query.size(2) != key.size(2),
+                enable_gqa=grouped,
             )
         return context.permute(2, 0, 1, 3).flatten(2)
 

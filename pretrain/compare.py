@@ -32,6 +32,7 @@ _EXPECTED_TO_DIFFER = (
     "attention.",
     "data.directory",
     "data.cache_directory",
+    "data.loader_workers",
     "data.allow_change",
 )
 

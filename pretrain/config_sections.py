@@ -194,6 +194,13 @@ class DataSection(Section):
     validate_every: Int = Field(ge=0, description="Steps between validations; 0: only at the end.")
     validation_samples: Int = Field(ge=1, description="Validation samples per source, at most.")
     seed: Int | None = Field(default=None, ge=0, description="Seed of the sample order; unset: run.seed.")
+    reset_at_document_end: bool = Field(
+        default=False,
+        description="Documents of a sample stand alone: attention and positions restart, no loss across.",
+    )
+    loader_workers: Int = Field(
+        default=0, ge=0, description="Threads of a rank that read samples ahead; 0: read when needed."
+    )
     cache_directory: PathLike | None = Field(
         default=None, description="Where sample orders are kept; unset: sample_order in run.directory."
     )

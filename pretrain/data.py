@@ -16,6 +16,8 @@ class RunData:
     """What a run trains on and what it is judged by."""
 
     blend: Blend
+    boundary: int | None
+    """The end-of-document id where documents of a sample stand alone; None where they do not."""
     samples: BlendedSamples
     validation: Mapping[str, ValidationSamples]
 
@@ -28,7 +30,8 @@ def open_data(config: Config, blend: Blend) -> RunData:
     """
     length = config.data.sequence_length
     samples = blend.training_samples(length, config.data_seed, config.sample_cache)
-    return RunData(blend, samples, blend.validation_samples(length, config.data.validation_samples))
+    boundary = blend.eod_id if config.data.reset_at_document_end else None
+    return RunData(blend, boundary, samples, blend.validation_samples(length, config.data.validation_samples))
 
 
 def data_facts(config: Config, data: RunData) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pretrain.distributed import ParallelContext
 from pretrain.errors import UserError
 from pretrain.model import recipe_of
 
-DATA_KEYS = ("data.sequence_length", "data.seed")
+DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
 
 
@@ -27,6 +27,7 @@ def run_identity(
         "run.seed": config.run.seed,
         "attention.variant": config.attention.variant,
         "data.sequence_length": config.data.sequence_length,
+        "data.reset_at_document_end": config.data.reset_at_document_end,
         "data.global_batch_size": config.data.global_batch_size,
         "data.micro_batch_size": config.data.micro_batch_size,
         "data.seed": config.data_seed,
@@ -77,8 +78,8 @@ def accept_identity(
     changes += data_changes(saved["data"], live["data"])
     if changes and not allow_data_change:
         raise UserError(
-            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards and "
-            "settings, or set data.allow_change=true to go on with what there is now"
+            f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards "
+            "and settings, or set data.allow_change=true to go on with what there is now"
         )
     _check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
     return changes

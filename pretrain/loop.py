@@ -24,6 +24,7 @@ from pretrain.engine import set_learning_rate
 from pretrain.errors import UserError
 from pretrain.held_out import Losses, held_out_losses
 from pretrain.model import token_losses
+from pretrain.packing import count_predictions
 from pretrain.resilience import CONTINUE, FINISHED, STOPPED, StopSignals
 from pretrain.run import Run, open_run
 from pretrain.schedule import learning_rate
@@ -54,7 +55,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         state = _state_after(progress.step, config.total_steps, result)
         validation = None
         if state == FINISHED or _due(progress.step, config.data.validate_every):
-            validation = held_out_losses(run.engine, run.data.validation, config, run.context)
+            validation = held_out_losses(run.engine, run.data, config, run.context)
         saved, seconds_checkpoint = None, None
         if state is not None or _due(progress.step, config.checkpoint.every):
             started = time.perf_counter()
@@ -89,8 +90,8 @@ class StepResult:
 def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult:
     """One optimizer step over one global batch.
 
-    The loss is the mean over all tokens of the global batch. Signals are agreed on here, in the same small
-    all-reduce as the loss, so that all ranks stop after the same step.
+    The loss is the mean over the predictions of the global batch that count. Signals are agreed on here, in
+    the same small all-reduce as the loss, so that all ranks stop after the same step.
     """
     config, context, engine = run.config, run.context, run.engine
     step = progress.step + 1
@@ -99,14 +100,15 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     micro_batches = config.gradient_accumulation_steps(context.world_size)
     started = time.perf_counter()
-    seconds_data = 0.0
-    for index in range(micro_batches):
-        mark = time.perf_counter()
-        tokens = micro_batch(run, progress.consumed_samples, index)
-        seconds_data += time.perf_counter() - mark
+    batch = run.batches.at(progress.consumed_samples)
+    seconds_data = time.perf_counter() - started
+    predictions = _counted_predictions(run, batch)
+    for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
         set_seeds(config.run.seed, step, global_index, context.tensor_parallel_rank)
-        loss = token_losses(engine, tokens).mean()
+        losses = token_losses(engine, tokens.to(context.device), run.data.boundary)
+        # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
+        loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
         engine.backward(loss)
         loss_sum += loss.detach()
         if index < micro_batches - 1:
@@ -133,17 +135,12 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
     )
 
 
-def micro_batch(run: Run, consumed_samples: int, index: int) -> torch.Tensor:
-    """This rank's `[micro_batch_size, sequence_length + 1]` tokens of micro batch `index` of the current
-    global batch.
-
-    The global batch is samples `consumed_samples …` of one global order, dealt out in rounds of
-    micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples; nothing is broadcast.
-    """
-    size, context = run.config.data.micro_batch_size, run.context
-    first = consumed_samples + (index * context.data_parallel_size + context.data_parallel_rank) * size
-    tokens = run.data.samples.blocks(np.arange(first, first + size, dtype=np.int64))
-    return torch.from_numpy(tokens).to(context.device)
+def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
+    """Predictions of the whole global batch that count (collective where ranks see different numbers)."""
+    if run.data.boundary is None:
+        return run.config.tokens_per_step  # known without asking the other ranks
+    total = agree([float(count_predictions(batch, run.data.boundary))], run.context.device)[0]
+    return max(1.0, total / run.context.tensor_parallel_size)
 
 
 def _state_after(step: int, total_steps: int, result: StepResult) -> str | None:

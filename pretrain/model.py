@@ -11,6 +11,7 @@ from megatron_patches.install import bank_recipe, gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from pretrain.config import Config
 from pretrain.distributed import ParallelContext
+from pretrain.packing import document_layout
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -73,15 +74,20 @@ def transformer_config(config: Config) -> TransformerConfig:
     )
 
 
-def token_losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | None = None) -> torch.Tensor:
     """Cross-entropy of every next-token prediction.
 
     Args:
         tokens: `[batch, sequence_length + 1]` int64 on the model's device.
+        boundary: the end-of-document id, if documents stand alone (see `packing`); None: packed as one text.
 
     Returns:
-        `[batch, sequence_length]` nats, float32.
+        `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
     """
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
-    return model(inputs, positions, None, labels=labels)
+    if boundary is None:
+        positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
+        return model(inputs, positions, None, labels=labels)
+    layout = document_layout(inputs, boundary)
+    losses = model(inputs, layout.positions, layout.attention_mask, labels=labels)
+    return losses.masked_fill(~layout.counted, 0.0)

@@ -16,6 +16,7 @@ from data_pipeline.blend import Blend
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import check_shards
 from megatron_patches.errors import MethodError
+from pretrain.batches import Batches
 from pretrain.checkpoint import Checkpoints, Progress, bank_digests
 from pretrain.config import Config
 from pretrain.counting import executed_flops_per_token, model_flops_per_token, peak_flops
@@ -46,6 +47,7 @@ class Run:
     context: ParallelContext
     engine: Any  # deepspeed.DeepSpeedEngine
     data: RunData
+    batches: Batches
     checkpoints: Checkpoints
     progress: Progress
     telemetry: Telemetry | None
@@ -118,6 +120,7 @@ def open_run(config: Config) -> Iterator[Run]:
         try:
             yield run
         finally:
+            run.batches.close()
             if run.telemetry is not None:
                 run.telemetry.close()
     except (UserError, DataError, MethodError):
@@ -152,7 +155,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
         return telemetry
 
     telemetry = _on_first_rank(context, open_records)
-    return Run(config, context, trainer.engine, data, checkpoints, progress, telemetry)
+    batches = Batches(config, context, data)
+    return Run(config, context, trainer.engine, data, batches, checkpoints, progress, telemetry)
 
 
 def _write_run_files(

@@ -22,7 +22,7 @@ from pretrain.config import Config, load_config
 from pretrain.counting import count_parameters
 from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.engine import wrap_model
-from pretrain.loop import micro_batch, train_step
+from pretrain.loop import train_step
 from pretrain.model import build_model, token_losses
 from pretrain.resilience import StopSignals
 from pretrain.run import Run, open_run
@@ -84,7 +84,7 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     stage 3).
     """
     run.engine.backward(
-        token_losses(run.engine, micro_batch(run, _progress(run.config, step).consumed_samples, 0)).mean()
+        token_losses(run.engine, run.batches.at(_progress(run.config, step).consumed_samples)[0]).mean()
     )
     stage, optimizer = run.engine.zero_optimization_stage(), run.engine.optimizer
     if stage == 3 or hasattr(optimizer, "fp32_groups_gradients_flat"):

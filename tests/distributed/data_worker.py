@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pretrain.config import Config, load_config
-from pretrain.loop import micro_batch, train
+from pretrain.loop import train
 from pretrain.metrics_file import read_metrics
 from pretrain.resilience import StopSignals
 from pretrain.run import open_run
@@ -24,9 +24,9 @@ def _global_batches(config: Config) -> list[list[int]]:
     samples: list[list[int]] = []
     with open_run(config) as run:
         for consumed in range(0, 3 * config.data.global_batch_size, config.data.global_batch_size):
-            for index in range(config.gradient_accumulation_steps(run.context.world_size)):
+            for micro_batch in run.batches.at(consumed):
                 ranks: list[Any] = [None] * run.context.world_size
-                dist.all_gather_object(ranks, micro_batch(run, consumed, index).tolist())
+                dist.all_gather_object(ranks, micro_batch.tolist())
                 samples += [sample for rank in ranks for sample in rank]
     return samples
 

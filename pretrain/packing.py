@@ -1,0 +1,50 @@
+"""Documents inside a sample: where each begins, what may see what, and which predictions count.
+
+GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the end-of-document id
+is a token like any other. With data.reset_at_document_end every document stands alone: positions restart at
+0, attention does not reach back into the documents before, and the one prediction that would have to guess
+how an unrelated document begins, the one made at the end-of-document id, is left out of the loss.
+
+Rotary embeddings need no restart. They enter attention only through the difference of two positions, and both
+are in the same document. So megatron-core's GPTModel, which counts rotary positions from the sample's start
+whatever position ids it is given, makes the same scores up to rounding. Learned positions do need it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class DocumentLayout:
+    """What a packed batch of inputs means when documents stand alone.
+
+    positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
+    attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (megatron-core's way).
+    counted: `[batch, seq]` bool, False where the input is the end-of-document id.
+    """
+
+    positions: torch.Tensor
+    attention_mask: torch.Tensor
+    counted: torch.Tensor
+
+
+def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
+    """The layout of `[batch, seq]` input ids; the end-of-document id belongs to the document it ends."""
+    ends = inputs == eod_id
+    index = torch.arange(inputs.size(1), device=inputs.device)
+    begins = torch.zeros_like(ends)
+    begins[:, 1:] = ends[:, :-1]
+    start = torch.where(begins, index, 0).cummax(dim=1).values
+    # Two tokens are in the same document exactly if their documents begin at the same place.
+    apart = start[:, None, :, None] != start[:, None, None, :]
+    future = index[None, :] > index[:, None]
+    return DocumentLayout(index - start, apart | future, ~ends)
+
+
+def count_predictions(tokens: torch.Tensor, eod_id: int | None) -> int:
+    """How many predictions of `[..., seq + 1]` ids count; without `eod_id`, packed as one text, all do."""
+    inputs = tokens[..., :-1]
+    return inputs.numel() if eod_id is None else int((inputs != eod_id).sum())

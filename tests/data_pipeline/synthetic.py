@@ -1,0 +1,45 @@
+"""Shards of random ids, made faster than any text could be tokenised: for memory tests and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.manifest import FORMAT_VERSION, Manifest, Shard, from_dict, write_manifest
+from data_pipeline.shards import index_bytes, shard_name
+from data_pipeline.tokenizer import TokenizerIdentity
+
+MEAN_DOCUMENT = 862  # tokens, as in SlimPajama: a billion tokens are 1.16 M documents
+VOCAB_SIZE, EOD = 32_000, 2
+
+
+def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> Manifest:
+    """A directory of about `tokens` uint16 ids in documents of exponential length, one source a shard.
+
+    The manifest states made-up SHA-256s for the .bin files, so `verify` would complain; training would not.
+    """
+    directory.mkdir(parents=True)
+    generator = np.random.Generator(np.random.Philox(seed))
+    pattern = generator.integers(3, VOCAB_SIZE, 1 << 22, dtype=np.uint16)
+    made = []
+    for number in range(shards):
+        count = tokens // shards // MEAN_DOCUMENT
+        lengths = 1 + generator.exponential(MEAN_DOCUMENT - 1, count).astype(np.int32)
+        total, source = int(lengths.sum()), f"source{number}"
+        prefix = directory / shard_name("random", "train", source, 0)
+        with open(f"{prefix}.bin", "wb") as stream:
+            for start in range(0, total, len(pattern)):
+                stream.write(pattern[: total - start].tobytes())
+        index = index_bytes(lengths, "uint16")
+        Path(f"{prefix}.idx").write_bytes(index)
+        facts = {"name": prefix.name, "unit": 0, "split": "train", "source": source, "documents": count}
+        facts |= {"tokens": total, "text_bytes": 4 * total, "bin_bytes": 2 * total, "idx_bytes": len(index)}
+        digests = {"bin_sha256": hashlib.sha256(f"{seed} {number}".encode()).hexdigest()}
+        digests["idx_sha256"] = hashlib.sha256(index).hexdigest()
+        made.append(from_dict(Shard, facts | digests))
+    tokenizer = TokenizerIdentity("none.model", "0" * 64, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)
+    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(made), 0)
+    write_manifest(manifest)
+    return manifest
