@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.documents import FORGET_AFTER
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, Shard
 from data_pipeline.order import Int64Array
@@ -101,6 +102,7 @@ class Blend:
                 seed,
                 cache_directory=cache_directory,
                 source=part.source,
+                forget_after=max(16, FORGET_AFTER // len(self.parts)),
                 salt="" if alone else f"{part.manifest.fingerprint} {part.source or ''}",
             )
             for part in self.parts

@@ -13,13 +13,18 @@ from data_pipeline.reader import open_shard
 
 # A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
 # page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
-_READS_BEFORE_FORGETTING = 256
+FORGET_AFTER = 256
+
+# Tokens from which on a stretch of a document is copied by itself: that takes as long as gathering so many.
+_LONG_STRETCH = 64
 
 
 class Documents:
     """All documents of a split (or of one source of it), over all its shards, in the manifest's order."""
 
-    def __init__(self, manifest: Manifest, split: str, source: str | None = None) -> None:
+    def __init__(
+        self, manifest: Manifest, split: str, source: str | None = None, forget_after: int = FORGET_AFTER
+    ) -> None:
         self._shards = [open_shard(manifest, shard) for shard in manifest.shards_of(split, source)]
         for shard in self._shards:
             shard.expect_random_access()
@@ -28,6 +33,7 @@ class Documents:
         # Of each document, where it begins in its own shard; of each shard, its first document.
         self._starts: Int64Array = np.concatenate([np.cumsum(part) - part for part in lengths])
         self._first_document: Int64Array = np.cumsum([0] + [len(part) for part in lengths])
+        self._forget_after = forget_after
         self._reads = 0
         self._touched: set[int] = set()
         self._lock = threading.Lock()
@@ -41,7 +47,9 @@ class Documents:
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
         """Pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
 
-        Vectorised over all pieces and the documents they touch; the only loop is over shards that hold one.
+        Where the pieces' stretches of documents lie is worked out for all at once. Long stretches are then
+        copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
+        tiny documents cost no loop.
         """
         first = np.searchsorted(epoch.ends, starts, side="right") - 1
         counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
@@ -52,39 +60,29 @@ class Documents:
         low = np.maximum(begins, starts[row])
         sizes = np.minimum(epoch.ends[at + 1], starts[row] + length) - low
         origins = self._starts[document] + (low - begins)
-        flat = np.empty(len(starts) * length, dtype=np.int64)
-        touched = [0]
-        if len(self._shards) == 1:
-            flat[:] = self._shards[0].tokens[np.repeat(origins, sizes) + _within(sizes)]
-        else:
-            touched = self._gather(document, origins, sizes, flat)
-        self._forget_now_and_then(len(document), touched)
-        return flat.reshape(len(starts), length)
-
-    def _gather(
-        self, document: Int64Array, origins: Int64Array, sizes: Int64Array, flat: Int64Array
-    ) -> list[int]:
-        """Copy `sizes[i]` ids from `origins[i]` of document i's shard, one stretch after the other.
-
-        Returns:
-            The shards that were read.
-        """
         targets = np.cumsum(sizes) - sizes
         shard = np.searchsorted(self._first_document, document, side="right") - 1
-        order = np.argsort(shard, kind="stable")
-        touched, begins = np.unique(shard[order], return_index=True)
-        for number, mine in zip(touched.tolist(), np.split(order, begins[1:]), strict=True):
-            tokens, within = self._shards[number].tokens, _within(sizes[mine])
-            source = np.repeat(origins[mine], sizes[mine]) + within
-            flat[np.repeat(targets[mine], sizes[mine]) + within] = tokens[source]
-        return touched.tolist()
+        flat = np.empty(len(starts) * length, dtype=self._shards[0].tokens.dtype)
+        long = sizes >= _LONG_STRETCH
+        tokens = [opened.tokens for opened in self._shards]
+        for number, origin, target, size in zip(
+            *(array[long].tolist() for array in (shard, origins, targets, sizes)), strict=True
+        ):
+            flat[target : target + size] = tokens[number][origin : origin + size]
+        for number in np.unique(shard[~long]).tolist():
+            mine = ~long & (shard == number)
+            within = _within(sizes[mine])
+            found = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
+            flat[np.repeat(targets[mine], sizes[mine]) + within] = found
+        self._forget_now_and_then(shard)
+        return flat.astype(np.int64).reshape(len(starts), length)
 
-    def _forget_now_and_then(self, reads: int, touched: list[int]) -> None:
+    def _forget_now_and_then(self, read: Int64Array) -> None:
         """Keep the resident size flat: a mapped page would otherwise stay in the process once it was read."""
         with self._lock:
-            self._reads += reads
-            self._touched.update(touched)
-            if self._reads < _READS_BEFORE_FORGETTING:
+            self._reads += len(read)
+            self._touched.update(read.tolist())
+            if self._reads < self._forget_after:
                 return
             forget, self._touched, self._reads = self._touched, set(), 0
         for number in forget:

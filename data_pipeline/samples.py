@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.documents import Documents, block_count
+from data_pipeline.documents import FORGET_AFTER, Documents, block_count
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest
 from data_pipeline.order import Epoch, EpochCache, Int64Array, permutation
@@ -39,6 +39,7 @@ class TrainingSamples:
         cache_directory: Path | None = None,
         source: str | None = None,
         salt: str = "",
+        forget_after: int = FORGET_AFTER,
     ) -> None:
         """Open the shards.
 
@@ -48,6 +49,7 @@ class TrainingSamples:
                 document and 4 a sample).
             source: only this source's documents; None: all.
             salt: makes the order another one; members of a blend have different ones.
+            forget_after: reads of documents after which their pages leave the process's memory.
 
         Raises:
             DataError: the split has too few tokens for one sample, or a shard cannot be opened.
@@ -58,7 +60,7 @@ class TrainingSamples:
         self.samples_per_epoch = block_count(
             manifest.tokens(split, source), sequence_length, f"source {source} of {what}" if source else what
         )
-        self._documents = Documents(manifest, split, source)
+        self._documents = Documents(manifest, split, source, forget_after)
         self._cache = None
         if cache_directory is not None:
             identity = repr((manifest.fingerprint, split, source, sequence_length, seed, salt))
