@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from data_pipeline.errors import DataError
+from data_pipeline.options import Inputs, ShardDirectory, SourceKey, TextKey
 from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenize_verbs import merge_manifests, tokenize
 
 app = typer.Typer(
     help="Text to tokens: build a corpus, train a tokenizer, write Megatron shards, check them.",
@@ -18,12 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Inputs = Annotated[
-    list[Path], typer.Argument(help="Files or directories: .jsonl, .jsonl.zst, .jsonl.gz, .txt")
-]
-TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
-SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]
-ShardDirectory = Annotated[Path, typer.Argument(help="A directory that tokenize made.")]
 _KEYS = RecordKeys()
 
 
@@ -77,37 +73,8 @@ def train_tokenizer(
     )
 
 
-@app.command()
-def tokenize(
-    inputs: Inputs,
-    tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model file.")],
-    out: Annotated[Path, typer.Option(help="The shard directory to make.")],
-    name: Annotated[str, typer.Option(help="First part of the shards' names.")],
-    workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
-    validation_fraction: Annotated[
-        float, typer.Option(help="Share of the documents to hold out, by hash.")
-    ] = 0.05,
-    files_per_shard: Annotated[int, typer.Option(help="Input files per unit of work.")] = 1,
-    text_key: TextKey = _KEYS.text,
-    source_key: SourceKey = _KEYS.source,
-) -> None:
-    """Documents to Megatron shards. The same command again continues an interrupted run.
-
-    Example: python -m data_pipeline tokenize data/demo/corpus --tokenizer data/demo/tokenizer.model
-    --out data/demo/shards --name demo --workers 2
-    """
-    from data_pipeline.progress import ProgressLine
-    from data_pipeline.tokenize import TokenizeOptions
-    from data_pipeline.tokenize import tokenize as make_shards
-
-    options = TokenizeOptions(name, validation_fraction, files_per_shard, RecordKeys(text_key, source_key))
-    with ProgressLine() as line:
-        manifest, made = make_shards(find_inputs(inputs), tokenizer, out, options, workers, line.update)
-    units = len({shard.unit for shard in manifest.shards})
-    typer.echo(f"{out}: " + (line.summary() if made else f"already up to date ({units} units)"))
-    typer.echo(
-        f"  {manifest.tokens('train'):,} training and {manifest.tokens('validation'):,} validation tokens"
-    )
+app.command()(tokenize)
+app.command("merge-manifests")(merge_manifests)
 
 
 @app.command()

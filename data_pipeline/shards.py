@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import struct
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import publish, temporary_path
+from data_pipeline.files import publish, sha256_file, sync, temporary_path
 
 # megatron.core.datasets.indexed_dataset.DType
 DTYPE_CODES = {"int32": 4, "uint16": 8}
@@ -83,8 +82,7 @@ class ShardWriter:
 
     def finish(self) -> dict[str, int | str]:
         """Publish .bin, then .idx. Returns the counts and hashes of `manifest.Shard`."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        sync(self._stream)
         self._stream.close()
         lengths = np.concatenate(self._lengths)
         index = index_bytes(lengths, self.dtype.name)
@@ -92,11 +90,10 @@ class ShardWriter:
         index_temporary = temporary_path(index_path)
         with open(index_temporary, "wb") as stream:
             stream.write(index)
-            stream.flush()
-            os.fsync(stream.fileno())
-        bin_bytes = self._temporary.stat().st_size
-        publish(self._temporary, self._bin_path)
-        publish(index_temporary, index_path)
+            sync(stream)
+        bin_bytes, index_sha256 = self._temporary.stat().st_size, hashlib.sha256(index).hexdigest()
+        _publish_unless_same(self._temporary, self._bin_path, self._digest.hexdigest())
+        _publish_unless_same(index_temporary, index_path, index_sha256)
         return {
             "documents": len(lengths),
             "tokens": int(lengths.sum(dtype=np.int64)),
@@ -104,7 +101,7 @@ class ShardWriter:
             "bin_bytes": bin_bytes,
             "bin_sha256": self._digest.hexdigest(),
             "idx_bytes": len(index),
-            "idx_sha256": hashlib.sha256(index).hexdigest(),
+            "idx_sha256": index_sha256,
         }
 
     def discard(self) -> None:
@@ -112,3 +109,11 @@ class ShardWriter:
         with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
+    """Leave a file alone that an interrupted run, or an earlier one, has already finished."""
+    if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
+        temporary.unlink()
+    else:
+        publish(temporary, path)

@@ -20,7 +20,8 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
-from data_pipeline.sources import InputFile, RecordKeys, read_documents
+from data_pipeline.records import read_documents
+from data_pipeline.sources import InputFile, RecordKeys
 
 MODEL_TYPES = ("unigram", "bpe")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -175,7 +176,7 @@ def _sample(
     share = -(-settings.sample_bytes // len(files))
     for file in files:
         taken = 0
-        for document in read_documents(file, keys):
+        for document in read_documents(file.whole, keys):
             text = document.text
             encoded = text.encode()
             key = hashlib.blake2b(encoded, digest_size=8, salt=settings.seed.to_bytes(16, "little")).digest()

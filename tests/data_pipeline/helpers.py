@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.manifest import Manifest
+from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
-from data_pipeline.sources import find_inputs
-from data_pipeline.tokenize import TokenizeOptions, tokenize
+from data_pipeline.records import Document, read_documents
+from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenize import tokenize
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -32,6 +34,11 @@ class Workshop:
         """Tokenise some of the corpus files."""
         options = TokenizeOptions(name="small")
         return tokenize(find_inputs([self.corpus])[files], self.model, out, options, workers, quiet)
+
+
+def all_documents(directory: Path) -> list[Document]:
+    """Every document below a directory, in the order of the pipeline."""
+    return [d for file in find_inputs([directory]) for d in read_documents(file.whole, RecordKeys())]
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,8 @@ def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
     assert manifest.sources("train") == manifest.sources("validation") == sources
     assert sum(manifest.tokens("train", source) for source in sources) == manifest.tokens("train")
     assert {shard.source for shard in manifest.shards_of("train", sources[0])} == {sources[0]}
-    with pytest.raises(DataError, match="split 'test' is unknown"):
-        manifest.tokens("test")
+    with pytest.raises(DataError, match="split 'dev' is unknown"):
+        manifest.tokens("dev")
     moved: Manifest = read_manifest(Path(shutil.copytree(workshop.shards, tmp_path / "moved")))
     part, _ = workshop.tokenize(tmp_path / "part", slice(0, 7))
     assert moved.fingerprint == manifest.fingerprint != part.fingerprint

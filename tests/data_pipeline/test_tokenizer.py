@@ -10,7 +10,8 @@ import sentencepiece
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import sha256_file
-from data_pipeline.sources import RecordKeys, find_inputs, read_documents
+from data_pipeline.records import read_documents
+from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenizer import TrainerSettings, identify, load_tokenizer, train_tokenizer
 from tests.data_pipeline.helpers import Workshop
 
@@ -37,7 +38,9 @@ def test_hostile_text_survives(workshop: Workshop, text: str) -> None:
 
 def test_the_whole_corpus_survives(workshop: Workshop) -> None:
     processor = load_tokenizer(workshop.model)
-    texts = [d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file, RecordKeys())]
+    texts = [
+        d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+    ]
     decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
     assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
 
@@ -97,7 +100,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "junk.model")
     with pytest.raises(DataError, match=r"absent\.model"):
         identify(tmp_path / "absent.model")
-    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0], RecordKeys())]
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0].whole, RecordKeys())]
     with open(tmp_path / "lossy.model", "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("\n".join(texts).split("\n")),

@@ -18,7 +18,12 @@ from megatron_patches.install import bank_recipe, gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import policy_for
 from megatron_patches.shards import layer_shard
-from pretrain.distributed import LaunchEnvironment, ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.distributed import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
 
 # Sizes without coincidences: each matrix product of the layer can be told by the shape of its result.
 HIDDEN, HEADS, HEAD_DIM, SEQ, BATCH, SEED = 40, 4, 6, 10, 3, 5
