@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.download_verb import download
 from data_pipeline.errors import DataError
 from data_pipeline.options import Inputs, ShardDirectory, SourceKey, TextKey
 from data_pipeline.sources import RecordKeys, find_inputs
@@ -73,6 +74,7 @@ def train_tokenizer(
     )
 
 
+app.command()(download)
 app.command()(tokenize)
 app.command("merge-manifests")(merge_manifests)
 

@@ -10,6 +10,8 @@ from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, to_json, write_atomically
 
 DOWNLOAD_NAME = "download.json"
+# The same of a download that has not finished: it goes on with the commit that it began with.
+UNFINISHED_NAME = "download.unfinished.json"
 # `tokenize` is given the download's directory, or one of a split or a chunk below it.
 _LEVELS = 3
 
@@ -38,21 +40,23 @@ class Download:
         return {"source": self.source, "repository": self.repository, "revision": self.revision}
 
 
-def write_download(directory: Path, download: Download) -> None:
-    """Write DIR/download.json."""
+def write_download(directory: Path, download: Download, finished: bool) -> None:
+    """Write DIR/download.json when the download is finished, and DIR/download.unfinished.json until then."""
     content = to_json(asdict(download))
-    path = directory / DOWNLOAD_NAME
+    path = directory / (DOWNLOAD_NAME if finished else UNFINISHED_NAME)
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content)
+    if finished:
+        (directory / UNFINISHED_NAME).unlink(missing_ok=True)
 
 
-def read_download(directory: Path) -> Download | None:
+def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None:
     """DIR/download.json, or None if there is none.
 
     Raises:
         DataError: the file is no such record.
     """
-    path = directory / DOWNLOAD_NAME
+    path = directory / name
     if not path.is_file():
         return None
     value = read_json(path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,10 +60,11 @@ class Outcome:
         return lines[0]
 
 
-def run(*arguments: str | Path) -> Outcome:
+def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome:
     """`python -m data_pipeline ARGUMENTS` in a process of its own."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    variables = os.environ | (environment or {})
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -72,6 +75,14 @@ def contents(directory: Path) -> dict[str, bytes]:
         for path in directory.rglob("*")
         if path.is_file()
     }
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait up to a minute for something that another process does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in 60 s"
+        time.sleep(0.005)
 
 
 ShardSpec = tuple[str, str, int, list[list[int]]]

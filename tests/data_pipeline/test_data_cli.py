@@ -11,7 +11,15 @@ from tests.data_pipeline.helpers import Workshop, run
 
 
 def test_help_of_every_verb_has_an_example() -> None:
-    for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"):
+    for verb in (
+        "demo-corpus",
+        "download",
+        "train-tokenizer",
+        "tokenize",
+        "merge-manifests",
+        "verify",
+        "stats",
+    ):
         shown = run(verb, "--help")
         assert shown.code == 0 and f"Example: python -m data_pipeline {verb}" in " ".join(shown.out.split())
 

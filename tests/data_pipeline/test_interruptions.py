@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run, wait_until
 
 FILES = 6
 
@@ -43,13 +41,6 @@ def start(arguments: list[str], out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} in 60 s"
-        time.sleep(0.005)
 
 
 def workers_of(parent: int) -> list[int]:
