@@ -18,7 +18,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.files import TEMPORARY_SUFFIX, read_json, sha256_file, to_json, write_atomically
 from data_pipeline.manifest import FORMAT_VERSION, TOKENIZER_NAME
 from data_pipeline.origin import find_origin
-from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces
+from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 from data_pipeline.tokenizer import TokenizerIdentity
 
 PLAN_NAME = "plan.json"
@@ -54,7 +54,7 @@ class TokenizeOptions:
 
     def takes(self, source: str) -> bool:
         """Whether documents of this source are wanted."""
-        return source not in self.exclude_sources and (not self.sources or source in self.sources)
+        return is_wanted(source, self.sources, self.exclude_sources)
 
     def split_of(self, text: bytes) -> str:
         """The split of a document: by its own hash, so that no other document can make it change sides.
@@ -223,22 +223,24 @@ def _identity(plan: dict[str, Any], key: str) -> Any:
     return value.get("sha256") if isinstance(value, dict) else value
 
 
-def read_plan(directory: Path) -> tuple[dict[str, Any], int]:
-    """(the plan of a directory, how many units it has): for whoever has the directory and not the inputs.
+def read_plan(directory: Path, inputs: Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
+    """(the plan of a directory, its units): for whoever has the directory and perhaps not the inputs.
+
+    Args:
+        inputs: the directory of the inputs, if their paths matter.
 
     Raises:
         DataError: there is no plan, or it is not one of this version.
     """
     path = directory / PLAN_NAME
     if not path.exists():
-        raise DataError(
-            f"{directory} has no {PLAN_NAME}: it was not made by `python -m data_pipeline tokenize`"
-        )
+        raise DataError(f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it")
     plan = read_json(path)
     if plan.get("format_version") != FORMAT_VERSION:
         raise DataError(f"{path} is of another version of this program; tokenise again into a new directory")
-    keys = plan["options"]["keys"]
-    options = TokenizeOptions(**(plan["options"] | {"keys": RecordKeys(**keys)}))
-    files = [InputFile(directory, entry["name"], entry["size"]) for entry in plan["inputs"]]
-    identity = TokenizerIdentity(**plan["tokenizer"])
-    return plan, len(plan_units(files, directory, options, identity))
+    stated = plan["options"]
+    lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
+    options = TokenizeOptions(**(stated | lists | {"keys": RecordKeys(**stated["keys"])}))
+    root = inputs or directory
+    files = [InputFile(root / entry["name"], entry["name"], entry["size"]) for entry in plan["inputs"]]
+    return plan, plan_units(files, directory, options, TokenizerIdentity(**plan["tokenizer"]))

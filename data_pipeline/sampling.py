@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 import sentencepiece
@@ -31,33 +32,35 @@ def sample_number(text: bytes, seed: int = 0, purpose: bytes = b"sample") -> flo
 class LowestNumbers:
     """Of all texts added, those with the lowest numbers that together have at least `budget` bytes."""
 
-    def __init__(self, budget: int, at_most: int | None = None) -> None:
-        """at_most: and no more than this many texts."""
+    def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._at_most = at_most
-        self._heap: list[tuple[float, bytes]] = []  # the largest number first
+        self._heap: list[tuple[float, bytes, str]] = []  # the largest number first
         self._numbers: set[float] = set()
         self._bytes = 0
 
-    def add(self, number: float, text: bytes) -> None:
+    def add(self, number: float, text: bytes, source: str) -> None:
         """Take a text, and drop those that are no longer needed."""
         full = self._bytes >= self._budget
-        if number in self._numbers or (full and self._heap and number > -self._heap[0][0]):
+        if number in self._numbers or (full and number > -self._heap[0][0]):
             return
-        heapq.heappush(self._heap, (-number, text))
+        heapq.heappush(self._heap, (-number, text, source))
         self._numbers.add(number)
         self._bytes += len(text)
-        while self._bytes - len(self._heap[0][1]) >= self._budget or self._too_many():
-            dropped, text = heapq.heappop(self._heap)
+        while self._bytes - len(self._heap[0][1]) >= self._budget:
+            dropped, text, _ = heapq.heappop(self._heap)
             self._numbers.discard(-dropped)
             self._bytes -= len(text)
 
-    def _too_many(self) -> bool:
-        return self._at_most is not None and len(self._heap) > self._at_most
-
     def texts(self) -> list[str]:
         """The texts by their numbers."""
-        return [text.decode() for _, text in sorted(self._heap, reverse=True)]
+        return [text.decode() for _, text, _ in sorted(self._heap, reverse=True)]
+
+    def bytes_by_source(self) -> dict[str, int]:
+        """How much of them is of which source."""
+        sizes: Counter[str] = Counter()
+        for _, text, source in self._heap:
+            sizes[source] += len(text)
+        return dict(sorted(sizes.items()))
 
 
 def sampled_share(
@@ -72,7 +75,7 @@ def sampled_share(
     for document in documents:
         text = document.text.encode()
         total += len(text)
-        measured.add(sample_number(text), text)
+        measured.add(sample_number(text), text, document.source)
     texts = measured.texts()
     ids = processor.encode(texts, return_type="numpy", num_threads=1)
     made = sum(len(document) + 1 for document in ids)

@@ -27,6 +27,8 @@ from data_pipeline.files import publish, sha256_file, sync, temporary_path
 
 # megatron.core.datasets.indexed_dataset.DType
 DTYPE_CODES = {"int32": 4, "uint16": 8}
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER_BYTES = 34
 _UINT16_VOCAB = 1 << 16
 
 
@@ -45,9 +47,31 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
     offsets = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
     offsets *= np.dtype(dtype).itemsize
-    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
+    header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
     return header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.tobytes()
+
+
+def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
+    """[documents] int32, the documents' lengths in tokens, from PREFIX.idx alone.
+
+    Raises:
+        DataError: the file is missing, cut short, or no index of one sequence a document.
+    """
+    path = Path(f"{prefix}.idx")
+    try:
+        with open(path, "rb") as stream:
+            magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
+            # Header, 4 bytes a length, 8 an offset, 8 a document's first sequence, and one of these more.
+            whole = path.stat().st_size == _HEADER_BYTES + 20 * sequences + 8
+            lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except struct.error as error:
+        raise DataError(f"{path} is cut short; see verify") from error
+    if magic != _MAGIC or version != 1 or ends != sequences + 1 or not whole:
+        raise DataError(f"{path} is not an index that tokenize writes; see verify")
+    return lengths
 
 
 class ShardWriter:

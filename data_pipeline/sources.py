@@ -25,6 +25,11 @@ class RecordKeys:
     default_source: str = "default"
 
 
+def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
+    """Whether documents of a source are taken: of `only`, if there are any, and never of `never`."""
+    return source not in never and (not only or source in only)
+
+
 @dataclass(frozen=True)
 class InputFile:
     """One input. `name` is its path below the inputs' common directory, wherever that lies."""

@@ -32,7 +32,7 @@ from data_pipeline.plan import UNITS_NAME, TokenizeOptions, begin, plan_units, r
 from data_pipeline.pool import Progress, run_tasks
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import InputFile
-from data_pipeline.tokenizer import TokenizerIdentity, identify
+from data_pipeline.tokenizer import TokenizerIdentity, check_report, identify
 from data_pipeline.unit import make_unit
 
 _Records = list[dict[str, Any]]
@@ -101,6 +101,7 @@ def make_task(
     if workers < 1:
         raise DataError(f"--workers {workers} must be at least 1")
     tokenizer = identify(tokenizer_path)
+    check_report(tokenizer_path, tokenizer)
     begin(files, directory, options, tokenizer, tokenizer_path)
     units = plan_units(files, directory, options, tokenizer, strict)[task.index :: task.count]
     outcomes = run_tasks(make_unit, units, workers, report)
@@ -113,13 +114,11 @@ def merge_manifests(directory: Path) -> Manifest:
     Raises:
         DataError: a unit is missing, or the records belong to different runs.
     """
-    plan, count = read_plan(directory)
-    paths = [
-        directory / UNITS_NAME / f"{plan['options']['name']}_{number:05d}.json" for number in range(count)
-    ]
+    plan, units = read_plan(directory)
+    paths = [unit.record_path for unit in units]
     if missing := [path for path in paths if not path.is_file()]:
         raise DataError(
-            f"{directory}: {len(missing)} of {count} units are missing, the first is {missing[0].name}; "
+            f"{directory}: {len(missing)} of {len(units)} units are missing, the first is {missing[0].name}; "
             f"run the tasks that have not finished, or copy their files here"
         )
     records = [read_json(path) for path in paths]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import DataError
-from data_pipeline.options import Chunks, DefaultSource, Inputs, ShardDirectory, SourceKey, TextKey
+from data_pipeline.options import (
+    Chunks,
+    DefaultSource,
+    ExcludeSource,
+    Inputs,
+    OnlySource,
+    ShardDirectory,
+    SourceKey,
+    TextKey,
+)
 from data_pipeline.sources import RecordKeys, select_inputs
 
 if TYPE_CHECKING:
@@ -70,12 +79,8 @@ def tokenize(
     max_tokens: Annotated[
         int, typer.Option(help="At most this many, a share from every input by its size; 0 = all.")
     ] = 0,
-    source: Annotated[
-        list[str] | None, typer.Option(help="Take this source only (may be given again).")
-    ] = None,
-    exclude_source: Annotated[
-        list[str] | None, typer.Option(help="Leave this source out (may be given again).")
-    ] = None,
+    source: OnlySource = None,
+    exclude_source: ExcludeSource = None,
     chunks: Chunks = "",
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first line that is no document.")

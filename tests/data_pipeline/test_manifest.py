@@ -138,7 +138,12 @@ def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_verify_and_stats_commands(shards: Path, workshop: Workshop) -> None:
     good = run("verify", shards, "--tokenizer", workshop.model)
-    assert good.code == 0 and "all as the manifest says" in good.out and good.err == ""
+    assert (
+        good.code == 0
+        and "all as the manifest says" in good.out
+        and "4 units are as in the source" in good.out
+        and good.err == ""
+    )
     table = run("stats", shards)
     assert table.code == 0 and "StdlibDocstrings" in table.out
     assert f"{read_manifest(shards).tokens('train'):,}" in table.out
