@@ -8,8 +8,20 @@ from typing import Annotated
 
 import typer
 
+from data_pipeline.download_verb import download
 from data_pipeline.errors import DataError
-from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.options import (
+    Chunks,
+    DefaultSource,
+    ExcludeSource,
+    Inputs,
+    OnlySource,
+    ShardDirectory,
+    SourceKey,
+    TextKey,
+)
+from data_pipeline.sources import RecordKeys, select_inputs
+from data_pipeline.tokenize_verbs import merge_manifests, tokenize
 
 app = typer.Typer(
     help="Text to tokens: build a corpus, train a tokenizer, write Megatron shards, check them.",
@@ -18,12 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Inputs = Annotated[
-    list[Path], typer.Argument(help="Files or directories: .jsonl, .jsonl.zst, .jsonl.gz, .txt")
-]
-TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
-SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]
-ShardDirectory = Annotated[Path, typer.Argument(help="A directory that tokenize made.")]
 _KEYS = RecordKeys()
 
 
@@ -50,14 +56,18 @@ def train_tokenizer(
     out: Annotated[Path, typer.Option(help="Prefix: PREFIX.model and PREFIX.json are written.")],
     vocab_size: Annotated[
         int, typer.Option(help="Number of pieces, the 256 bytes and 3 reserved ids included.")
-    ],
+    ] = 32_000,
     model_type: Annotated[str, typer.Option(help="unigram or bpe.")] = "unigram",
     sample_bytes: Annotated[
-        int, typer.Option(help="Train on about this much text, evenly from all files.")
+        int, typer.Option(help="Train on about this much text, spread over all inputs.")
     ] = (100_000_000),
-    seed: Annotated[int, typer.Option(help="Chooses the documents that are held out for the check.")] = 0,
+    seed: Annotated[int, typer.Option(help="Chooses the documents, and those held out for the check.")] = 0,
+    source: OnlySource = None,
+    exclude_source: ExcludeSource = None,
+    chunks: Chunks = "",
     text_key: TextKey = _KEYS.text,
     source_key: SourceKey = _KEYS.source,
+    default_source: DefaultSource = _KEYS.default_source,
 ) -> None:
     """Train a lossless SentencePiece model and check its round trip on held-out documents.
 
@@ -66,10 +76,11 @@ def train_tokenizer(
     """
     from data_pipeline import tokenizer
 
-    settings = tokenizer.TrainerSettings(vocab_size, model_type, sample_bytes, seed)
-    report, trained = tokenizer.train_tokenizer(
-        find_inputs(inputs), out, settings, RecordKeys(text_key, source_key)
+    settings = tokenizer.TrainerSettings(
+        vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
+    keys = RecordKeys(text_key, source_key, default_source)
+    report, trained = tokenizer.train_tokenizer(select_inputs(inputs, chunks), out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
         f"  {report['vocab_size']:,} pieces, {report['bytes_per_token']:.2f} bytes/token and "
@@ -77,53 +88,37 @@ def train_tokenizer(
     )
 
 
-@app.command()
-def tokenize(
-    inputs: Inputs,
-    tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model file.")],
-    out: Annotated[Path, typer.Option(help="The shard directory to make.")],
-    name: Annotated[str, typer.Option(help="First part of the shards' names.")],
-    workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
-    validation_fraction: Annotated[
-        float, typer.Option(help="Share of the documents to hold out, by hash.")
-    ] = 0.05,
-    files_per_shard: Annotated[int, typer.Option(help="Input files per unit of work.")] = 1,
-    text_key: TextKey = _KEYS.text,
-    source_key: SourceKey = _KEYS.source,
-) -> None:
-    """Documents to Megatron shards. The same command again continues an interrupted run.
-
-    Example: python -m data_pipeline tokenize data/demo/corpus --tokenizer data/demo/tokenizer.model
-    --out data/demo/shards --name demo --workers 2
-    """
-    from data_pipeline.progress import ProgressLine
-    from data_pipeline.tokenize import TokenizeOptions
-    from data_pipeline.tokenize import tokenize as make_shards
-
-    options = TokenizeOptions(name, validation_fraction, files_per_shard, RecordKeys(text_key, source_key))
-    with ProgressLine() as line:
-        manifest, made = make_shards(find_inputs(inputs), tokenizer, out, options, workers, line.update)
-    units = len({shard.unit for shard in manifest.shards})
-    typer.echo(f"{out}: " + (line.summary() if made else f"already up to date ({units} units)"))
-    typer.echo(
-        f"  {manifest.tokens('train'):,} training and {manifest.tokens('validation'):,} validation tokens"
-    )
+app.command()(download)
+app.command()(tokenize)
+app.command("merge-manifests")(merge_manifests)
 
 
 @app.command()
 def verify(
     directory: ShardDirectory,
     tokenizer: Annotated[Path | None, typer.Option(help="A model that must be the directory's own.")] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(help="Where the inputs are now; default: where they were.")
+    ] = None,
+    compare_units: Annotated[
+        int, typer.Option(help="Units at most to compare with their source text; 0 = none.")
+    ] = 4,
 ) -> None:
-    """Rehash, reopen with megatron-core's reader, recount, and decode a sample; names every damaged file.
+    """Rehash, reopen with megatron-core's reader, recount, decode a sample and look it up in the source text.
+
+    Names every damaged file.
 
     Example: python -m data_pipeline verify data/demo/shards
     """
     from data_pipeline.manifest import read_manifest
+    from data_pipeline.source_check import compare_with_source
     from data_pipeline.verify import find_problems
 
     manifest = read_manifest(directory)
     problems = find_problems(manifest, tokenizer)
+    remark = "not compared with the source text"
+    if not problems and compare_units > 0:
+        problems, remark = compare_with_source(manifest, inputs, compare_units)
     if problems:
         for problem in problems[1:]:
             typer.echo(f"error: {problem}", err=True)
@@ -132,22 +127,32 @@ def verify(
         )
     tokens = sum(shard.tokens for shard in manifest.shards)
     typer.echo(f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says")
+    typer.echo(f"  {remark}")
 
 
 @app.command()
-def stats(directory: ShardDirectory) -> None:
-    """Documents, tokens and bytes per token for every split and source.
+def stats(
+    directory: ShardDirectory,
+    png: Annotated[Path | None, typer.Option(help="Also draw the lengths by source to this file.")] = None,
+) -> None:
+    """Documents, tokens and bytes per token for every split and source, and how long the documents are.
 
-    Example: python -m data_pipeline stats data/demo/shards
+    Example: python -m data_pipeline stats data/demo/shards --png lengths.png
     """
     from rich.console import Console
 
     from data_pipeline.manifest import read_manifest
-    from data_pipeline.stats import stats_table
+    from data_pipeline.stats import histogram_text, length_histogram, save_plot, stats_table
 
+    manifest = read_manifest(directory)
+    histogram = length_histogram(manifest)
     console = Console()
     # A pipe has no width of its own; the table should not be squeezed for one.
-    (console if console.is_terminal else Console(width=100)).print(stats_table(read_manifest(directory)))
+    (console if console.is_terminal else Console(width=100)).print(stats_table(manifest))
+    typer.echo(histogram_text(histogram))
+    if png is not None:
+        save_plot(manifest, histogram, png)
+        typer.echo(f"{png}: drawn")
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import socket
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_pipeline.errors import DataError
 
@@ -15,8 +16,8 @@ TEMPORARY_SUFFIX = ".tmp"
 _CHUNK_BYTES = 1 << 22
 
 
-def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hex.
+def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
+    """SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
 
     Raises:
         DataError: the file cannot be read.
@@ -24,8 +25,11 @@ def sha256_file(path: Path) -> str:
     digest = hashlib.sha256()
     try:
         with open(path, "rb") as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
+            stream.seek(start)
+            left = sys.maxsize if end is None else end - start
+            while chunk := stream.read(min(left, _CHUNK_BYTES)):
                 digest.update(chunk)
+                left -= len(chunk)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     return digest.hexdigest()
@@ -34,6 +38,12 @@ def sha256_file(path: Path) -> str:
 def temporary_path(path: Path) -> Path:
     """A name beside `path` that no other process writes to, on this host or one that shares the directory."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
+
+
+def sync(stream: BinaryIO) -> None:
+    """Everything written so far is on the disk when this returns."""
+    stream.flush()
+    os.fsync(stream.fileno())
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -57,8 +67,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as stream:
             stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync(stream)
         publish(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)

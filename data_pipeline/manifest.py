@@ -3,13 +3,14 @@
 DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
 DIR/tokenizer.model                      the tokenizer the ids belong to
 DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: one per unit of work, split and source
-DIR/plan.json, DIR/units/                what a rerun needs (see `tokenize`); readers ignore them
+DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
+DIR/plan.json, DIR/units/, location.json what a rerun and `verify` need; readers ignore them
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,10 +19,11 @@ from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
 from data_pipeline.tokenizer import TokenizerIdentity
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.model"
-SPLITS = ("train", "validation")
+REJECTS_NAME = "rejects.jsonl"
+SPLITS = ("train", "validation", "test")
 
 # Below this the training start also hashes the token files themselves: a fraction of a second.
 SMALL_BYTES = 256 << 20
@@ -31,11 +33,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class InputRecord:
-    """An input file as it was when it was tokenised."""
+    """An input as it was when it was tokenised: a file, or bytes [start, end) of one.
+
+    size: of the whole file.
+    sha256: of these bytes.
+    lines: that begin in these bytes.
+    documents: that were taken from them, in all splits and sources.
+    """
 
     name: str
     size: int
+    start: int
+    end: int
     sha256: str
+    lines: int
+    documents: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished shard directory. Shards are ordered by unit, then split, then source."""
+    """A finished shard directory. Shards are ordered by unit, then split, then source.
+
+    rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
+    excluded_documents: by source, those that the options left out.
+    origin: what `download` wrote about where the inputs came from, or None.
+    """
 
     directory: Path
     format_version: int
@@ -67,7 +84,10 @@ class Manifest:
     options: dict[str, Any]
     inputs: tuple[InputRecord, ...]
     shards: tuple[Shard, ...]
-    empty_documents: int
+    rejects: dict[str, int]
+    unusual: dict[str, int] = field(default_factory=dict)
+    excluded_documents: dict[str, int] = field(default_factory=dict)
+    origin: dict[str, Any] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -114,9 +134,13 @@ def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
 def write_manifest(manifest: Manifest) -> None:
     """Write manifest.json, unless the file already says the same."""
     value = {
-        field.name: getattr(manifest, field.name) for field in fields(manifest) if field.name != "directory"
+        entry.name: getattr(manifest, entry.name) for entry in fields(manifest) if entry.name != "directory"
     }
     value["tokenizer"] = asdict(manifest.tokenizer)
+    value["end_of_document"] = (
+        f"every document ends with id {manifest.tokenizer.eod_id}; "
+        f"no beginning-of-text or padding id is written"
+    )
     value["inputs"] = [asdict(entry) for entry in manifest.inputs]
     value["shards"] = [asdict(shard) for shard in manifest.shards]
     value["totals"] = totals(manifest.shards)
@@ -158,7 +182,10 @@ def read_manifest(directory: Path) -> Manifest:
             options=value["options"],
             inputs=tuple(from_dict(InputRecord, entry) for entry in value["inputs"]),
             shards=tuple(from_dict(Shard, entry) for entry in value["shards"]),
-            empty_documents=value["empty_documents"],
+            rejects=value["rejects"],
+            unusual=value["unusual"],
+            excluded_documents=value["excluded_documents"],
+            origin=value["origin"],
         )
         stated = value["fingerprint"], value["totals"]
     except (KeyError, TypeError) as error:
@@ -175,9 +202,9 @@ def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
         TypeError: a field is missing, unknown or of another type.
     """
     result = kind(**value)
-    for field in fields(kind):  # type: ignore[arg-type]
-        if type(value[field.name]).__name__ != field.type:
-            raise TypeError(f"{field.name} should be {field.type}")
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if type(value[entry.name]).__name__ != entry.type:
+            raise TypeError(f"{entry.name} should be {entry.type}")
     return result
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -25,12 +25,21 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a worker did since its last word, and the input file it is at."""
+    """What a worker did since its last word, and the input file it is at.
+
+    input_bytes: of the inputs as they lie on disk; skipped_bytes: of inputs that were finished before.
+    """
 
     file: str
     documents: int = 0
     tokens: int = 0
     text_bytes: int = 0
+    input_bytes: int = 0
+    skipped_bytes: int = 0
+
+    def at(self, file: str, input_bytes: int) -> Progress:
+        """The same work, with the place it got to."""
+        return replace(self, file=file, input_bytes=input_bytes)
 
 
 _Report = Callable[[Progress], None]

@@ -1,55 +1,110 @@
-"""Progress of tokenising: a live line on a terminal, a plain line now and then in a log."""
+"""Progress of long work: a live bar on a terminal, a plain line now and then in a log."""
 
 from __future__ import annotations
 
 import sys
 import time
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
 from data_pipeline.pool import Progress
 
-_LOG_SECONDS = 10.0
+LOG_SECONDS = 10.0
+
+_Self = TypeVar("_Self", bound="_Line")
 
 
-class ProgressLine:
-    """Adds up what the workers report and shows it on stderr while it is entered as a context."""
+class _Line:
+    """A share of some bytes, shown on stderr while it is entered as a context."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_seconds: float) -> None:
         self._console = Console(file=sys.stderr)
-        self._status = self._console.status("starting")
+        self._bar = Bar(BarColumn(), TextColumn("{task.description}"), console=self._console, transient=True)
+        self._job = self._bar.add_task("starting", total=None)
+        self._log_seconds = log_seconds
         self._started = self._logged = time.monotonic()
-        self._documents = self._tokens = self._text_bytes = 0
 
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self: _Self) -> _Self:
         if self._console.is_terminal:
-            self._status.start()
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._status.stop()
+        self._bar.stop()
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return max(time.monotonic() - self._started, 1e-9)
+
+    def show(self, text: str, done: int, total: int, remark: str = "") -> None:
+        """Show `text` on the bar, or in the log (there with the share and the remark) if it is time."""
+        self._bar.update(self._job, completed=done, total=max(1, total), description=text)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._logged >= self._log_seconds:
+            self._logged = now
+            line = f"{done / max(1, total):.1%}: {text}{remark}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def time_left(seconds: float, done: int, left: int) -> str:
+    """`ETA 1:02:03`, when `done` bytes took these seconds and `left` bytes are to come."""
+    if not done:
+        return "ETA unknown"
+    whole = round(left * seconds / done)
+    return f"ETA {whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class ProgressLine(_Line):
+    """Progress of tokenising, from what the workers report.
+
+    total_bytes: of the inputs as they lie on disk; the time that is left follows from the rate over them.
+    Inputs that were finished before do not count for the rate.
+    """
+
+    def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
+        super().__init__(log_seconds)
+        self._total_bytes = total_bytes
+        self._documents = self._tokens = self._text_bytes = self._input_bytes = self._skipped_bytes = 0
 
     def update(self, progress: Progress) -> None:
         """Take in one report; show a line if it is time."""
         self._documents += progress.documents
         self._tokens += progress.tokens
         self._text_bytes += progress.text_bytes
-        line = f"{self.summary()}; reading {progress.file}"
-        now = time.monotonic()
-        if self._console.is_terminal:
-            self._status.update(line)
-        elif now - self._logged >= _LOG_SECONDS:
-            self._logged = now
-            self._console.print(line, highlight=False, soft_wrap=True)
+        self._input_bytes += progress.input_bytes
+        self._skipped_bytes += progress.skipped_bytes
+        done = self._input_bytes + self._skipped_bytes
+        left = time_left(self.seconds(), self._input_bytes, self._total_bytes - done)
+        remark = f"; reading {progress.file}" if progress.file else ""
+        self.show(f"{self.summary()}; {left}", done, self._total_bytes, remark)
 
     def summary(self) -> str:
         """Counts and rates so far."""
-        seconds = max(time.monotonic() - self._started, 1e-9)
+        seconds = self.seconds()
         return (
             f"{self._documents:,} documents, {self._tokens:,} tokens, {self._text_bytes / 1e6:,.1f} MB "
             f"in {seconds:.1f} s "
             f"({self._tokens / seconds:,.0f} tokens/s, {self._text_bytes / 1e6 / seconds:.1f} MB/s)"
         )
+
+
+class DownloadLine(_Line):
+    """Progress of a download."""
+
+    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
+        super().__init__(log_seconds)
+
+    def update(self, files: int, done: int, total: int) -> None:
+        """So many files and bytes are there and checked."""
+        seconds = self.seconds()
+        rate = (
+            f"{files:,} files, {done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
+        )
+        left = time_left(seconds, done, total - done)
+        self.show(f"{files:,} files, {rate}; {left}", done, total)

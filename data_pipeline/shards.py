@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import struct
 from pathlib import Path
@@ -24,10 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import publish, temporary_path
+from data_pipeline.files import publish, sha256_file, sync, temporary_path
 
 # megatron.core.datasets.indexed_dataset.DType
 DTYPE_CODES = {"int32": 4, "uint16": 8}
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER_BYTES = 34
 _UINT16_VOCAB = 1 << 16
 
 
@@ -46,9 +47,31 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
     offsets = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
     offsets *= np.dtype(dtype).itemsize
-    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
+    header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
     documents = np.arange(len(lengths) + 1, dtype=np.int64)
     return header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.tobytes()
+
+
+def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
+    """[documents] int32, the documents' lengths in tokens, from PREFIX.idx alone.
+
+    Raises:
+        DataError: the file is missing, cut short, or no index of one sequence a document.
+    """
+    path = Path(f"{prefix}.idx")
+    try:
+        with open(path, "rb") as stream:
+            magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
+            # Header, 4 bytes a length, 8 an offset, 8 a document's first sequence, and one of these more.
+            whole = path.stat().st_size == _HEADER_BYTES + 20 * sequences + 8
+            lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except struct.error as error:
+        raise DataError(f"{path} is cut short; see verify") from error
+    if magic != _MAGIC or version != 1 or ends != sequences + 1 or not whole:
+        raise DataError(f"{path} is not an index that tokenize writes; see verify")
+    return lengths
 
 
 class ShardWriter:
@@ -83,8 +106,7 @@ class ShardWriter:
 
     def finish(self) -> dict[str, int | str]:
         """Publish .bin, then .idx. Returns the counts and hashes of `manifest.Shard`."""
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        sync(self._stream)
         self._stream.close()
         lengths = np.concatenate(self._lengths)
         index = index_bytes(lengths, self.dtype.name)
@@ -92,11 +114,10 @@ class ShardWriter:
         index_temporary = temporary_path(index_path)
         with open(index_temporary, "wb") as stream:
             stream.write(index)
-            stream.flush()
-            os.fsync(stream.fileno())
-        bin_bytes = self._temporary.stat().st_size
-        publish(self._temporary, self._bin_path)
-        publish(index_temporary, index_path)
+            sync(stream)
+        bin_bytes, index_sha256 = self._temporary.stat().st_size, hashlib.sha256(index).hexdigest()
+        _publish_unless_same(self._temporary, self._bin_path, self._digest.hexdigest())
+        _publish_unless_same(index_temporary, index_path, index_sha256)
         return {
             "documents": len(lengths),
             "tokens": int(lengths.sum(dtype=np.int64)),
@@ -104,7 +125,7 @@ class ShardWriter:
             "bin_bytes": bin_bytes,
             "bin_sha256": self._digest.hexdigest(),
             "idx_bytes": len(index),
-            "idx_sha256": hashlib.sha256(index).hexdigest(),
+            "idx_sha256": index_sha256,
         }
 
     def discard(self) -> None:
@@ -112,3 +133,11 @@ class ShardWriter:
         with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
+    """Leave a file alone that an interrupted run, or an earlier one, has already finished."""
+    if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
+        temporary.unlink()
+    else:
+        publish(temporary, path)

@@ -1,49 +1,33 @@
-"""Input text: files of documents in, `Document(text, source, id)` out.
-
-Formats, told by the ending of the file name: `.jsonl`, `.jsonl.zst`, `.jsonl.gz` (one JSON object per line)
-and `.txt` (the whole file is one document). The default keys are SlimPajama's: `{"text": ..., "meta":
-{"redpajama_set_name": ...}}`.
-"""
+"""Which files are read: inputs, pieces of them, and the selection of a part of a large corpus."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import os
-import zlib
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import orjson
-import zstandard
 
 from data_pipeline.errors import DataError
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".txt")
-DEFAULT_SOURCE = "default"
-_READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
-
-    text: str
-    source: str
-    id: str
+SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".txt")
 
 
 @dataclass(frozen=True)
 class RecordKeys:
-    """Where the text and the name of its source are in a JSON record; a dot goes one object down.
+    """Where the text and the name of its source are in a record; a dot goes one object down.
 
-    A record without the source key belongs to the source "default".
+    A record without the source key belongs to `default_source`.
     """
 
     text: str = "text"
     source: str = "meta.redpajama_set_name"
+    default_source: str = "default"
+
+
+def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
+    """Whether documents of a source are taken: of `only`, if there are any, and never of `never`."""
+    return source not in never and (not only or source in only)
 
 
 @dataclass(frozen=True)
@@ -54,9 +38,34 @@ class InputFile:
     name: str
     size: int
 
+    @property
+    def whole(self) -> Piece:
+        """All of it."""
+        return Piece(self, 0, self.size)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes [start, end) of an input. Only a plain .jsonl is ever read in parts."""
+
+    file: InputFile
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        """The file's path, with the byte range of a part."""
+        if self.size == self.file.size:
+            return str(self.file.path)
+        return f"{self.file.path} (bytes {self.start}-{self.end})"
+
 
 def find_inputs(inputs: list[Path]) -> list[InputFile]:
-    """Files among `inputs` and below the directories among them, sorted by name.
+    """Files among `inputs` and below the directories among them (hidden ones aside), sorted by name.
 
     Raises:
         DataError: an input is missing, of an unknown format or given twice, or there is none at all.
@@ -64,7 +73,7 @@ def find_inputs(inputs: list[Path]) -> list[InputFile]:
     found: list[Path] = []
     for entry in inputs:
         if entry.is_dir():
-            found += [path for path in entry.rglob("*") if path.is_file() and path.name.endswith(SUFFIXES)]
+            found += [path for path in entry.rglob("*") if _is_input(path, entry)]
         elif not entry.exists():
             raise DataError(f"input {entry} does not exist; give a file or a directory of files")
         elif not entry.name.endswith(SUFFIXES):
@@ -79,122 +88,63 @@ def find_inputs(inputs: list[Path]) -> list[InputFile]:
     for path, following in itertools.pairwise(absolute):
         if path == following:
             raise DataError(f"input {path} is given twice; name each file or directory once")
-    roots = [os.path.abspath(entry if entry.is_dir() else entry.parent) for entry in inputs]
-    root = os.path.commonpath(roots)
+    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs])
     files = [InputFile(path, path.relative_to(root).as_posix(), path.stat().st_size) for path in absolute]
     return sorted(files, key=lambda file: file.name)
 
 
-def read_documents(file: InputFile, keys: RecordKeys) -> Iterator[Document]:
-    """Documents of one file, in order. Blank lines are passed over; a document with empty text is yielded.
+def _is_input(path: Path, root: Path) -> bool:
+    """Not below a hidden directory: a download keeps its unfinished files in .cache."""
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path.name.endswith(SUFFIXES) and not hidden and path.is_file()
+
+
+def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
+    """A plain .jsonl larger than `range_bytes` as ranges of that many bytes; any other file whole."""
+    if not file.name.endswith(".jsonl") or file.size <= range_bytes:
+        return [file.whole]
+    starts = range(0, file.size, range_bytes)
+    return [Piece(file, start, min(start + range_bytes, file.size)) for start in starts]
+
+
+def parse_chunks(text: str) -> frozenset[int]:
+    """`1,3-5` -> {1, 3, 4, 5}.
 
     Raises:
-        DataError: the file is damaged or cut short, or a line is not a usable record (names FILE:LINE).
+        DataError: not such a list.
     """
-    if file.name.endswith(".txt"):
-        try:
-            text = file.path.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{file.path}: byte {error.start} is not valid UTF-8; convert the file"
-            ) from error
-        except OSError as error:
-            raise DataError(f"cannot read {file.path}: {error.strerror or error}") from error
-        yield Document(text, DEFAULT_SOURCE, f"{file.name}:1")
-        return
-    for number, line in enumerate(_lines(file.path), start=1):
-        if not line.strip():
-            continue
-        try:
-            text, source = parse_record(line, keys)
-        except ValueError as error:
-            raise DataError(f"{file.path}:{number}: {error}; mend or remove the line") from error
-        yield Document(text, source, f"{file.name}:{number}")
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise DataError(f"--chunks {text!r} is not a list like 1,3-5")
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(numbers)
 
 
-def parse_record(line: bytes, keys: RecordKeys) -> tuple[str, str]:
-    """(text, source) of one JSON line.
+def chunk_of(name: str) -> int | None:
+    """N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
+    match = re.search(r"(?:^|/)chunk(\d+)/", name)
+    return int(match[1]) if match else None
+
+
+def select_chunks(files: list[InputFile], chunks: frozenset[int]) -> list[InputFile]:
+    """The files of these chunks.
 
     Raises:
-        ValueError: with the reason, if the line is not a usable record.
+        DataError: a chunk has no file.
     """
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error})") from error
-    text = _look_up(record, keys.text)
-    if text is None:
-        raise ValueError(f'no "{keys.text}" in the record')
-    if not isinstance(text, str):
-        raise ValueError(f'"{keys.text}" is {type(text).__name__}, not a string')
-    source = _look_up(record, keys.source)
-    if source is None:
-        return text, DEFAULT_SOURCE
-    if not isinstance(source, str) or not source:
-        raise ValueError(f'"{keys.source}" is not a non-empty string')
-    return text, source
+    found = {chunk_of(file.name) for file in files}
+    if missing := sorted(chunks - found):
+        raise DataError(f"--chunks: no input lies in a directory chunk{missing[0]}/")
+    return [file for file in files if chunk_of(file.name) in chunks]
 
 
-def _look_up(record: Any, key: str) -> Any:
-    for part in key.split("."):
-        if not isinstance(record, dict):
-            return None
-        record = record.get(part)
-    return record
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a plain, zstd or gzip file as bytes, memory bounded by the longest line."""
-    try:
-        if path.name.endswith(".zst"):
-            yield from _split_lines(_zstd_chunks(path))
-        elif path.name.endswith(".gz"):
-            # gzip itself reads all members and raises EOFError on a file that is cut short.
-            with gzip.open(path, "rb") as stream:
-                yield from stream
-        else:
-            with open(path, "rb") as stream:
-                yield from stream
-    except EOFError as error:
-        raise DataError(f"{path} is cut short; fetch it again") from error
-    except (zstandard.ZstdError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); fetch it again") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _zstd_chunks(path: Path) -> Iterator[bytes]:
-    """Decompressed bytes of every frame.
-
-    zstandard's own readers stop after the first frame or end silently in a cut one, so frames are followed
-    here.
+def select_inputs(inputs: list[Path], chunks: str) -> list[InputFile]:
+    """`find_inputs`, and of them only those of `chunks` (as `parse_chunks` reads it; empty for all).
 
     Raises:
-        EOFError: the last frame is not complete.
+        DataError: as these.
     """
-    with open(path, "rb") as stream:
-        decompressor = None
-        while chunk := stream.read(_READ_BYTES):
-            while chunk:
-                if decompressor is None:
-                    decompressor = zstandard.ZstdDecompressor().decompressobj()
-                yield decompressor.decompress(chunk)
-                chunk = decompressor.unused_data if decompressor.eof else b""
-                if decompressor.eof:
-                    decompressor = None
-        if decompressor is not None:
-            raise EOFError
-
-
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []
-    for chunk in chunks:
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest.append(chunk)
-            continue
-        yield from b"".join([*rest, head]).split(b"\n")
-        rest = [tail]
-    last = b"".join(rest)
-    if last:
-        yield last
+    files = find_inputs(inputs)
+    return select_chunks(files, parse_chunks(chunks)) if chunks else files

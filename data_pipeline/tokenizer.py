@@ -20,7 +20,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
-from data_pipeline.sources import InputFile, RecordKeys, read_documents
+from data_pipeline.records import read_documents
+from data_pipeline.sampling import LowestNumbers, sample_number
+from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 
 MODEL_TYPES = ("unigram", "bpe")
 UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -45,7 +47,10 @@ _LOSSLESS: Mapping[str, Any] = MappingProxyType(
     }
 )
 _HELD_OUT_ONE_IN = 50
-_HELD_OUT_DOCUMENTS = 500
+_HELD_OUT_BYTES = 2_000_000
+# Of a corpus much larger than the sample, pieces of this size with this many times the sample are read.
+_PIECE_BYTES = 64 << 20
+_SAMPLED_ONE_IN = 4
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ class TrainerSettings:
     model_type: str = "unigram"
     sample_bytes: int = 100_000_000
     seed: int = 0
+    sources: tuple[str, ...] = ()
+    exclude_sources: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON gives it back."""
+        return asdict(self) | {
+            "sources": list(self.sources),
+            "exclude_sources": list(self.exclude_sources),
+        }
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,19 @@ def identify(path: Path) -> TokenizerIdentity:
     )
 
 
+def check_report(model: Path, identity: TokenizerIdentity) -> None:
+    """Is a model the one that its training's report, if it lies beside it, speaks of?
+
+    Raises:
+        DataError: it is another.
+    """
+    path = model.with_suffix(".json")
+    if path.is_file() and read_json(path).get("sha256") not in (None, identity.sha256):
+        raise DataError(
+            f"{model} is not the model that {path} describes; train it again, or remove {path.name}"
+        )
+
+
 def train_tokenizer(
     files: list[InputFile], prefix: Path, settings: TrainerSettings, keys: RecordKeys
 ) -> tuple[dict[str, Any], bool]:
@@ -140,10 +167,17 @@ def train_tokenizer(
         prefix.with_name(prefix.name + ".model"),
         prefix.with_name(prefix.name + ".json"),
     )
+    pieces = _pieces(files, settings)
     made_from: dict[str, Any] = {
-        "settings": asdict(settings) | {"keys": asdict(keys), "trainer": dict(_LOSSLESS)},
+        "settings": settings.as_json() | {"keys": asdict(keys), "trainer": dict(_LOSSLESS)},
         "inputs": [
-            {"name": file.name, "size": file.size, "sha256": sha256_file(file.path)} for file in files
+            {
+                "name": p.file.name,
+                "start": p.start,
+                "end": p.end,
+                "sha256": sha256_file(p.file.path, p.start, p.end),
+            }
+            for p in pieces
         ],
     }
     if model_path.exists() and report_path.exists():
@@ -152,46 +186,54 @@ def train_tokenizer(
             report.get("sha256") == sha256_file(model_path)
         ):
             return report, False
-    training, held_out = _sample(files, settings, keys)
-    model = _train(training, settings)
+    training, held_out = _sample(pieces, settings, keys)
+    by_source = training.bytes_by_source()
+    model = _train(training.texts(), settings)
     report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
-    report |= _check(model, held_out, prefix) | {
-        "training_bytes": sum(len(text.encode()) for text in training)
-    }
+    report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
+    report |= _check(model, held_out, prefix)
+    report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
     write_atomically(model_path, model)
     write_atomically(report_path, to_json(report | made_from))
     return report | made_from, True
 
 
-def _sample(
-    files: list[InputFile], settings: TrainerSettings, keys: RecordKeys
-) -> tuple[list[str], list[str]]:
-    """(training texts, held-out texts): an equal share of `sample_bytes` from the start of every file.
+def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
+    """What the sample is drawn from: all, or enough pieces of files in an order that the seed decides."""
+    pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
+    pieces.sort(key=lambda p: sample_number(f"{p.file.name} {p.start}".encode(), settings.seed, b"file"))
+    chosen: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if size >= _SAMPLED_ONE_IN * settings.sample_bytes:
+            break
+        chosen.append(piece)
+        size += piece.size
+    return sorted(chosen, key=lambda piece: (piece.file.name, piece.start))
 
-    One document in fifty, chosen by its hash and the seed, is held out.
+
+def _sample(
+    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys
+) -> tuple[LowestNumbers, list[str]]:
+    """(training texts, held-out texts), both chosen by the hash of every document and the seed.
+
+    One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
     """
-    training: list[str] = []
-    held_out: list[str] = []
-    share = -(-settings.sample_bytes // len(files))
-    for file in files:
-        taken = 0
-        for document in read_documents(file, keys):
-            text = document.text
-            encoded = text.encode()
-            key = hashlib.blake2b(encoded, digest_size=8, salt=settings.seed.to_bytes(16, "little")).digest()
-            if int.from_bytes(key, "little") % _HELD_OUT_ONE_IN == 0:
-                if len(held_out) < _HELD_OUT_DOCUMENTS and text:
-                    held_out.append(text)
+    training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
+    for piece in pieces:
+        for document in read_documents(piece, keys):
+            if not is_wanted(document.source, settings.sources, settings.exclude_sources):
                 continue
-            training.append(text)
-            taken += len(encoded)
-            if taken >= share:
-                break
-    if not held_out:
+            text = document.text.encode()
+            aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
+            number = sample_number(text, settings.seed)
+            (held_out if aside else training).add(number, text, document.source)
+    if not held_out.texts() or not training.texts():
         raise DataError(
-            f"the {len(training)} documents of the tokenizer sample leave none to check it on; give more text"
+            f"{len(pieces)} inputs hold {len(training.texts())} documents to train the tokenizer on and "
+            f"{len(held_out.texts())} to check it on; give more text"
         )
-    return training, held_out
+    return training, held_out.texts()
 
 
 def _train(texts: list[str], settings: TrainerSettings) -> bytes:

@@ -41,6 +41,6 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
             identity = {"name": writer.prefix.name, "unit": unit, "split": split, "source": source}
             shards.append(from_dict(Shard, identity | writer.finish()))
         tokenizer = TokenizerIdentity("x.model", "0" * 64, 60_000, "unigram", 0, 1, 2, -1, 2)
-        return Manifest(directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), 0)
+        return Manifest(directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), {})
 
     return make

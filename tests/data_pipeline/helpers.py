@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.manifest import Manifest
+from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
-from data_pipeline.sources import find_inputs
-from data_pipeline.tokenize import TokenizeOptions, tokenize
+from data_pipeline.records import Document, read_documents
+from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenize import tokenize
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -34,6 +38,11 @@ class Workshop:
         return tokenize(find_inputs([self.corpus])[files], self.model, out, options, workers, quiet)
 
 
+def all_documents(directory: Path) -> list[Document]:
+    """Every document below a directory, in the order of the pipeline."""
+    return [d for file in find_inputs([directory]) for d in read_documents(file.whole, RecordKeys())]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command line ended."""
@@ -51,10 +60,11 @@ class Outcome:
         return lines[0]
 
 
-def run(*arguments: str | Path) -> Outcome:
+def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome:
     """`python -m data_pipeline ARGUMENTS` in a process of its own."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    variables = os.environ | (environment or {})
+    done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120)
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
@@ -65,6 +75,14 @@ def contents(directory: Path) -> dict[str, bytes]:
         for path in directory.rglob("*")
         if path.is_file()
     }
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait up to a minute for something that another process does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} in 60 s"
+        time.sleep(0.005)
 
 
 ShardSpec = tuple[str, str, int, list[list[int]]]

@@ -11,7 +11,15 @@ from tests.data_pipeline.helpers import Workshop, run
 
 
 def test_help_of_every_verb_has_an_example() -> None:
-    for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"):
+    for verb in (
+        "demo-corpus",
+        "download",
+        "train-tokenizer",
+        "tokenize",
+        "merge-manifests",
+        "verify",
+        "stats",
+    ):
         shown = run(verb, "--help")
         assert shown.code == 0 and f"Example: python -m data_pipeline {verb}" in " ".join(shown.out.split())
 
@@ -35,7 +43,13 @@ MISTAKES = [
     ("stats TMP/absent", "TMP/absent does not exist"),
     ("verify TMP", "TMP has no manifest.json"),
     (TOKENIZE.replace("CORPUS", "TMP/absent.jsonl"), "TMP/absent.jsonl does not exist"),
-    (TOKENIZE.replace("CORPUS", "TMP/bad.jsonl"), "TMP/bad.jsonl:2: "),
+    (TOKENIZE.replace("CORPUS", "TMP/bad.jsonl --strict"), "TMP/bad.jsonl:2: bad_json"),
+    (f"{TOKENIZE} --num-tasks 4", "--num-tasks 4 needs --task"),
+    (f"{TOKENIZE} --task 1", "--task 1 needs --num-tasks"),
+    (f"{TOKENIZE} --task 4 --num-tasks 4", "--task 4 must be from 0 to 3"),
+    (f"{TOKENIZE} --chunks 2", "chunk2"),
+    (f"{TOKENIZE} --validation-fraction 0.6 --test-fraction 0.6", "more than 1 together"),
+    ("merge-manifests TMP", "TMP has no plan.json"),
     (TOKENIZE.replace("MODEL", "TMP/no.model"), "TMP/no.model"),
     (TOKENIZE.replace("TMP/out", "TMP"), "TMP is not empty"),
     (f"{TOKENIZE} --name a/b", "--name 'a/b'"),

@@ -11,7 +11,8 @@ import pytest
 
 from data_pipeline.demo_corpus import MINIMUM_BYTES, build_corpus
 from data_pipeline.errors import DataError
-from data_pipeline.sources import RecordKeys, find_inputs, read_documents
+from data_pipeline.records import read_documents
+from data_pipeline.sources import RecordKeys, find_inputs
 from tests.data_pipeline.helpers import Workshop, contents
 
 
@@ -19,7 +20,7 @@ def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
     sizes: dict[str, int] = {}
     for file in find_inputs([workshop.corpus]):
         found = set()
-        for document in read_documents(file, RecordKeys()):
+        for document in read_documents(file.whole, RecordKeys()):
             sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
             found.add(document.source)
         assert found == {"PydocTopics", "StdlibDocstrings", "StdlibComments"}
@@ -31,7 +32,7 @@ def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
 def test_no_paragraph_twice_and_no_doctest(workshop: Workshop) -> None:
     seen: set[str] = set()
     for file in find_inputs([workshop.corpus]):
-        for document in read_documents(file, RecordKeys()):
+        for document in read_documents(file.whole, RecordKeys()):
             assert ">>>" not in document.text
             for paragraph in document.text.split("\n\n"):
                 key = " ".join(paragraph.split())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run, wait_until
 
 FILES = 6
 
@@ -43,13 +44,6 @@ def start(arguments: list[str], out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} in 60 s"
-        time.sleep(0.005)
 
 
 def workers_of(parent: int) -> list[int]:
@@ -128,3 +122,71 @@ def test_a_write_that_fails_is_one_sentence_and_can_be_continued(
     assert not (out / "manifest.json").exists()
     assert run(*command).code == 0
     assert contents(out) == contents(workshop.shards)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_killed_again_and_again_at_any_moment(
+    arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path
+) -> None:
+    out, generator = tmp_path / "out", random.Random(3)
+    for attempt in range(6):
+        process = start(arguments, out)
+        # From before the plan is written to the middle of the work, whatever this machine's speed is.
+        deadline = time.monotonic() + generator.uniform(0.2, 0.9)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.001)
+        victims = [process.pid] if attempt % 2 else [*workers_of(process.pid)[:1], process.pid]
+        for pid in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert run(*arguments, "--out", out).code == 0
+    assert contents(out) == uninterrupted
+
+
+# A tmpfs with room for the tokenizer and a part of the shards; with more room the same command goes on.
+FULL_DISK = """
+set -e
+mount -t tmpfs -o size=$1 none "$2"
+shift 2
+set +e; "$@"; first=$?; set -e
+df --output=avail "$DISK" | tail -1 >&2
+ls "$DISK"/out/units >&2
+mount -o remount,size=64m "$DISK"
+(cd "$DISK"/out && find . -name '*.bin' -o -name '*.idx' | xargs -r stat -c '%n %Y%X' | sort > "$DISK"/before)
+"$@"
+(cd "$DISK"/out && cut -d' ' -f1 "$DISK"/before | xargs -r stat -c '%n %Y%X' | sort | cmp - "$DISK"/before)
+cp -r "$DISK"/out "$COPY"
+exit $first
+"""
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def may_mount() -> bool:
+    try:
+        done = subprocess.run([*NAMESPACE, "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True)
+    except FileNotFoundError:
+        return False
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="needs a mount namespace of its own")
+def test_a_full_disk(workshop: Workshop, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    half = sum(path.stat().st_size for path in workshop.shards.rglob("*")) * 6 // 10
+    command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "small"]
+    command += ["--tokenizer", str(workshop.model), "--out", str(disk / "out"), "--workers", "2"]
+    environment = os.environ | {"DISK": str(disk), "COPY": str(tmp_path / "copy")}
+    done = subprocess.run(
+        [*NAMESPACE, "sh", "-c", FULL_DISK, "sh", str(half), str(disk), *command],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "No space left on device" in sentence and "run the same command again to continue" in sentence
+    assert "\nsmall_0000" in done.stderr  # some units were finished
+    assert contents(tmp_path / "copy") == contents(workshop.shards)

@@ -128,8 +128,8 @@ def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
     assert manifest.sources("train") == manifest.sources("validation") == sources
     assert sum(manifest.tokens("train", source) for source in sources) == manifest.tokens("train")
     assert {shard.source for shard in manifest.shards_of("train", sources[0])} == {sources[0]}
-    with pytest.raises(DataError, match="split 'test' is unknown"):
-        manifest.tokens("test")
+    with pytest.raises(DataError, match="split 'dev' is unknown"):
+        manifest.tokens("dev")
     moved: Manifest = read_manifest(Path(shutil.copytree(workshop.shards, tmp_path / "moved")))
     part, _ = workshop.tokenize(tmp_path / "part", slice(0, 7))
     assert moved.fingerprint == manifest.fingerprint != part.fingerprint
@@ -138,7 +138,12 @@ def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
 
 def test_verify_and_stats_commands(shards: Path, workshop: Workshop) -> None:
     good = run("verify", shards, "--tokenizer", workshop.model)
-    assert good.code == 0 and "all as the manifest says" in good.out and good.err == ""
+    assert (
+        good.code == 0
+        and "all as the manifest says" in good.out
+        and "4 units are as in the source" in good.out
+        and good.err == ""
+    )
     table = run("stats", shards)
     assert table.code == 0 and "StdlibDocstrings" in table.out
     assert f"{read_manifest(shards).tokens('train'):,}" in table.out

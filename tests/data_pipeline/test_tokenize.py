@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.plan import TokenizeOptions
+from data_pipeline.records import read_documents
 from data_pipeline.shards import ShardWriter, dtype_for
-from data_pipeline.sources import RecordKeys, find_inputs, read_documents
-from data_pipeline.tokenize import TokenizeOptions, tokenize
+from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenize import tokenize
 from data_pipeline.tokenizer import TrainerSettings, load_tokenizer, train_tokenizer
 from tests.data_pipeline.helpers import Workshop, contents, quiet
 
@@ -36,7 +39,9 @@ def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
 def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     found = texts_of(manifest)
-    expected = [d for file in find_inputs([workshop.corpus]) for d in read_documents(file, RecordKeys())]
+    expected = [
+        d for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+    ]
     for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
         texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
         train, validation = found["train", source], found["validation", source]
@@ -68,6 +73,14 @@ def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, t
     lost.unlink()
     _, made = workshop.tokenize(out)
     assert made == 1 and contents(out) == contents(workshop.shards)
+
+
+def tokenize_into(
+    out: Path, workshop: Workshop, inputs: list[Path], strict: bool = False, **options: Any
+) -> Manifest:
+    """The manifest of these inputs under the workshop's tokenizer, made in this process."""
+    chosen = TokenizeOptions(name="x", **options)
+    return tokenize(find_inputs(inputs), workshop.model, out, chosen, 1, quiet, strict)[0]
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
@@ -120,58 +133,18 @@ def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Works
     assert texts_of(manifest) == texts_of(read_manifest(workshop.shards))
 
 
-def test_empty_documents_are_counted_and_left_out(workshop: Workshop, tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text('{"text": ""}\n{"text": "x"}\n{"text": ""}\n')
-    options = TokenizeOptions(name="x", validation_fraction=0)
-    manifest, _ = tokenize(
-        find_inputs([tmp_path / "in.jsonl"]), workshop.model, tmp_path / "out", options, 1, quiet
-    )
-    assert manifest.empty_documents == 2
-    assert sum(shard.documents for shard in manifest.shards) == 1
-
-
 def test_nothing_but_empty_documents(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match="hold no text"):
-        tokenize(
-            find_inputs([tmp_path / "in.jsonl"]),
-            workshop.model,
-            tmp_path / "out",
-            TokenizeOptions(name="x"),
-            1,
-            quiet,
-        )
+    with pytest.raises(DataError, match=r"hold no usable text \(1 empty_text\)"):
+        tokenize_into(tmp_path / "out", workshop, [tmp_path / "in.jsonl"])
     assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_a_bad_line_in_a_worker_names_file_and_line_and_keeps_finished_shards(
-    workshop: Workshop, tmp_path: Path
-) -> None:
-    for number in range(4):
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps({"text": f"document {number}"}) + "\n")
-    with open(tmp_path / "2.jsonl", "a") as stream:
-        stream.write('{"text": 3}\n')
-    files, out = find_inputs([tmp_path]), tmp_path / "out"
-    for workers in (1, 2):
-        with pytest.raises(DataError, match=r"2\.jsonl:2: "):
-            tokenize(files, workshop.model, out, TokenizeOptions(name="x"), workers, quiet)
-        assert not (out / "manifest.json").exists()
-        assert not list(out.rglob("*.tmp")) or workers == 2
-    assert (out / "units" / "x_00000.json").exists()
 
 
 def test_sources_that_would_share_a_file_name(workshop: Workshop, tmp_path: Path) -> None:
     lines = [{"text": f"text {s}", "meta": {"redpajama_set_name": s}} for s in ("a b", "a/b")]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(DataError, match="'a b' and 'a/b' would share the file name"):
-        tokenize(
-            find_inputs([tmp_path / "in.jsonl"]),
-            workshop.model,
-            tmp_path / "out",
-            TokenizeOptions(name="x", validation_fraction=0),
-            1,
-            quiet,
-        )
+        tokenize_into(tmp_path / "out", workshop, [tmp_path / "in.jsonl"], validation_fraction=0)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ import sentencepiece
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import sha256_file
-from data_pipeline.sources import RecordKeys, find_inputs, read_documents
-from data_pipeline.tokenizer import TrainerSettings, identify, load_tokenizer, train_tokenizer
-from tests.data_pipeline.helpers import Workshop
+from data_pipeline.records import read_documents
+from data_pipeline.sampling import LowestNumbers, sample_number
+from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenizer import TrainerSettings, check_report, identify, load_tokenizer, train_tokenizer
+from tests.data_pipeline.helpers import Workshop, all_documents, run
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,9 @@ def test_hostile_text_survives(workshop: Workshop, text: str) -> None:
 
 def test_the_whole_corpus_survives(workshop: Workshop) -> None:
     processor = load_tokenizer(workshop.model)
-    texts = [d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file, RecordKeys())]
+    texts = [
+        d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+    ]
     decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
     assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
 
@@ -97,7 +103,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "junk.model")
     with pytest.raises(DataError, match=r"absent\.model"):
         identify(tmp_path / "absent.model")
-    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0], RecordKeys())]
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0].whole, RecordKeys())]
     with open(tmp_path / "lossy.model", "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("\n".join(texts).split("\n")),
@@ -107,3 +113,68 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         )
     with pytest.raises(DataError, match="changes the text"):
         identify(tmp_path / "lossy.model")
+
+
+def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    settings = TrainerSettings(vocab_size=400, sample_bytes=300_000)
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    sizes: dict[str, int] = {}
+    for document in all_documents(workshop.corpus):
+        sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
+    for source, size in report["training_bytes_by_source"].items():
+        share = size / report["training_bytes"]
+        assert share == pytest.approx(sizes[source] / sum(sizes.values()), abs=0.08)
+    assert sum(report["training_bytes_by_source"].values()) == report["training_bytes"]
+    # The documents decide, not how they are grouped, named or ordered: one file, backwards, is the same.
+    lines = [
+        json.dumps({"text": d.text, "meta": {"redpajama_set_name": d.source}})
+        for d in all_documents(workshop.corpus)
+    ]
+    (tmp_path / "one.jsonl").write_text("\n".join(reversed(lines)))
+    train_tokenizer(find_inputs([tmp_path / "one.jsonl"]), tmp_path / "b", settings, RecordKeys())
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+
+
+def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Path) -> None:
+    files = find_inputs([workshop.corpus])
+    settings = TrainerSettings(vocab_size=400, sample_bytes=30_000)
+    report, _ = train_tokenizer(files, tmp_path / "a", settings, RecordKeys())
+    assert 0 < len(report["inputs"]) < len(files)
+    other = dataclasses.replace(settings, seed=7)
+    names = [entry["name"] for entry in report["inputs"]]
+    again, _ = train_tokenizer(files, tmp_path / "b", other, RecordKeys())
+    assert [entry["name"] for entry in again["inputs"]] != names
+
+
+def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
+    settings = TrainerSettings(vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",))
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    assert list(report["training_bytes_by_source"]) == ["PydocTopics", "StdlibDocstrings"]
+
+
+def test_the_samples_lowest_numbers() -> None:
+    texts = [str(number).encode() * 10 for number in range(1000)]
+    orders = [texts, texts[::-1], texts + texts]
+    kept = []
+    for order in orders:
+        lowest = LowestNumbers(500)
+        for text in order:
+            lowest.add(sample_number(text), text, "s")
+        kept.append(lowest.texts())
+    ranked = sorted(texts, key=sample_number)
+    assert kept[0] == kept[1] == kept[2] == [text.decode() for text in ranked[: len(kept[0])]]
+    size = sum(map(len, kept[0]))
+    assert size >= 500 > size - len(kept[0][-1])
+
+
+def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    for ending in (".model", ".json"):
+        shutil.copy(workshop.model.with_suffix(ending), tmp_path / f"t{ending}")
+    check_report(tmp_path / "t.model", identify(tmp_path / "t.model"))
+    settings = TrainerSettings(vocab_size=400, sample_bytes=50_000)
+    train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "other", settings, RecordKeys())
+    shutil.copy(tmp_path / "other.model", tmp_path / "t.model")
+    arguments = ("--tokenizer", tmp_path / "t.model", "--out", tmp_path / "out", "--name", "x")
+    assert "is not the model that" in run("tokenize", workshop.corpus, *arguments).sentence()

@@ -1,0 +1,19 @@
+"""Arguments and options that several verbs share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Inputs = Annotated[
+    list[Path], typer.Argument(help="Files or directories: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .txt")
+]
+TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
+SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]
+OnlySource = Annotated[list[str] | None, typer.Option("--source", help="Take this source only (repeatable).")]
+ExcludeSource = Annotated[list[str] | None, typer.Option(help="Leave this source out (repeatable).")]
+Chunks = Annotated[str, typer.Option(help="Take inputs of directories chunkN only: 1,3-5.")]
+DefaultSource = Annotated[str, typer.Option(help="Source of the records that name none.")]
+ShardDirectory = Annotated[Path, typer.Argument(help="A directory that tokenize made.")]

@@ -1,0 +1,287 @@
+"""Input files -> documents, and what could not be one.
+
+Formats, told by the ending of the file name: `.jsonl`, `.jsonl.zst`, `.jsonl.gz` (one JSON object per line),
+`.parquet` (one record per row) and `.txt` (the whole file is one document). The default keys are
+SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
+
+A line that is no usable record does not stop the reading: it is given out as a `Reject` in its place.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+import zstandard
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources import Piece, RecordKeys
+
+# From here on a document is worth a note: it may be a whole log file or a data dump.
+LONG_BYTES = 10_000_000
+# One or a few zstd blocks: where a file is damaged, what came before them is not lost.
+_READ_BYTES = 1 << 16
+_PARQUET_ROWS = 512
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
+
+    text: str
+    source: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A line or row that is unusual. `line` counts from 1 within the piece that is read.
+
+    kept: the document is unusual but usable and follows; otherwise there is none.
+    reason: `bad_json`, `nul_byte`, `invalid_utf8`, `lone_surrogate`, `missing_text`, `text_not_string`,
+        `bad_source`, `empty_text`; `truncated` and `damaged` end their file; kept are `contains_nul`,
+        `long_document` and `contains_u2581` (SentencePiece's sign for a space, which it becomes).
+    """
+
+    line: int
+    reason: str
+    detail: str
+    kept: bool = False
+
+
+class _BadRecordError(ValueError):
+    """reason and detail of a `Reject`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class RecordReader:
+    """Iterates over one piece: `Document`s and `Reject`s, in order. Blank lines are passed over.
+
+    Raises:
+        DataError: the file cannot be read at all (a failing disk is not a hostile line).
+    """
+
+    def __init__(self, piece: Piece, keys: RecordKeys) -> None:
+        self.lines = 0
+        self._piece = piece
+        self._keys = keys
+        self._position: Callable[[], int] = lambda: piece.start
+
+    def input_bytes(self) -> int:
+        """How much of the piece, as it lies on disk, has been read."""
+        return min(self._position(), self._piece.end) - self._piece.start
+
+    def __iter__(self) -> Iterator[Document | Reject]:
+        path = self._piece.file.path
+        try:
+            if path.name.endswith(".parquet"):
+                yield from self._parquet(path)
+            elif path.name.endswith(".txt"):
+                yield from self._text(path)
+            else:
+                yield from self._json_lines(path)
+        except EOFError:
+            yield Reject(self.lines + 1, "truncated", "the file is cut short; what follows is lost")
+        except (zstandard.ZstdError, gzip.BadGzipFile, zlib.error) as error:
+            yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        self._position = lambda: self._piece.end
+
+    def _json_lines(self, path: Path) -> Iterator[Document | Reject]:
+        first = self._piece.start == 0
+        with open(path, "rb") as stream:
+            self._position = lambda: self._piece.end if stream.closed else stream.tell()
+            for line in _lines(stream, self._piece):
+                self.lines += 1
+                if first:
+                    line, first = line.removeprefix(_UTF8_MARK), False
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    if line.strip():
+                        yield Reject(self.lines, *_json_fault(line, error))
+                    continue
+                yield from self._checked(record)
+
+    def _text(self, path: Path) -> Iterator[Document | Reject]:
+        content = path.read_bytes().removeprefix(_UTF8_MARK)
+        self.lines = 1
+        try:
+            yield from self._checked_text(content.decode(), self._keys.default_source)
+        except UnicodeDecodeError as error:
+            yield Reject(1, "invalid_utf8", f"byte {error.start} of the file is not valid UTF-8")
+
+    def _parquet(self, path: Path) -> Iterator[Document | Reject]:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                roots = {key: key.split(".")[0] for key in (self._keys.text, self._keys.source)}
+                names = file.schema_arrow.names
+                if roots[self._keys.text] not in names:
+                    raise DataError(
+                        f'{path} has no column "{self._keys.text}", it has {", ".join(names)}; set --text-key'
+                    )
+                total = max(1, file.metadata.num_rows)
+                self._position = lambda: self._piece.file.size * self.lines // total
+                columns = [name for name in names if name in roots.values()]
+                for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
+                    yield from self._parquet_rows(batch)
+        except pyarrow.ArrowException as error:
+            # pyarrow tells a file that was cut short from one with other damage in no stable way.
+            yield Reject(self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost")
+
+    def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
+        for number in range(batch.num_rows):
+            self.lines += 1
+            try:
+                record = {name: batch.column(name)[number].as_py() for name in batch.schema.names}
+            except UnicodeDecodeError as error:
+                yield Reject(self.lines, "invalid_utf8", str(error))
+                continue
+            yield from self._checked(record)
+
+    def _checked(self, record: Any) -> Iterator[Document | Reject]:
+        try:
+            text, source = _fields_of(record, self._keys)
+        except _BadRecordError as error:
+            yield Reject(self.lines, error.reason, error.detail)
+        else:
+            yield from self._checked_text(text, source)
+
+    def _checked_text(self, text: str, source: str) -> Iterator[Document | Reject]:
+        if not text:
+            yield Reject(self.lines, "empty_text", "the text is empty")
+            return
+        for reason, detail in _oddities(text):
+            yield Reject(self.lines, reason, detail, kept=True)
+        yield Document(text, source, f"{self._piece.file.name}:{self.lines}")
+
+
+def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
+    """The usable documents of a piece; rejects are passed over.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
+
+
+def _fields_of(record: Any, keys: RecordKeys) -> tuple[str, str]:
+    """(text, source) of one record."""
+    text = _look_up(record, keys.text)
+    if text is None:
+        raise _BadRecordError("missing_text", f'no "{keys.text}" in the record')
+    if not isinstance(text, str):
+        raise _BadRecordError("text_not_string", f'"{keys.text}" is {type(text).__name__}, not a string')
+    source = _look_up(record, keys.source)
+    if source is None:
+        return text, keys.default_source
+    if not isinstance(source, str) or not source:
+        raise _BadRecordError("bad_source", f'"{keys.source}" is not a non-empty string')
+    return text, source
+
+
+def _look_up(record: Any, key: str) -> Any:
+    for part in key.split("."):
+        if not isinstance(record, dict):
+            return None
+        record = record.get(part)
+    return record
+
+
+def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
+    """(reason, detail) of a line that is not JSON. Slow, and only for such lines."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as fault:
+        return "invalid_utf8", f"byte {fault.start} of the line is not valid UTF-8"
+    if b"\x00" in line:
+        return "nul_byte", f"byte {line.index(0)} of the line is NUL"
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "lone_surrogate", f"half of a surrogate pair in an escape ({error.msg})"
+    except (ValueError, RecursionError):
+        pass
+    return "bad_json", error.msg
+
+
+def _oddities(text: str) -> Iterator[tuple[str, str]]:
+    """(reason, detail) of what is unusual in a usable text."""
+    if "\x00" in text:
+        yield "contains_nul", "the text holds NUL; it is kept exactly"
+    if "\u2581" in text:
+        yield "contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"
+    if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
+        yield "long_document", f"{len(text.encode()):,} bytes of text"
+
+
+def _lines(stream: BinaryIO, piece: Piece) -> Iterator[bytes]:
+    """Lines of a plain, zstd or gzip file, memory bounded by the longest line.
+
+    Of a part of a plain file, the lines that begin in it.
+
+    Raises:
+        EOFError: the last frame or member of a compressed file is not complete.
+    """
+    if piece.file.name.endswith(".zst"):
+        yield from _split_lines(_zstd_chunks(stream))
+    elif piece.file.name.endswith(".gz"):
+        # gzip itself reads all members and raises EOFError on a file that is cut short.
+        with gzip.open(stream, "rb") as members:
+            yield from members
+    else:
+        position = piece.start
+        if position:
+            # The line that covers the byte before the part begins in an earlier one.
+            stream.seek(position - 1)
+            position += len(stream.readline()) - 1
+        while position < piece.end and (line := stream.readline()):
+            position += len(line)
+            yield line
+
+
+def _zstd_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Decompressed bytes of every frame.
+
+    zstandard's own readers stop after the first frame or end silently in a cut one, so frames are followed
+    here.
+    """
+    decompressor = None
+    while chunk := stream.read(_READ_BYTES):
+        while chunk:
+            if decompressor is None:
+                decompressor = zstandard.ZstdDecompressor().decompressobj()
+            yield decompressor.decompress(chunk)
+            chunk = decompressor.unused_data if decompressor.eof else b""
+            if decompressor.eof:
+                decompressor = None
+    if decompressor is not None:
+        raise EOFError
+
+
+def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest: list[bytes] = []
+    for chunk in chunks:
+        head, newline, tail = chunk.rpartition(b"\n")
+        if not newline:
+            rest.append(chunk)
+            continue
+        yield from b"".join([*rest, head]).split(b"\n")
+        rest = [tail]
+    last = b"".join(rest)
+    if last:
+        yield last

@@ -1,0 +1,155 @@
+"""A hub on loopback: answers over HTTP what huggingface_hub asks of the real one, for one data set.
+
+Tests set HF_ENDPOINT to it; the client is the real library in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+REPOSITORY = "acme/slim"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_SMALL = 100  # a file below this is in git itself and has no SHA-256 in the listing
+_PAGE = 3
+
+
+@dataclass
+class Hub:
+    """The data set's files, and how the server misbehaves.
+
+    broken: these files are served with other bytes than listed; cut: served to half, then the connection
+    breaks, so many times; hold_after: after so many files nothing is served until `released`;
+    requests: the files that were asked for, each as NAME@FIRST_BYTE.
+    """
+
+    files: dict[str, bytes]
+    address: str = ""
+    commit: str = COMMIT
+    broken: set[str] = field(default_factory=set)
+    cut: dict[str, int] = field(default_factory=dict)
+    hold_after: int | None = None
+    released: threading.Event = field(default_factory=threading.Event)
+    requests: list[str] = field(default_factory=list)
+
+    def entry(self, name: str) -> dict[str, object]:
+        """A file as the tree listing gives it."""
+        content = self.files[name]
+        blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+        entry: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": blob}
+        if len(content) >= _SMALL:
+            digest = hashlib.sha256(content).hexdigest()
+            entry["lfs"] = {"oid": digest, "size": len(content), "pointerSize": 134}
+        return entry
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self._file(body=False)
+
+    def do_GET(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        api = f"/api/datasets/{REPOSITORY}"
+        if path.startswith(f"{api}/revision/"):
+            revision = path.removeprefix(f"{api}/revision/")
+            if revision not in ("main", self.hub.commit):
+                self._json({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
+            else:
+                self._json({"id": REPOSITORY, "sha": self.hub.commit, "siblings": [], "tags": []})
+        elif path == f"{api}/tree/{self.hub.commit}":
+            self._tree()
+        elif path.startswith("/api/"):
+            self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
+        else:
+            self._file(body=True)
+
+    def _tree(self) -> None:
+        """A page of the recursive listing, with a link to the next, as the hub has it."""
+        query = dict(part.split("=", 1) for part in urlsplit(self.path).query.split("&") if part)
+        start = int(query.get("cursor", 0))
+        names = sorted(self.hub.files)
+        entries = [self.hub.entry(name) for name in names[start : start + _PAGE]]
+        headers = {}
+        if start + _PAGE < len(names):
+            following = f"{self.hub.address}{urlsplit(self.path).path}?recursive=True&cursor={start + _PAGE}"
+            headers["Link"] = f'<{following}>; rel="next"'
+        self._json(
+            [{"type": "directory", "path": "train", "oid": "0" * 40, "size": 0}, *entries], 200, headers
+        )
+
+    def _file(self, body: bool) -> None:
+        prefix = f"/datasets/{REPOSITORY}/resolve/{self.hub.commit}/"
+        path = unquote(urlsplit(self.path).path)
+        name = path.removeprefix(prefix)
+        if not path.startswith(prefix) or name not in self.hub.files:
+            self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"}, body)
+            return
+        content = self.hub.files[name]
+        entry = self.hub.entry(name)
+        lfs = entry.get("lfs")
+        etag = lfs["oid"] if isinstance(lfs, dict) else entry["oid"]
+        if name in self.hub.broken:
+            content = bytes([content[0] ^ 1]) + content[1:]
+        start = 0
+        if (ranges := self.headers.get("Range", "")).startswith("bytes="):
+            start = int(ranges.removeprefix("bytes=").split("-")[0])
+        self.send_response(206 if start else 200)
+        self.send_header("X-Repo-Commit", self.hub.commit)
+        self.send_header("ETag", f'"{etag}"')
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.end_headers()
+        if not body:
+            return
+        self.hub.requests.append(f"{name}@{start}")
+        if self.hub.hold_after is not None and len(self.hub.requests) > self.hub.hold_after:
+            self.hub.released.wait(60)
+        if self.hub.cut.get(name, 0) > 0:
+            self.hub.cut[name] -= 1
+            self.wfile.write(content[start : start + (len(content) - start) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(content[start:])
+
+    def _json(
+        self, value: object, status: int = 200, headers: dict[str, str] | None = None, body: bool = True
+    ) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+
+@contextmanager
+def serve(files: dict[str, bytes]) -> Iterator[Hub]:
+    """A hub on a free port of 127.0.0.1."""
+    hub = Hub(files)
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,190 @@
+"""`download` against a hub on loopback, with the real client; and against a mirror directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from data_pipeline.catalogue import SOURCES, Wanted
+from data_pipeline.manifest import read_manifest
+from data_pipeline.origin import RemoteFile
+from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
+from tests.data_pipeline.helpers import Outcome, Workshop, contents, run, wait_until
+from tests.data_pipeline.hub_server import COMMIT, REPOSITORY, Hub, serve
+
+
+def corpus() -> dict[str, bytes]:
+    """The layout of SlimPajama: chunks of every split, a README that nobody asked for."""
+    files = {"README.md": b"# slim", "train/chunk1/tiny.jsonl.zst": zstandard.compress(b'{"text": "x"}\n')}
+    for chunk in (1, 2, 10):
+        for number in range(4):
+            name = f"train/chunk{chunk}/example_train_{number}.jsonl.zst"
+            lines = b"".join(
+                json.dumps({"text": f"{chunk} {number} {line * 7919**7}"}).encode() + b"\n"
+                for line in range(200)
+            )
+            files[name] = zstandard.compress(lines)
+    files["validation/chunk1/example_holdout_0.jsonl.zst"] = zstandard.compress(
+        b'{"text": "held out"}\n' * 50
+    )
+    return files
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serve(corpus()) as made:
+        yield made
+
+
+def download(hub: Hub, *arguments: str | Path) -> Outcome:
+    environment = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/nonexistent"}
+    command = ("download", "slimpajama", "--hub-id", REPOSITORY, *arguments)
+    return run(*command, environment=environment)
+
+
+def data_of(directory: Path) -> dict[str, bytes]:
+    return {n: c for n, c in contents(directory).items() if n.endswith(".zst")}
+
+
+def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = download(hub, "--out", out)
+    assert first.code == 0, first.err
+    assert f"13 files, 0.00 GB of {REPOSITORY} at {COMMIT}, checked" in first.out
+    expected = {name: content for name, content in hub.files.items() if name.startswith("train/")}
+    assert data_of(out) == expected
+    record = json.loads((out / "download.json").read_bytes())
+    assert (record["repository"], record["revision"]) == (REPOSITORY, COMMIT)
+    assert [file["name"] for file in record["files"]] == sorted(expected)
+    assert not (out / "download.unfinished.json").exists()
+    # Again: nothing is fetched. One file is damaged, one is lost: these two are.
+    hub.requests.clear()
+    assert download(hub, "--out", out).code == 0 and hub.requests == []
+    damaged, lost = sorted(expected)[3:5]
+    (out / damaged).write_bytes(bytes(len(expected[damaged])))
+    (out / lost).unlink()
+    assert download(hub, "--out", out).code == 0
+    assert sorted(hub.requests) == [f"{damaged}@0", f"{lost}@0"] and data_of(out) == expected
+    # More of the same commit is added to the record.
+    assert download(hub, "--out", out, "--splits", "validation").code == 0
+    assert len(json.loads((out / "download.json").read_bytes())["files"]) == 14
+
+
+def test_a_file_that_is_not_what_the_hub_lists_is_not_kept(hub: Hub, tmp_path: Path) -> None:
+    out, broken = tmp_path / "out", "train/chunk10/example_train_0.jsonl.zst"
+    hub.broken.add(broken)
+    sentence = download(hub, "--out", out, "--workers", "1").sentence()
+    assert f"{broken} has the hash" in sentence and "download again" in sentence
+    assert not (out / broken).exists() and not (out / "download.json").exists()
+
+
+def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hub.hold_after = 6
+    command = [sys.executable, "-m", "data_pipeline", "download", "slimpajama", "--hub-id", REPOSITORY]
+    environment = os.environ | {"HF_ENDPOINT": hub.address}
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=REPOSITORY_ROOT, env=environment)
+    wait_until(lambda: len(data_of(out)) == 6, "six files")
+    process.kill()
+    process.wait()
+    hub.hold_after = None
+    hub.released.set()
+    hub.requests.clear()
+    assert not (out / "download.json").exists() and (out / "download.unfinished.json").exists()
+    assert download(hub, "--out", out).code == 0
+    assert len(hub.requests) == 13 - 6  # what was finished is not fetched again
+    assert data_of(out) == {n: c for n, c in hub.files.items() if n.startswith("train/")}
+
+
+def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path: Path) -> None:
+    name = "train/chunk2/large.jsonl.zst"
+    hub.files[name] = os.urandom(25 << 20)
+    hub.cut[name] = 1
+    assert download(hub, "--out", tmp_path / "out", "--include", name).code == 0
+    assert (tmp_path / "out" / name).read_bytes() == hub.files[name]
+    first, second = hub.requests
+    assert first == f"{name}@0" and int(second.rpartition("@")[2]) >= 10 << 20
+
+
+def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert download(hub, "--out", out, "--chunks", "1").code == 0
+    hub.commit = COMMIT[::-1]
+    assert f"holds {REPOSITORY} at {COMMIT}" in download(hub, "--out", out, "--revision", "main").sentence()
+    assert f"no revision {COMMIT}" in download(hub, "--out", out).sentence()
+
+
+def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for arguments, expected in (
+        (("--hub-id", "acme/absent"), "no data set acme/absent"),
+        (("--hub-id", "a/b/c"), "--hub-id a/b/c is not a name"),
+        (("--revision", "v9"), f"{REPOSITORY} has no revision v9"),
+        (("--chunks", "3"), "no chunk3"),
+        (("--splits", "dev"), "no file that matches dev/*.jsonl.zst"),
+        (("--fraction", "0"), "--fraction 0.0 must be above 0"),
+    ):
+        assert expected in download(hub, "--out", out, *arguments).sentence()
+    assert "source 'pile' is unknown" in run("download", "pile", "--out", out).sentence()
+
+
+def test_no_network_is_one_sentence(tmp_path: Path) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    sentence = run("download", "tinystories", "--out", tmp_path / "out", environment=nowhere).sentence()
+    assert "cannot download roneneldan/TinyStories" in sentence and "--mirror" in sentence
+    offline = {"HF_HUB_OFFLINE": "1"}
+    sentence = run("download", "tinystories", "--out", tmp_path / "out", environment=offline).sentence()
+    assert "cannot download roneneldan/TinyStories" in sentence
+
+
+def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
+    names = [f"train/chunk{chunk}/{number}.jsonl.zst" for chunk in range(1, 11) for number in range(40)]
+    files = [RemoteFile(name, 1, "", "") for name in names]
+
+    def chosen(fraction: float, given: list[RemoteFile]) -> list[str]:
+        return [f.name for f in Wanted(fraction=fraction).choose(given, SOURCES["slimpajama"], "here")]
+
+    fifth = chosen(0.2, files)
+    assert chosen(0.2, files[::-1]) == fifth == sorted(fifth)
+    assert [sum(f"chunk{chunk}/" in name for name in fifth) for chunk in range(1, 11)] == [8] * 10
+    assert set(fifth) < set(chosen(0.5, files)) < set(chosen(1, files)) == set(names)
+    assert len(chosen(0.001, files)) == 10
+
+
+def test_a_mirror_directory_works_the_same_way_and_the_commit_reaches_the_shards(
+    hub: Hub, workshop: Workshop, tmp_path: Path
+) -> None:
+    # One directory is downloaded where there is a network, and is the mirror where there is none.
+    mirror, out = tmp_path / "mirror", tmp_path / "out"
+    assert download(hub, "--out", mirror).code == 0
+    command = ("download", "slimpajama", "--mirror", mirror, "--out", out, "--chunks", "1,10")
+    done = run(*command)
+    assert done.code == 0 and f"9 files, 0.00 GB of {REPOSITORY} at {COMMIT}, checked" in done.out
+    linked = {n: c for n, c in hub.files.items() if n.startswith(("train/chunk1/", "train/chunk10/"))}
+    assert data_of(out) == linked
+    assert all(os.path.islink(out / name) for name in linked)
+    assert run(*command).code == 0
+    shards = ("--tokenizer", workshop.model, "--out", tmp_path / "shards", "--name", "x")
+    assert run("tokenize", out / "train", *shards).code == 0
+    origin = read_manifest(tmp_path / "shards").origin
+    assert origin == {"source": "slimpajama", "repository": REPOSITORY, "revision": COMMIT}
+    name = "train/chunk10/example_train_2.jsonl.zst"
+    (mirror / name).write_bytes(bytes(len(hub.files[name])))
+    assert f"{name} has the hash" in run(*command).sentence()
+
+
+def test_a_plain_directory_as_mirror(tmp_path: Path) -> None:
+    (tmp_path / "m" / "data").mkdir(parents=True)
+    (tmp_path / "m" / "data" / "train-00000-of-00001.parquet").write_bytes(b"1234")
+    command = ("download", "tinystories", "--mirror", tmp_path / "m", "--out", tmp_path / "out")
+    assert run(*command).code == 0
+    (file,) = json.loads((tmp_path / "out" / "download.json").read_bytes())["files"]
+    assert (file["name"], file["size"], len(file["sha256"])) == ("data/train-00000-of-00001.parquet", 4, 64)
+    assert "not a directory" in run(*command[:3], tmp_path / "absent", *command[4:]).sentence()
