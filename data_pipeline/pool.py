@@ -58,7 +58,7 @@ def run_tasks(
 ) -> list[_Result]:
     """function(task, report) for every task; results in the order of the tasks.
 
-    One worker means this process. `function` must be importable (workers are spawned, not forked).
+    One worker means this process. `function` is pickled once for every worker (they are spawned, not forked).
 
     Raises:
         DataError: a worker raised it or died; the other workers are stopped first. The message names the

@@ -75,6 +75,7 @@ class RecordReader:
         self.lines = 0
         self._piece = piece
         self._keys = keys
+        self._text_path, self._source_path = keys.text.split("."), keys.source.split(".")
         self._position: Callable[[], int] = lambda: piece.start
 
     def input_bytes(self) -> int:
@@ -153,21 +154,18 @@ class RecordReader:
                 continue
             yield from self._checked(record)
 
-    def _checked(self, record: Any) -> Iterator[Document | Reject]:
+    def _checked(self, record: Any) -> list[Document | Reject]:
         try:
-            text, source = _fields_of(record, self._keys)
+            text, source = _fields_of(record, self._text_path, self._source_path)
         except _BadRecordError as error:
-            yield Reject(self.lines, error.reason, error.detail)
-        else:
-            yield from self._checked_text(text, source)
+            return [Reject(self.lines, error.reason, error.detail)]
+        return self._checked_text(text, source or self._keys.default_source)
 
-    def _checked_text(self, text: str, source: str) -> Iterator[Document | Reject]:
+    def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
         if not text:
-            yield Reject(self.lines, "empty_text", "the text is empty")
-            return
-        for reason, detail in _oddities(text):
-            yield Reject(self.lines, reason, detail, kept=True)
-        yield Document(text, source, f"{self._piece.file.name}:{self.lines}")
+            return [Reject(self.lines, "empty_text", "the text is empty")]
+        document = Document(text, source, f"{self._piece.file.name}:{self.lines}")
+        return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
@@ -179,23 +177,22 @@ def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
     return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
 
 
-def _fields_of(record: Any, keys: RecordKeys) -> tuple[str, str]:
-    """(text, source) of one record."""
-    text = _look_up(record, keys.text)
+def _fields_of(record: Any, text_path: list[str], source_path: list[str]) -> tuple[str, str | None]:
+    """(text, source or None) of one record."""
+    text = _look_up(record, text_path)
     if text is None:
-        raise _BadRecordError("missing_text", f'no "{keys.text}" in the record')
+        raise _BadRecordError("missing_text", f'no "{".".join(text_path)}" in the record')
     if not isinstance(text, str):
-        raise _BadRecordError("text_not_string", f'"{keys.text}" is {type(text).__name__}, not a string')
-    source = _look_up(record, keys.source)
-    if source is None:
-        return text, keys.default_source
-    if not isinstance(source, str) or not source:
-        raise _BadRecordError("bad_source", f'"{keys.source}" is not a non-empty string')
+        kind = type(text).__name__
+        raise _BadRecordError("text_not_string", f'"{".".join(text_path)}" is {kind}, not a string')
+    source = _look_up(record, source_path)
+    if source is not None and (not isinstance(source, str) or not source):
+        raise _BadRecordError("bad_source", f'"{".".join(source_path)}" is not a non-empty string')
     return text, source
 
 
-def _look_up(record: Any, key: str) -> Any:
-    for part in key.split("."):
+def _look_up(record: Any, path: list[str]) -> Any:
+    for part in path:
         if not isinstance(record, dict):
             return None
         record = record.get(part)
@@ -219,14 +216,16 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     return "bad_json", error.msg
 
 
-def _oddities(text: str) -> Iterator[tuple[str, str]]:
+def _oddities(text: str) -> list[tuple[str, str]]:
     """(reason, detail) of what is unusual in a usable text."""
+    found = []
     if "\x00" in text:
-        yield "contains_nul", "the text holds NUL; it is kept exactly"
+        found.append(("contains_nul", "the text holds NUL; it is kept exactly"))
     if "\u2581" in text:
-        yield "contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"
+        found.append(("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"))
     if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
-        yield "long_document", f"{len(text.encode()):,} bytes of text"
+        found.append(("long_document", f"{len(text.encode()):,} bytes of text"))
+    return found
 
 
 def _lines(stream: BinaryIO, piece: Piece) -> Iterator[bytes]:

@@ -96,9 +96,11 @@ class ShardWriter:
         """
         end = np.array([eod_id], dtype=np.int32)
         buffer = np.concatenate([part for document in documents for part in (document, end)])
-        if buffer.max() > self._largest_id or buffer.min() < 0:
-            raise DataError(f"{self._bin_path}: a token id ({buffer.max()}) does not fit {self.dtype}")
-        content = buffer.astype(self.dtype).tobytes()
+        # As unsigned a negative id is a very large one, so that one pass finds both.
+        if int(buffer.view(np.uint32).max()) > self._largest_id:
+            worst = buffer.min() if buffer.min() < 0 else buffer.max()
+            raise DataError(f"{self._bin_path}: a token id ({worst}) does not fit {self.dtype}")
+        content = buffer.astype(self.dtype).data
         self._stream.write(content)
         self._digest.update(content)
         self._lengths.append(np.array([len(document) + 1 for document in documents], dtype=np.int32))

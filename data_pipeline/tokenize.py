@@ -33,7 +33,7 @@ from data_pipeline.pool import Progress, run_tasks
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import InputFile
 from data_pipeline.tokenizer import TokenizerIdentity, check_report, identify
-from data_pipeline.unit import make_unit
+from data_pipeline.unit import UnitWorker
 
 _Records = list[dict[str, Any]]
 
@@ -104,7 +104,7 @@ def make_task(
     check_report(tokenizer_path, tokenizer)
     begin(files, directory, options, tokenizer, tokenizer_path)
     units = plan_units(files, directory, options, tokenizer, strict)[task.index :: task.count]
-    outcomes = run_tasks(make_unit, units, workers, report)
+    outcomes = run_tasks(UnitWorker(), units, workers, report)
     return [record for record, _ in outcomes], sum(made for _, made in outcomes)
 
 

@@ -12,10 +12,12 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import sentencepiece
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import (
@@ -43,8 +45,27 @@ _BATCH_CHARACTERS = 1 << 20
 _Report = Callable[[Progress], None]
 
 
-def make_unit(unit: Unit, report: _Report) -> tuple[dict[str, Any], bool]:
-    """Make one unit's shards and record, unless they are there.
+class UnitWorker:
+    """Makes units one after the other; a process has one, so that it loads the tokenizer once."""
+
+    def __init__(self) -> None:
+        self._path = Path()
+        self._processor: sentencepiece.SentencePieceProcessor | None = None
+
+    def __call__(self, unit: Unit, report: _Report) -> tuple[dict[str, Any], bool]:
+        """As `make_unit`."""
+        return make_unit(unit, report, self._load)
+
+    def _load(self, path: Path) -> sentencepiece.SentencePieceProcessor:
+        if self._processor is None or path != self._path:
+            self._path, self._processor = path, load_tokenizer(path)
+        return self._processor
+
+
+def make_unit(
+    unit: Unit, report: _Report, load: Callable[[Path], sentencepiece.SentencePieceProcessor] = load_tokenizer
+) -> tuple[dict[str, Any], bool]:
+    """Make one unit's shards and record, unless they are there. `load` gives the tokenizer, if it is needed.
 
     Returns:
         (the record, whether it was made now).
@@ -79,7 +100,7 @@ def make_unit(unit: Unit, report: _Report) -> tuple[dict[str, Any], bool]:
     ):
         for stale in directory.glob(pattern + TEMPORARY_SUFFIX):
             stale.unlink(missing_ok=True)  # left by a run that was killed
-    maker = _UnitMaker(unit, report)
+    maker = _UnitMaker(unit, report, load(unit.directory / TOKENIZER_NAME))
     try:
         inputs = [asdict(maker.read(piece, i)) for i, piece in enumerate(unit.pieces)]
         shards = maker.finish()
@@ -126,10 +147,10 @@ def _shards_present(unit: Unit, record: dict[str, Any]) -> bool:
 class _UnitMaker:
     """Documents of one unit on their way into its shards."""
 
-    def __init__(self, unit: Unit, report: _Report) -> None:
+    def __init__(self, unit: Unit, report: _Report, processor: sentencepiece.SentencePieceProcessor) -> None:
         self._unit = unit
         self._report = report
-        self._processor = load_tokenizer(unit.directory / TOKENIZER_NAME)
+        self._processor = processor
         self._writers: dict[tuple[str, str], ShardWriter] = {}
         self._rejects: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()

@@ -170,5 +170,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     writer.add([np.array([65_535], dtype=np.int32)], 2, 0)
     with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
         writer.add([np.array([65_536], dtype=np.int32)], 2, 0)
+    with pytest.raises(DataError, match=r"token id \(-1\) does not fit uint16"):
+        writer.add([np.array([5, -1], dtype=np.int32)], 2, 0)
     writer.discard()
     assert list(tmp_path.iterdir()) == []
