@@ -10,6 +10,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from torch.utils.flop_counter import FlopCounterMode
 
+from data_pipeline.errors import DataError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.samples import TrainingSamples, ValidationSamples
 from megatron_patches.freeze import frozen_layers
@@ -55,7 +56,7 @@ def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:
 def _train(overrides: list[str]) -> str:
     try:
         return train(load_config("demo", overrides), StopSignals())
-    except UserError as error:
+    except (UserError, DataError) as error:
         return f"error: {error}"
 
 
@@ -76,13 +77,13 @@ def held_out(payload: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _held_out(config: Config) -> dict[str, Any]:
     with open_run(config) as run:
-        found = held_out_losses(run.engine, run.validation, config, run.context)
+        found = held_out_losses(run.engine, run.data, config, run.context)
         training_again = run.engine.module.training
         run.engine.eval()
         with torch.no_grad():
             one_by_one = {
                 source: [_sample_loss(run.engine, samples, number) for number in range(len(samples))]
-                for source, samples in run.validation.items()
+                for source, samples in run.data.validation.items()
             }
     return {"found": found, "one_by_one": one_by_one, "training_again": training_again}
 
