@@ -71,8 +71,9 @@ def footnotes(comparison: Comparison) -> list[str]:
         f"Unigram perplexity of the validation text, what a model without context would reach: "
         f"{comparison.unigram_perplexity:,.2f}.",
         f"In parentheses: the difference to {comparison.baseline}.",
-        "Tokens/s is the median over the steps after the first 10 %; "
-        "gradient and optimizer bytes are sums over all ranks.",
+        "Tokens/s is the median over the steps after the first 10 %. Runs made one after the other share a "
+        "machine with different company: benchmarks/step_time.py measures a ratio side by side.",
+        "Gradient and optimizer bytes are sums over all ranks.",
         *comparison.notes,
     ]
 
