@@ -36,7 +36,8 @@ class _Line:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._console.is_terminal:  # stopped or not, it would leave an empty line in a log
+            self._bar.stop()
 
     def seconds(self) -> float:
         """Since the start."""

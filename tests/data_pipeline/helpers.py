@@ -32,10 +32,14 @@ class Workshop:
     model: Path
     shards: Path
 
+    @property
+    def options(self) -> TokenizeOptions:
+        """What its shards were made with."""
+        return TokenizeOptions(name="small")
+
     def tokenize(self, out: Path, files: slice = slice(None), workers: int = 1) -> tuple[Manifest, int]:
         """Tokenise some of the corpus files."""
-        options = TokenizeOptions(name="small")
-        return tokenize(find_inputs([self.corpus])[files], self.model, out, options, workers, quiet)
+        return tokenize(find_inputs([self.corpus])[files], self.model, out, self.options, workers, quiet)
 
 
 def all_documents(directory: Path) -> list[Document]:
