@@ -64,6 +64,8 @@ VARIANTS: dict[str, QKPolicy] = {
     "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
     "gaussian": QKPolicy(init="gaussian", trainable=False),
     "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
+    "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
+    "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
 }
 
 

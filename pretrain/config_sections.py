@@ -98,7 +98,8 @@ class AttentionSection(Section):
     )
     construction: str | None = Field(
         default=None,
-        description="How orthonormal rows are made: qr, svd, householder, cayley; unset: the variant's own.",
+        description="How orthonormal rows are made: qr, svd, householder, cayley, hadamard, dct; unset: the "
+        "variant's own.",
     )
     gaussian_std: float | None = Field(
         default=None,
