@@ -15,6 +15,8 @@ from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES
 
 Init = Literal["default", "orthogonal", "gaussian"]
 
+DEFAULT_PENALTY = 0.01
+
 
 @dataclass(frozen=True)
 class QKPolicy:
@@ -28,6 +30,7 @@ class QKPolicy:
         construction: for `orthogonal`, how the rows are made (`orthonormal.CONSTRUCTIONS`).
         gaussian_std: for `gaussian`; None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|²
             is equal.
+        penalty: λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
     """
 
     init: Init
@@ -35,6 +38,7 @@ class QKPolicy:
     scope: str = "head"
     construction: str = "qr"
     gaussian_std: float | None = None
+    penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if self.init == "default" and not self.trainable:
@@ -51,6 +55,8 @@ class QKPolicy:
             )
         if self.gaussian_std is not None and (self.init != "gaussian" or self.gaussian_std <= 0):
             raise MethodError("attention.gaussian_std must be positive and belongs to init 'gaussian' only")
+        if self.penalty and not (self.init == "orthogonal" and self.trainable):
+            raise MethodError("attention.penalty belongs to trainable Q and K that start orthonormal")
 
     @property
     def frozen(self) -> bool:
@@ -64,6 +70,7 @@ VARIANTS: dict[str, QKPolicy] = {
     "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
     "gaussian": QKPolicy(init="gaussian", trainable=False),
     "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
+    "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
 }
@@ -75,6 +82,7 @@ def policy_for(
     scope: str | None = None,
     construction: str | None = None,
     gaussian_std: float | None = None,
+    penalty: float | None = None,
 ) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.
 
@@ -86,5 +94,7 @@ def policy_for(
     policy = VARIANTS[variant]
     if policy.init != "orthogonal" and (scope is not None or construction is not None):
         raise MethodError(f"attention.scope and attention.construction do not apply to variant '{variant}'")
-    given = {"scope": scope, "construction": construction, "gaussian_std": gaussian_std}
+    if penalty is not None and not policy.penalty:
+        raise MethodError(f"attention.penalty does not apply to variant '{variant}'; use orthogonal_penalty")
+    given = {"scope": scope, "construction": construction, "gaussian_std": gaussian_std, "penalty": penalty}
     return replace(policy, **{axis: value for axis, value in given.items() if value is not None})  # type: ignore[arg-type]

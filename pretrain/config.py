@@ -143,7 +143,11 @@ class Config(Section):
         """
         given = self.attention
         return policy_for(
-            given.variant, scope=given.scope, construction=given.construction, gaussian_std=given.gaussian_std
+            given.variant,
+            scope=given.scope,
+            construction=given.construction,
+            gaussian_std=given.gaussian_std,
+            penalty=given.penalty,
         )
 
     def shape(self) -> ModelShape:
@@ -171,6 +175,7 @@ class Config(Section):
             ffn_hidden_size=self.ffn_hidden_size,
         )
         values["attention"].update(seed=self.bank_seed, gaussian_std=policy.gaussian_std)
+        values["attention"]["penalty"] = policy.penalty or None
         if policy.init == "orthogonal":
             values["attention"].update(scope=policy.scope, construction=policy.construction)
         values["data"]["seed"] = self.data_seed

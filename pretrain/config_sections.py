@@ -106,6 +106,11 @@ class AttentionSection(Section):
         gt=0,
         description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
     )
+    penalty: float | None = Field(
+        default=None,
+        gt=0,
+        description="Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
+    )
 
 
 class OptimizerSection(Section):
