@@ -58,13 +58,15 @@ def _self_attention_spec(
     policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]
 ) -> ModuleSpec:
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
-    if frozen_groups:
+    # A layer that becomes trainable later keeps the class, and with it the names and shapes of its weights.
+    with_bank = bool(frozen_groups or policy.unfreeze)
+    if with_bank:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
     # FrozenQueryKeySelfAttention puts its own in this place.
     penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
     linear_qkv = penalized if policy.penalty else ColumnParallelLinear
     return ModuleSpec(
-        module=FrozenQueryKeySelfAttention if frozen_groups else SelfAttention,
+        module=FrozenQueryKeySelfAttention if with_bank else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
             linear_qkv=linear_qkv,

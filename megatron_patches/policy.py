@@ -14,6 +14,7 @@ from typing import Any, Literal
 from megatron_patches.errors import MethodError
 from megatron_patches.layers import layer_range, spread
 from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES, BankRecipe
+from megatron_patches.unfreeze import Unfreeze, phase_of_layer
 
 Init = Literal["default", "orthogonal", "gaussian"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
@@ -39,6 +40,8 @@ class QKPolicy:
             With grouped-query attention the fraction is of the groups, each with its query heads.
         adapters: small trainable corrections of frozen queries and keys, names of ADAPTERS (see `adapters`).
         low_rank: rank of the adapter of that name.
+        unfreeze: the schedule by which frozen layers become trainable, from the rows they were frozen with.
+        phase: where in that schedule a model is; 0: before its first entry.
     """
 
     init: Init
@@ -50,6 +53,8 @@ class QKPolicy:
     frozen_heads: tuple[tuple[str, float], ...] = ()
     adapters: tuple[str, ...] = ()
     low_rank: int = 8
+    unfreeze: tuple[Unfreeze, ...] = ()
+    phase: int = 0
 
     def __post_init__(self) -> None:
         if self.init == "default" and not self.trainable:
@@ -69,6 +74,11 @@ class QKPolicy:
         if self.penalty and not (self.init == "orthogonal" and self.trainable):
             raise MethodError("attention.penalty belongs to trainable Q and K that start orthonormal")
         self._check_adapters()
+        if self.unfreeze and (self.frozen_heads or self.adapters):
+            raise MethodError(
+                "attention.unfreeze is for whole layers that are all frozen at first, without adapters; "
+                "leave attention.frozen_heads and attention.adapters unset"
+            )
 
     def _check_adapters(self) -> None:
         unknown = [name for name in self.adapters if name not in ADAPTERS]
@@ -85,10 +95,14 @@ class QKPolicy:
         """The key heads of a layer whose W_K is frozen, with W_Q of their query heads; both from 0.
 
         Raises:
-            MethodError: `frozen_heads` names no layers, names one twice, or no whole number of heads.
+            MethodError: `frozen_heads` or `unfreeze` names no layers, names one twice, or no whole number of
+                heads.
         """
         if self.trainable:
             return ()
+        if self.unfreeze:
+            phase = phase_of_layer(self.unfreeze, layer, num_layers)
+            return () if phase is not None and phase <= self.phase else tuple(range(num_groups))
         if not self.frozen_heads:
             return tuple(range(num_groups))
         try:
@@ -111,6 +125,11 @@ VARIANTS: dict[str, QKPolicy] = {
     "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
+    "unfreeze": QKPolicy(
+        init="orthogonal",
+        trainable=False,
+        unfreeze=(Unfreeze(0.3, "50%-100%", 0.5), Unfreeze(0.6, "0%-100%", 0.2)),
+    ),
     "hybrid": QKPolicy(init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))),
 }
 
@@ -142,6 +161,8 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
                 )
     if "penalty" in given and not policy.penalty:
         raise MethodError(f"attention.penalty does not apply to variant '{variant}'; use orthogonal_penalty")
+    if given.get("unfreeze") and not policy.unfreeze:
+        raise MethodError(f"attention.unfreeze does not apply to variant '{variant}'; use unfreeze")
     if "low_rank" in given and "low_rank" not in given.get("adapters", policy.adapters):
         raise MethodError("attention.low_rank is the rank of an adapter; add low_rank to attention.adapters")
     return replace(policy, **given)

@@ -95,6 +95,18 @@ class ModelSection(Section):
     tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
 
 
+class UnfreezeEntry(Section):
+    """One entry of attention.unfreeze."""
+
+    at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
+    layers: str = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
+    learning_rate_factor: Number = Field(
+        default=1.0,
+        gt=0,
+        description="Of the learning-rate schedule from there on, in place of the last one.",
+    )
+
+
 class AttentionSection(Section):
     variant: str = Field(description="Query/Key policy: a name in megatron_patches.policy.VARIANTS.")
     seed: Int | None = Field(default=None, ge=0, description="Seed of the Query/Key bank; unset: run.seed.")
@@ -127,6 +139,12 @@ class AttentionSection(Section):
         description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
     )
     low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
+    unfreeze: Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(_tuple)] | None = Field(
+        default=None,
+        min_length=1,
+        description="When which frozen layers become trainable: a list of {at, layers, "
+        "learning_rate_factor}; unset: the variant's own.",
+    )
 
 
 class OptimizerSection(Section):

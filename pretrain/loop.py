@@ -50,6 +50,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     """The loop. Every rank runs it in step with the others and leaves it with the same answer."""
     config, progress = run.config, run.progress
     while progress.step < config.total_steps:
+        run.enter_phase_of(progress.step + 1)
         result = train_step(run, progress, signals)
         progress = progress.after_step(config)
         if not np.isfinite(result.loss):
@@ -100,6 +101,7 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
     config, context, engine = run.config, run.context, run.engine
     step = progress.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
+    rate *= run.trainer.phase.learning_rate_factor
     set_learning_rate(engine, rate)
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     micro_batches = config.gradient_accumulation_steps(context.world_size)

@@ -64,7 +64,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What stays the same through a run.
+    """What stays the same through a run, unless it changes what it trains (`Telemetry.change_facts`).
 
     FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device` is None
     where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the device.
@@ -228,6 +228,11 @@ class Telemetry:
         self._progress.step(record.step, metrics)
         if validation:
             self._progress.say(self._validation_line(record.step, validation))
+
+    def change_facts(self, facts: RunFacts, why: str) -> None:
+        """From the next record on, count with these facts; `why` goes to the console."""
+        self._facts = facts
+        self.say(why)
 
     def say(self, message: str) -> None:
         """One line on the console, above the progress bar where there is one."""
