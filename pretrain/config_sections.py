@@ -22,6 +22,10 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _layers(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) and value else value
 
@@ -38,6 +42,7 @@ def _tuple(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
+Layers = Annotated[str, BeforeValidator(_layers)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
@@ -98,8 +103,8 @@ class ModelSection(Section):
 class UnfreezeEntry(Section):
     """One entry of attention.unfreeze."""
 
-    at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
-    layers: str = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
+    at: Number = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
+    layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
     learning_rate_factor: Number = Field(
         default=1.0,
         gt=0,

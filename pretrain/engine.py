@@ -11,7 +11,6 @@ from megatron_patches.freeze import audit, parameter_groups, reduce_partial_grad
 from pretrain.config import Config
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.distributed import ParallelContext, import_deepspeed
-from pretrain.model import build_model
 
 
 @dataclass(frozen=True)
@@ -20,15 +19,6 @@ class WrappedModel:
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
     audit: dict[str, Any]
-
-
-def build_engine(config: Config, context: ParallelContext) -> WrappedModel:
-    """Build the model, hand its trainable parameters (and nothing else) to DeepSpeed, and audit the result.
-
-    Raises:
-        MethodError: ZeRO holds a frozen weight.
-    """
-    return wrap_model(build_model(config, context), config, context)
 
 
 def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> WrappedModel:

@@ -32,10 +32,10 @@ from pretrain.distributed import (
 from pretrain.errors import UserError
 from pretrain.inputs import check_inputs
 from pretrain.metrics_file import read_metrics
-from pretrain.phases import Trainer
 from pretrain.resilience import CONTINUE, FINISHED, RUNNING, STOPPED
 from pretrain.run_directory import describe_environment, write_json, write_state, write_text_atomically
 from pretrain.telemetry import RunFacts, StepRecord, Telemetry
+from pretrain.trainer import Trainer
 
 T = TypeVar("T")
 
