@@ -19,8 +19,8 @@ from megatron_patches.unfreeze import Unfreeze, phase_of_layer
 Init = Literal["default", "orthogonal", "gaussian"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 
-# Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of a
-# head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.
+# Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of
+# a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.
 DEFAULT_PENALTY = 0.01
 
 
