@@ -1,6 +1,4 @@
-"""Every kind of attention that a config can ask for, as overrides of the tiny run, for the tests that must hold
-for all of them.
-"""
+"""Every kind of attention that a config can ask for, for the tests that must hold for all of them."""
 
 from __future__ import annotations
 
