@@ -26,6 +26,11 @@ def _layers(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _text_keys(value: Any) -> Any:
+    """In YAML a layer's number alone is not text."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) and value else value
 
@@ -43,6 +48,7 @@ def _tuple(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Layers = Annotated[str, BeforeValidator(_layers)]
+LayerShares = Annotated[dict[str, Number], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
@@ -134,7 +140,7 @@ class AttentionSection(Section):
         gt=0,
         description="Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
     )
-    frozen_heads: dict[str, Number] | None = Field(
+    frozen_heads: LayerShares | None = Field(
         default=None,
         description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
         "heads train, as vanilla's. Unset: the variant's own, mostly all.",
