@@ -4,22 +4,27 @@ initial values, and whole runs that are resumed.
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
+from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_patches.errors import MethodError
 from megatron_patches.freeze import frozen_layers
 from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import gpt_block_spec, score_recipe
-from megatron_patches.policy import policy_for
+from megatron_patches.install import gpt_block_spec
+from megatron_patches.policy import policy_for, score_recipe
 from megatron_patches.shards import digest
 from megatron_patches.streams import normal_rows
 from pretrain.config import load_config
+from pretrain.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
 from pretrain.distributed import (
     LaunchEnvironment,
     ParallelContext,
@@ -28,10 +33,12 @@ from pretrain.distributed import (
     shutdown_distributed,
 )
 from pretrain.loop import train
+from pretrain.model import token_losses
 from pretrain.resilience import StopSignals
 from tests.distributed.attention_worker import OperationLog, full_weights, worst_difference
 
 HIDDEN, HEADS, HEAD_DIM, LENGTH, BATCH, RANK, SEED = 40, 4, 6, 12, 3, 5, 7
+VOCABULARY, CURVE_STEPS = 64, 6
 
 
 def build(
@@ -45,7 +52,8 @@ def build(
     dtype: torch.dtype = torch.float64,
 ) -> GPTModel:
     """A one-layer model, initialised by the product."""
-    policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": _rank(variant)})
+    axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": _rank(variant)}
+    policy = policy_for(variant, axes)
     recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
     config = TransformerConfig(
         num_layers=1,
@@ -66,7 +74,7 @@ def build(
     model = GPTModel(
         config=config,
         transformer_layer_spec=gpt_block_spec(policy, recipe, 1, groups),
-        vocab_size=64,
+        vocab_size=VOCABULARY,
         max_sequence_length=LENGTH,
         share_embeddings_and_output_weights=True,
     )
@@ -75,29 +83,64 @@ def build(
 
 
 def everything(payload: dict[str, Any]) -> dict[str, Any]:
-    """{"cases": [...], "weights": {variant: {name: SHA-256}}, "one_rank": {...}, "dropout": {...}}."""
+    """{"cases": [...], "weights": {variant: {name: SHA-256}}, "dropout": {...}, "limits": {...}, ...}."""
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
     answer = {
         "cases": [_case(context, **case) for case in payload["cases"]],
         "weights": {
-            f"{variant} trainable={trainable}": _weights(context, variant, trainable)
-            for variant in payload["variants"]
-            for trainable in (True, False)
+            "vanilla": _weights(context, "vanilla", trainable=True),
+            **{
+                f"{variant} trainable={trainable}": _weights(context, variant, trainable)
+                for variant in payload["variants"]
+                for trainable in (True, False)
+            },
         },
         "dropout": {
             f"sequence_parallel={parallel}": _dropout(context, parallel)
             for parallel in ((False, True) if context.world_size > 1 else (False,))
         },
         "limits": {variant: _limits(context, variant) for variant in payload["variants"]},
+        "curves": {variant: _curve(context, variant) for variant in payload["variants"]},
+        "flops": {
+            f"{variant} trainable={trainable}": _flops(context, variant, trainable)
+            for variant in payload["variants"]
+            for trainable in (True, False)
+            if context.world_size == 1
+        },
     }
     shutdown_distributed(context)
     return answer
 
 
-def resumed_runs(payload: dict[str, Any]) -> list[str]:
-    """Train each configuration (a list of overrides) in turn; the states the runs were left in."""
-    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
+def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train each configuration, take its last checkpoint away, and train it again from the one before.
+
+    Each answer has what the configuration says of its parameters; the caller compares the checkpoints.
+    """
+    answers = []
+    for overrides in payload["runs"]:
+        config = load_config("demo", overrides)
+        assert train(config, StopSignals()) == "finished"
+        last = config.run_path / f"checkpoints/step_{config.total_steps:08d}"
+        if dist.get_rank() == 0:
+            shutil.move(config.run_path / "metrics.jsonl", config.run_path / "uninterrupted.jsonl")
+            shutil.copy(config.run_path / "uninterrupted.jsonl", config.run_path / "metrics.jsonl")
+            shutil.move(last, config.run_path / "uninterrupted")
+        dist.barrier()
+        assert train(config, StopSignals()) == "finished"
+        attention = count_attention(config.shape(), config.policy())
+        counted = count_parameters(config.shape(), attention)
+        answers.append(
+            {
+                "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
+                "checkpoint": str(last),
+                "uninterrupted": str(config.run_path / "uninterrupted"),
+                "audit": json.loads((config.run_path / "audit.json").read_text()),
+                "identity": json.loads((last / "checkpoint.json").read_text()),
+            }
+        )
+    return answers
 
 
 def _case(
@@ -252,6 +295,47 @@ def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
         "shorter": float(shorter.abs().max()),
         "complaint": complaint,
     }
+
+
+def _curve(context: ParallelContext, variant: str) -> list[float]:
+    """Losses of a few AdamW steps on the same few random tokens, in float64."""
+    model = build(context, variant)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(CURVE_STEPS):
+        loss = token_losses(model, _tokens()).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str, float]:
+    """FLOPs of forward and backward as torch counts them, and by the formula for the full score matrix."""
+    with FlopCounterMode(display=False) as counter:
+        token_losses(build(context, variant, 2, trainable=trainable), _tokens()).mean().backward()
+    shape = ModelShape(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=2,
+        head_dim=HEAD_DIM,
+        ffn_hidden_size=4 * HIDDEN,
+        vocab_size=VOCABULARY,
+        sequence_length=LENGTH,
+        learned_positions=True,
+        tied_embeddings=True,
+    )
+    policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": _rank(variant)})
+    per_token = executed_flops_per_token(shape, count_attention(shape, policy), causal_share=1.0)
+    return {"torch": counter.get_total_flops(), "formula": BATCH * LENGTH * per_token}
+
+
+def _tokens() -> torch.Tensor:
+    """`[batch, length + 1]`, the same on every machine."""
+    stream = np.random.Generator(np.random.Philox(3))
+    return torch.from_numpy(stream.integers(VOCABULARY, size=(BATCH, LENGTH + 1)))
 
 
 def _documents(length: int) -> torch.Tensor:
