@@ -38,7 +38,7 @@ from pretrain.resilience import StopSignals
 from tests.distributed.attention_worker import OperationLog, full_weights, worst_difference
 
 HIDDEN, HEADS, HEAD_DIM, LENGTH, BATCH, RANK, SEED = 40, 4, 6, 12, 3, 5, 7
-VOCABULARY, CURVE_STEPS = 64, 6
+VOCABULARY = 64
 
 
 def build(
@@ -101,7 +101,6 @@ def everything(payload: dict[str, Any]) -> dict[str, Any]:
             for parallel in ((False, True) if context.world_size > 1 else (False,))
         },
         "limits": {variant: _limits(context, variant) for variant in payload["variants"]},
-        "curves": {variant: _curve(context, variant) for variant in payload["variants"]},
         "flops": {
             f"{variant} trainable={trainable}": _flops(context, variant, trainable)
             for variant in payload["variants"]
@@ -295,20 +294,6 @@ def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
         "shorter": float(shorter.abs().max()),
         "complaint": complaint,
     }
-
-
-def _curve(context: ParallelContext, variant: str) -> list[float]:
-    """Losses of a few AdamW steps on the same few random tokens, in float64."""
-    model = build(context, variant)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(CURVE_STEPS):
-        loss = token_losses(model, _tokens()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str, float]:
