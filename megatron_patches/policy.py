@@ -14,9 +14,11 @@ from typing import Any, Literal
 from megatron_patches.errors import MethodError
 from megatron_patches.layers import layer_range, spread
 from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES, BankRecipe
+from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.unfreeze import Unfreeze, phase_of_layer
 
 Init = Literal["default", "orthogonal", "gaussian"]
+Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 
 # Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of
@@ -42,6 +44,10 @@ class QKPolicy:
             With grouped-query attention the fraction is of the groups, each with its query heads.
         adapters: small trainable corrections of frozen queries and keys, names of ADAPTERS (see `adapters`).
         low_rank: rank of the adapter of that name.
+        scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
+            the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
+            W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
+        synthesizer_rank: columns of A_h and B_h.
         unfreeze: the schedule by which frozen layers become trainable, from the rows they were frozen with.
         phase: where in that schedule a model is; 0: before its first entry.
     """
@@ -55,11 +61,13 @@ class QKPolicy:
     frozen_heads: tuple[tuple[str, float], ...] = ()
     adapters: tuple[str, ...] = ()
     low_rank: int = 8
+    scores: Scores = "dot_product"
+    synthesizer_rank: int = 8
     unfreeze: tuple[Unfreeze, ...] = ()
     phase: int = 0
 
     def __post_init__(self) -> None:
-        if self.init == "default" and not self.trainable:
+        if self.init == "default" and not self.trainable and not self.synthesizer:
             raise MethodError(
                 "attention: init 'default' with trainable=false is not a variant; "
                 "use 'gaussian_naive' for frozen N(0, 0.02²)"
@@ -93,6 +101,16 @@ class QKPolicy:
         if self.low_rank < 1:
             raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
 
+    @property
+    def synthesizer(self) -> bool:
+        """True if scores are learned matrices, so that there are no queries and keys."""
+        return self.scores != "dot_product"
+
+    @property
+    def score_rank(self) -> int | None:
+        """Rank of factorized scores; None for all others."""
+        return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
+
     def frozen_groups(self, layer: int, num_layers: int, num_groups: int) -> tuple[int, ...]:
         """The key heads of a layer whose W_K is frozen, with W_Q of their query heads; both from 0.
 
@@ -100,7 +118,7 @@ class QKPolicy:
             MethodError: `frozen_heads` or `unfreeze` names no layers, names one twice, or no whole number of
                 heads.
         """
-        if self.trainable:
+        if self.trainable or self.synthesizer:
             return ()
         if self.unfreeze:
             phase = phase_of_layer(self.unfreeze, layer, num_layers)
@@ -133,6 +151,8 @@ VARIANTS: dict[str, QKPolicy] = {
         unfreeze=(Unfreeze(0.3, "50%-100%", 0.5), Unfreeze(0.6, "0%-100%", 0.2)),
     ),
     "hybrid": QKPolicy(init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))),
+    "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
+    "synthesizer_factorized": QKPolicy(init="default", trainable=True, scores="synthesizer_factorized"),
 }
 
 
@@ -140,7 +160,7 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.
 
     Args:
-        axes: fields of QKPolicy by name, except init and trainable.
+        axes: fields of QKPolicy by name, except init and scores; trainable for synthesizers only.
 
     Raises:
         MethodError: unknown variant, or axes that do not go together.
@@ -167,6 +187,13 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
         raise MethodError(f"attention.unfreeze does not apply to variant '{variant}'; use unfreeze")
     if "low_rank" in given and "low_rank" not in given.get("adapters", policy.adapters):
         raise MethodError("attention.low_rank is the rank of an adapter; add low_rank to attention.adapters")
+    if "trainable" in given and not policy.synthesizer:
+        raise MethodError(
+            f"attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
+            "whose name says what trains; remove it"
+        )
+    if "synthesizer_rank" in given and policy.score_rank is None:
+        raise MethodError(f"attention.synthesizer_rank does not apply to variant '{variant}'; remove it")
     return replace(policy, **given)
 
 
@@ -196,4 +223,22 @@ def bank_recipe(
         scope=policy.scope,
         construction=policy.construction,
         gaussian_std=policy.gaussian_std,
+    )
+
+
+def score_recipe(
+    policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
+) -> ScoreRecipe | None:
+    """What the policy's score matrices are, or None where scores are made of queries and keys.
+
+    Raises:
+        MethodError: the policy is impossible at these sizes.
+    """
+    if not policy.synthesizer:
+        return None
+    return ScoreRecipe(
+        seed=seed,
+        num_attention_heads=num_attention_heads,
+        sequence_length=sequence_length,
+        rank=policy.score_rank,
     )

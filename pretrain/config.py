@@ -51,6 +51,8 @@ POLICY_AXES = (
     "frozen_heads",
     "adapters",
     "low_rank",
+    "trainable",
+    "synthesizer_rank",
     "penalty",
     "unfreeze",
 )
@@ -195,6 +197,8 @@ class Config(Section):
             adapters=list(policy.adapters),
             low_rank=policy.low_rank if "low_rank" in policy.adapters else None,
             frozen_heads=dict(policy.frozen_heads) or None,
+            trainable=policy.trainable if policy.synthesizer else None,
+            synthesizer_rank=policy.score_rank,
             penalty=policy.penalty or None,
             unfreeze=[asdict(entry) for entry in policy.unfreeze] or None,
         )

@@ -150,6 +150,13 @@ class AttentionSection(Section):
         description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
     )
     low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
+    trainable: bool | None = Field(
+        default=None,
+        description="Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+    )
+    synthesizer_rank: Int | None = Field(
+        default=None, ge=1, description="Rank of a factorized synthesizer's score matrices; unset: 8."
+    )
     unfreeze: Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(_tuple)] | None = Field(
         default=None,
         min_length=1,

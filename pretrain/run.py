@@ -216,12 +216,13 @@ def _check_steps_left(config: Config, progress: Progress) -> None:
 
 def _run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> RunFacts:
     shape, device_name = config.shape(), _device_name(context.device)
-    totals, policy = trainer.audit["totals"], config.policy(trainer.phase.number)
+    totals = trainer.audit["totals"]
+    attention = count_attention(shape, config.policy(trainer.phase.number))
     return RunFacts(
         world_size=context.world_size,
         device_name=device_name,
-        model_flops_per_token=model_flops_per_token(shape),
-        executed_flops_per_token=executed_flops_per_token(shape, count_attention(shape, policy)),
+        model_flops_per_token=model_flops_per_token(shape, attention),
+        executed_flops_per_token=executed_flops_per_token(shape, attention),
         peak_flops_per_device=peak_flops(device_name, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],

@@ -28,6 +28,10 @@ DESIGNS: dict[str, dict[str, str]] = {
         "frozen_heads": "{0: 0.5}",
         "adapters": "[logit_scale, qk_norm, core, low_rank]",
     },
+    "synthesizer_random": {"variant": "synthesizer_random"},
+    "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},
+    "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
+    "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
 }
 
 
