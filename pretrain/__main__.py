@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pretrain.resilience import StopSignals
+from pretrain.sweep_verb import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -87,6 +88,9 @@ def compare(
     comparison = compare_runs(runs, baseline)
     print_comparison(comparison, Console())
     write_comparison(comparison, out)
+
+
+app.command()(sweep)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
