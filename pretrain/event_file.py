@@ -27,7 +27,8 @@ FILE_PREFIX = "events.out.tfevents."
 # Category -> chart -> regular expressions of the tags in it (TensorBoard matches from the start of the tag).
 LAYOUT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "quality": {
-        "loss": ("loss/train$", "loss/valid$"),
+        "training loss": ("loss/train$",),
+        "validation loss": ("loss/valid$",),
         "validation perplexity, all sources": ("perplexity/valid$",),
         "validation perplexity, by source": ("perplexity/valid/",),
         "loss variance": ("stability/loss_variance$",),

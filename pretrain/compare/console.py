@@ -78,7 +78,7 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
     for variant in variants:
         gap = variant.gap
         row = [
-            variant.name,
+            _in_lines(variant),
             str(len(variant.runs)),
             mean_sd(variant.validation_loss, 4, "\n"),
             mean_sd(variant.validation_perplexity, 2, "\n"),
@@ -86,12 +86,12 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
         if gap is None:
             row += ["baseline" if variant.is_baseline else "no pair", "", "", ""]
         else:
-            span = "" if gap.low is None else "\n" + interval(gap.low, gap.high)
+            span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
             row += [
-                signed(gap.mean) + span,
+                signed(gap.mean, 3) + span,
                 percent(gap.perplexity_ratio),
                 signed(gap.cohens_dz, 2),
-                p_value(gap.t_p_holm),
+                p_value(gap.t_p_holm, gap.n),
             ]
         table.add_row(*map(Text, row))
     return table
@@ -120,9 +120,13 @@ def _cost_table(comparison: Comparison) -> Table:
             (byte_count(states), states, base_states),
             (byte_count(cost.checkpoint_bytes), cost.checkpoint_bytes, base.checkpoint_bytes),
         ]
-        row = [variant.name, *(text + cost_change(variant, now, then) for text, now, then in cells)]
+        row = [_in_lines(variant), *(text + cost_change(variant, now, then) for text, now, then in cells)]
         table.add_row(*(Text(cell.replace(" (", "\n(", 1)) for cell in row))
     return table
+
+
+def _in_lines(variant: Variant) -> str:
+    return "\n".join(part for part in (variant.label.replace(" ", "\n"), variant.stratum) if part)
 
 
 def _table(columns: Sequence[str]) -> Table:

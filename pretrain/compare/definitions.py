@@ -30,7 +30,9 @@ def definitions(comparisons: int) -> list[str]:
         f"{share(convergence.TAIL)} of the records.",
         "Gradient norms are those before clipping, after the first tenth of the steps and the learning "
         "rate's warm-up. The coefficient of variation is sd / mean over a run's steps. A spike is a norm "
-        f"above {convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records before it.",
+        f"above {convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
+        "before it.",
+        "it.",
         "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
         f"{share(convergence.WARM_UP)}. By formula, a step would take time in proportion to its executed "
         "FLOPs. Runs made one after the other share a machine with different company: "

@@ -8,6 +8,7 @@ values of them, each stratum with a baseline of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,7 @@ def text_of(value: Any) -> str:
 
 
 def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str, Sequence[Any]]) -> Groups:
-    """Sort runs into groups, the baseline first in each stratum, else in the order given.
+    """Sort runs into groups: strata by the subject's values, the baseline first, else in the order given.
 
     Args:
         baseline: a label, a label with its stratum, or the name of one run, which then stands for its group.
@@ -89,8 +90,8 @@ def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str
     """
     labels = _labels(runs)
     members: dict[tuple[str, str], list[FinishedRun]] = defaultdict(list)
-    for position, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        stratum = " ".join(f"{key}={text_of(values[position])}" for key, values in subjects.items())
+    strata = _strata(subjects, len(runs))
+    for run, label, stratum in zip(runs, labels, strata, strict=True):
         members[label, stratum].append(run)
     groups = [
         Group(label, stratum, tuple(sorted(members[label, stratum], key=lambda run: run.seed)))
@@ -99,9 +100,27 @@ def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str
     for group in groups:
         _refuse_one_seed_twice(group)
     label, compared_with = _find_baseline(groups, baseline)
-    strata = list(dict.fromkeys(group.stratum for group in groups))
-    order = sorted(groups, key=lambda g: (strata.index(g.stratum), compared_with[g.name] != g.name))
+    first = _first_positions(subjects, strata)
+    order = sorted(groups, key=lambda g: (first[g.stratum], compared_with[g.name] != g.name))
     return Groups(label, tuple(order), compared_with)
+
+
+def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
+    """`key=value` of every subject for each run; the key without its section unless that is ambiguous."""
+    last = [name.rpartition(".")[2] for name in subjects]
+    short = last if len(set(last)) == len(last) else list(subjects)
+    return [
+        " ".join(f"{key}={text_of(values[i])}" for key, values in zip(short, subjects.values(), strict=True))
+        for i in range(count)
+    ]
+
+
+def _first_positions(subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]) -> dict[str, int]:
+    """Where each stratum stands: by the subject's values if they can be sorted, else as first given."""
+    order: Sequence[int] = range(len(strata))
+    with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
+        order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))
+    return {strata[i]: position for position, i in reversed(list(enumerate(order)))}
 
 
 def _labels(runs: Sequence[FinishedRun]) -> list[str]:

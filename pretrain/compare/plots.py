@@ -154,7 +154,7 @@ def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
     """A figure with one row for each variant, the first on top."""
     figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(variants)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(variants)), [_wrapped(variant.name) for variant in variants])
+    axes.set_yticks(range(len(variants)), [_in_lines(variant) for variant in variants])
     axes.set_ylim(len(variants) - 0.45, -0.55)
     axes.set_xlabel(title)
     axes.tick_params(axis="y", length=0)
@@ -162,8 +162,9 @@ def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _wrapped(name: str) -> str:
-    return "\n".join(textwrap.wrap(name, LABEL_WIDTH, break_long_words=True))
+def _in_lines(variant: Variant) -> str:
+    parts = [*textwrap.wrap(variant.label, LABEL_WIDTH), *textwrap.wrap(variant.stratum, LABEL_WIDTH)]
+    return "\n".join(parts)
 
 
 def _note_at_right(axes: Axes, row: int, text: str) -> None:

@@ -64,10 +64,10 @@ def gap_grid(comparison: Comparison) -> Grid:
                 interval(gap.low, gap.high),
                 percent(gap.perplexity_ratio),
                 signed(gap.cohens_dz, 2),
-                p_value(gap.t_p),
-                p_value(gap.t_p_holm),
-                p_value(gap.wilcoxon_p),
-                p_value(gap.wilcoxon_p_holm),
+                p_value(gap.t_p, gap.n),
+                p_value(gap.t_p_holm, gap.n),
+                p_value(gap.wilcoxon_p, gap.n),
+                p_value(gap.wilcoxon_p_holm, gap.n),
                 verdict(gap),
             )
         )

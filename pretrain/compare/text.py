@@ -58,7 +58,10 @@ def quartile_text(value: Quartiles | None, digits: int) -> str:
     return f"{number(value.median, digits)} [{low}, {high}]"
 
 
-def p_value(p: float | None) -> str:
+def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
+    """Not shown for fewer pairs than a claim takes, where it would only be mistaken for one."""
+    if n < FEWEST_SEEDS:
+        return f"n < {FEWEST_SEEDS}"
     if p is None:
         return NOTHING
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
