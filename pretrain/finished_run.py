@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class FinishedRun:
     gradient_bytes: int
     optimizer_state_bytes: int
     checkpoint_bytes: int
-    curves: RunCurves
+    curves: RunCurves = field(repr=False)
 
 
 def read_finished_run(path: Path) -> FinishedRun:

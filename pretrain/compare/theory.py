@@ -9,7 +9,8 @@ replicas:
     gradients          T g D           under ZeRO-2 and 3 T g
     optimizer state    T 12            two moments and a master weight in fp32; at stage 0 once on each
                                        replica, and without the master weight if weights are fp32
-    checkpoint         T (w + 12)      the frozen bank is not in it
+    checkpoint         T (w + 12)      the frozen bank is not in it; under ZeRO-3 T 12, for there the weights
+                                       are kept only as master weights
 
 Each tensor-parallel rank has its own copy of the parameters that tensor parallelism does not split (norms,
 learned positions): T counts those once per rank. ZeRO's padding and file headers are not counted.
@@ -67,7 +68,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
         frozen_bytes=frozen * weight * replicas,
         gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
         optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
-        checkpoint_bytes=held * (weight + _ADAM_MOMENTS + master),
+        checkpoint_bytes=held * ((weight if stage < 3 else 0) + _ADAM_MOMENTS + master),
     )
 
 
