@@ -235,9 +235,8 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
     unknown = [variant.name for variant in variants if variant.theory is None]
     notes = []
     if unknown:
-        notes.append(
-            f"The formulas say nothing of {', '.join(unknown)}: this version does not understand the config."
-        )
+        which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
+        notes.append(f"The formulas say nothing of {which}: this version does not understand the config.")
     for variant in variants:
         if variant.theory and variant.theory.trainable_parameters != variant.cost.trainable_parameters:
             notes.append(

@@ -21,6 +21,9 @@ from pretrain.compare.text import (
     signed,
 )
 
+LONG_LABEL = 20
+"""A label of more characters is broken before its adapters."""
+
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """The tables with what they rest on above and what a reader must know below."""
@@ -69,8 +72,7 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
         "n",
         "validation\nloss",
         "perplexity",
-        "gap,\nnats/token",
-        "perplexity\ngap",
+        "gap, nats/token\n(of perplexity)",
         "d_z",
         "p, Holm",
     )
@@ -84,12 +86,11 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
             mean_sd(variant.validation_perplexity, 2, "\n"),
         ]
         if gap is None:
-            row += ["baseline" if variant.is_baseline else "no pair", "", "", ""]
+            row += ["baseline" if variant.is_baseline else "no pair", "", ""]
         else:
             span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
             row += [
-                signed(gap.mean, 3) + span,
-                percent(gap.perplexity_ratio),
+                f"{signed(gap.mean, 3)} ({percent(gap.perplexity_ratio)}){span}",
                 signed(gap.cohens_dz, 2),
                 p_value(gap.t_p_holm, gap.n),
             ]
@@ -126,7 +127,10 @@ def _cost_table(comparison: Comparison) -> Table:
 
 
 def _in_lines(variant: Variant) -> str:
-    return "\n".join(part for part in (variant.label.replace(" ", "\n"), variant.stratum) if part)
+    label = variant.label.replace(" ", "\n")
+    if len(label) > LONG_LABEL:
+        label = label.replace("+", "\n+")
+    return "\n".join(part for part in (label, variant.stratum) if part)
 
 
 def _table(columns: Sequence[str]) -> Table:

@@ -14,14 +14,14 @@ from matplotlib.ticker import EngFormatter
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
 from pretrain.compare.labels import Group
-from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, WIDTH
+from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, WIDTH, style_of
 from pretrain.compare.text import share
 from pretrain.run_curves import Floats
 
 _POINTS = 400
 _MOST_BANDS = 3
 """Bands of more variants than this hide each other."""
-_SHOWN_FROM = 0.08
+_SHOWN_FROM = 0.15
 """The loss falls most in the first steps; an axis that showed all of that would show nothing else."""
 
 
@@ -68,11 +68,17 @@ def loss_figure(comparison: Comparison) -> Figure | None:
     figure.legend(
         handles=list(handles.values()),
         loc="outside lower center",
-        ncols=min(3, len(handles)),
+        ncols=_columns(list(handles), figure.get_figwidth()),
         frameon=False,
         handlelength=4.5,
     )
     return figure
+
+
+def _columns(labels: Sequence[str], inches: float) -> int:
+    """Columns of a legend that fit the figure: about 0.08 inches a letter and 0.9 for the line."""
+    fitting = int(inches / (0.08 * max(map(len, labels)) + 0.9))
+    return max(1, min(4, fitting, len(labels)))
 
 
 def _curve(group: Group) -> _Curve:
@@ -89,9 +95,9 @@ def _curve(group: Group) -> _Curve:
 def _look(index: int, count: int) -> dict[str, Any]:
     """How a variant's lines look, in every column; markers are set off so that they don't hide each other."""
     return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": DASHES[index % len(DASHES)],
-        "marker": MARKERS[index % len(MARKERS)],
+        "color": style_of(index, COLOURS),
+        "linestyle": style_of(index, DASHES),
+        "marker": style_of(index, MARKERS),
         "markersize": 5,
         "markerfacecolor": "white",
         "markevery": (_POINTS // 10 + index * (_POINTS // 10) // max(1, count), _POINTS // 10),

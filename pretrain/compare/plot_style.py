@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 WIDTH = 8.0
 """Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
@@ -18,8 +19,17 @@ DASHES: tuple[Any, ...] = (
     (0, (3, 1.5)),
     (0, (6, 2, 1, 2, 1, 2)),
     (0, (10, 2)),
+    (0, (2, 2)),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+
+_T = TypeVar("_T")
+
+
+def style_of(index: int, styles: Sequence[_T]) -> _T:
+    """The first style for the baseline alone, the others in turn for the other variants."""
+    return styles[0] if index == 0 else styles[1 + (index - 1) % (len(styles) - 1)]
+
 
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",

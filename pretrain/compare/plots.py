@@ -59,15 +59,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     for row, variant in enumerate(variants):
         gap = variant.gap
         assert gap is not None
-        axes.plot(
-            gap.differences,
-            [row + 0.22] * gap.n,
-            "o",
-            markersize=4,
-            markerfacecolor="white",
-            markeredgecolor="#555555",
-            linestyle="none",
-        )
+        axes.plot(gap.differences, [row + 0.22] * gap.n, "o", ms=4, mfc="white", mec="#555555")
         if gap.low is not None and gap.high is not None:
             axes.plot([gap.low, gap.high], [row, row], color=COLOURS[1], linewidth=3, solid_capstyle="butt")
         axes.plot([gap.mean], [row], "D", markersize=7, color="black")
@@ -109,7 +101,7 @@ def memory_figure(comparison: Comparison) -> Figure:
     for row, (variant, total) in enumerate(zip(variants, left, strict=True)):
         base = comparison.variant(variant.baseline).cost
         base_total = base.weight_bytes + base.frozen_bytes + base.gradient_bytes + base.optimizer_state_bytes
-        change = "" if variant.is_baseline else f"  ({percent(total / base_total)})"
+        change = "" if total == base_total else f"  ({percent(total / base_total)})"
         _note_at_right(axes, row, byte_count(total) + change)
     _byte_ticks(axes, max(left))
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
@@ -122,6 +114,7 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
     if not variants:
         return None
     figure, axes = _rows(variants, "tokens per second")
+    markers = [("D", "black", "median step", True)]
     for row, variant in enumerate(variants):
         speed, base = variant.cost.tokens_per_second, comparison.variant(variant.baseline)
         assert speed is not None
@@ -132,21 +125,12 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
             change = f"  ({percent(speed.median / base.cost.tokens_per_second.median)})"
             if variant.theory and base.theory:
                 ratio = base.theory.executed_flops_per_token / variant.theory.executed_flops_per_token
-                axes.plot(
-                    [base.cost.tokens_per_second.median * ratio],
-                    [row - 0.25],
-                    "v",
-                    markersize=7,
-                    markerfacecolor="white",
-                    markeredgecolor="black",
-                )
+                expected = base.cost.tokens_per_second.median * ratio
+                axes.plot([expected], [row - 0.25], "v", ms=7, mfc="white", mec="black")
+                markers[1:] = [("v", "black", "if time went with FLOPs", False)]
         _note_at_right(axes, row, f"{speed.median:,.0f}{change}")
     axes.xaxis.set_major_formatter(EngFormatter())
-    _legend_below(
-        figure,
-        [("D", "black", "median step", True), ("v", "black", "if time went with FLOPs", False)],
-        line=(COLOURS[2], "middle half of the steps"),
-    )
+    _legend_below(figure, markers, line=(COLOURS[2], "middle half of the steps"))
     return figure
 
 

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing import io_wrapper
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.console import print_comparison
 from pretrain.compare.files import write_comparison
-from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS
+from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, style_of
 from pretrain.errors import UserError
 from tests.ranks import ROOT, rank_environment
 from tests.run_files import write_run
@@ -195,7 +195,15 @@ def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, var
         "9.77 KiB",
     ]
     if variants > 1:
-        expected += ["+0.020", "[-0.107, +0.147]", "1,181,952", "(-10.0 %)", "n < 5", "not claimed"]
+        expected += [
+            "+0.020",
+            "[-0.107, +0.147]",
+            "(+2.0 %)",
+            "1,181,952",
+            "(-10.0 %)",
+            "n < 5",
+            "not claimed",
+        ]
     for number in expected:
         assert number in text
 
@@ -261,9 +269,11 @@ def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> No
 
 
 def test_lines_differ_in_print_too() -> None:
-    """No two of the first 77 variants share dashes and marker, and the first seven all differ in dashes."""
-    looks = {(str(DASHES[i % len(DASHES)]), MARKERS[i % len(MARKERS)]) for i in range(77)}
-    assert len(looks) == 77 and len(DASHES) == len(COLOURS) == len(set(map(str, DASHES)))
+    """No two of 31 variants share dashes and marker, and the first seven all differ in either."""
+    looks = {(str(style_of(i, DASHES)), style_of(i, MARKERS)) for i in range(31)}
+    assert len(looks) == 31
+    assert len(set(map(str, DASHES))) == 8 and len(set(COLOURS)) == 7 and len(set(MARKERS)) == 11
+    assert [style_of(i, COLOURS) == COLOURS[0] for i in range(20)] == [True] + [False] * 19
 
 
 def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
