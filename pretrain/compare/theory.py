@@ -13,7 +13,8 @@ replicas:
                                        are kept only as master weights
 
 Each tensor-parallel rank has its own copy of the parameters that tensor parallelism does not split (norms,
-learned positions): T counts those once per rank. ZeRO's padding and file headers are not counted.
+learned positions, the shared half of the low_rank adapter): T counts those once per rank. Not counted: ZeRO's
+padding and the headers of files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from dataclasses import dataclass
 
 from megatron_patches.errors import MethodError
 from pretrain.config import Config, parse_config
-from pretrain.counting import count_parameters, executed_flops_per_token, model_flops_per_token
+from pretrain.counting import (
+    count_attention,
+    count_parameters,
+    executed_flops_per_token,
+    model_flops_per_token,
+)
 from pretrain.errors import UserError
 from pretrain.finished_run import FinishedRun
 
@@ -74,16 +80,16 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 
 def _counts(config: Config) -> tuple[int, int, float]:
     """(trainable parameters, frozen parameters, executed FLOPs per token): the one call of the formulas."""
-    frozen = config.policy().frozen
-    count = count_parameters(config.shape(), frozen_query_key=frozen)
-    return (
-        count.trainable,
-        count.frozen,
-        executed_flops_per_token(config.shape(), frozen_query_key=frozen),
-    )
+    shape = config.shape()
+    attention = count_attention(shape, config.policy())
+    count = count_parameters(shape, attention)
+    return count.trainable, count.frozen, executed_flops_per_token(shape, attention)
 
 
 def _not_split(config: Config) -> int:
-    """Parameters that every tensor-parallel rank holds whole: norms and learned positions."""
-    d, shape = config.model.hidden_size, config.shape()
-    return 4 * d * shape.num_layers + 2 * d + (shape.sequence_length * d if shape.learned_positions else 0)
+    """Parameters that every tensor-parallel rank holds whole: norms, learned positions, low-rank inputs."""
+    d, shape, policy = config.model.hidden_size, config.shape(), config.policy()
+    layers, groups = shape.num_layers, shape.num_query_groups
+    frozen = sum(bool(policy.frozen_groups(layer, layers, groups)) for layer in range(layers))
+    low_rank = 2 * policy.low_rank * d * frozen if "low_rank" in policy.adapters else 0
+    return 4 * d * layers + 2 * d + (shape.sequence_length * d if shape.learned_positions else 0) + low_rank
