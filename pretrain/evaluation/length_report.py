@@ -1,0 +1,201 @@
+"""The report of E5 from its measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pretrain.evaluation.length import FACTORS, RunLengths
+from pretrain.evaluation.report import Report, Table, Verdict, mean_sd
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BUCKETS = 24
+OTHERS = tuple(factor for factor in FACTORS if factor != 1.0)
+
+
+def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
+    """All runs in one report; runs of a group are seeds of one another.
+
+    Args:
+        tolerance: the largest relative change of perplexity that counts as stable.
+    """
+    by_group: dict[str, list[RunLengths]] = {}
+    for run in runs:
+        by_group.setdefault(run.group, []).append(run)
+    return Report(
+        experiment="E5",
+        title="Length generalisation",
+        criterion=(
+            "perplexity at half and at one and a half times the trained length differs from that at the "
+            f"trained length by at most {100 * tolerance:g} %."
+        ),
+        verdicts=[_verdict(group, members, tolerance) for group, members in by_group.items()],
+        tables=[_table(by_group), _position_table(by_group)],
+        notes=_notes(runs),
+        content={"tolerance": tolerance, "runs": [_content(run) for run in runs]},
+        figures={"length": _figure(by_group, tolerance)},
+    )
+
+
+def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdict:
+    parts = []
+    for factor in OTHERS:
+        changes = [run.change(factor) for run in runs]
+        reason = runs[0].reasons.get(factor)
+        measured = f"{mean_sd([None if c is None else 100 * c for c in changes], 1)} %"
+        parts.append(f"{factor - 1:+.0%}: {'not possible, ' + reason if reason else measured}")
+    known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
+    held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
+    possible = not runs[0].reasons
+    # What cannot be measured cannot hold; what was measured can still have failed.
+    answer = held if possible or held == 0 else None
+    return Verdict(group, len(runs), answer, "; ".join(parts))
+
+
+def _table(by_group: dict[str, list[RunLengths]]) -> Table:
+    rows = []
+    for group, runs in by_group.items():
+        for factor in FACTORS:
+            length = round(factor * runs[0].trained_length)
+            reason = runs[0].reasons.get(factor)
+            if reason:
+                rows.append((group, str(len(runs)), str(length), f"not possible: {reason}", "–", "–"))
+                continue
+            perplexities: list[float | None] = [run.losses[factor].perplexity for run in runs]
+            changes = [100 * (run.change(factor) or 0.0) for run in runs]
+            cells = (mean_sd(perplexities, 2), mean_sd(changes, 1), f"{runs[0].losses[factor].predictions:,}")
+            rows.append((group, str(len(runs)), str(length), *cells))
+    header = ("variant", "n", "length", "perplexity", "change, %", "predictions")
+    return Table("Perplexity by length, mean ± sd over seeds", header, rows)
+
+
+def _position_table(by_group: dict[str, list[RunLengths]]) -> Table:
+    """At one and a half times the trained length: the last positions trained on beside those beyond."""
+    rows = []
+    for group, runs in by_group.items():
+        if 1.5 not in runs[0].losses:
+            continue
+        parts = [_inside_and_beyond(run) for run in runs]
+        inside, beyond = ([part[index] for part in parts] for index in (0, 1))
+        differences = [after - before for before, after in parts]
+        rows.append((group, str(len(runs)), mean_sd(inside), mean_sd(beyond), mean_sd(differences)))
+    header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2", "difference")
+    return Table("Loss in blocks of 3T/2, in nats, by position (T: the trained length)", header, rows)
+
+
+def _inside_and_beyond(run: RunLengths) -> tuple[float, float]:
+    losses, trained = run.losses[1.5].by_position, run.trained_length
+    return statistics.mean(losses[trained // 2 : trained]), statistics.mean(losses[trained:])
+
+
+def _notes(runs: Sequence[RunLengths]) -> list[str]:
+    notes = [
+        "Every length is judged on the same predictions: spans of 3T + 1 held-out ids of each source are cut "
+        "into 6 blocks of T/2, 3 of T and 2 of 3T/2 (T: the trained length).",
+        "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
+        "perplexity at half the length is the loss of context, not a failure to generalise. Whether longer "
+        "inputs hurt shows in the loss at positions beyond T.",
+    ]
+    for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
+        who = sorted({run.group for run in runs if reason in run.reasons.values()})
+        notes.append(f"Not possible at +50 % for {', '.join(who)}: {reason}.")
+    return notes
+
+
+def _content(run: RunLengths) -> dict[str, Any]:
+    losses = {
+        f"{factor:g}": asdict(loss) | {"perplexity": loss.perplexity, "change": run.change(factor)}
+        for factor, loss in run.losses.items()
+    }
+    reasons = {f"{factor:g}": reason for factor, reason in run.reasons.items()}
+    return {
+        "name": run.name,
+        "group": run.group,
+        "seed": run.seed,
+        "trained_length": run.trained_length,
+        "lengths": losses,
+        "not_possible": reasons,
+    }
+
+
+def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
+    from pretrain.evaluation.style import label, legend_below, new_figure
+
+    figure, (changes, positions) = new_figure(1, 2, height=3.6)
+    _plot_changes(changes, by_group, tolerance)
+    label(changes, "Change of perplexity", "length / trained length", "%")
+    _plot_positions(positions, by_group)
+    label(positions, "Loss by position, longest blocks", "position / trained length", "nats")
+    legend_below(figure, changes, columns=3)
+    return figure
+
+
+def _plot_changes(plot: Axes, by_group: dict[str, list[RunLengths]], tolerance: float) -> None:
+    from pretrain.evaluation.style import GREY, group_style
+
+    plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
+    plot.annotate(
+        f"criterion ±{100 * tolerance:g} %",
+        (1, -100 * tolerance),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        color=GREY,
+    )
+    groups = list(by_group)
+    for place, (group, runs) in enumerate(by_group.items()):
+        colour, marker = group_style(groups, group)
+        known = [factor for factor in FACTORS if factor in runs[0].losses]
+        values = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in known]
+        means = [statistics.mean(found) for found in values]
+        spread = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in values]
+        shift = 0.02 * (place - (len(groups) - 1) / 2)  # so that error bars do not hide one another
+        plot.errorbar(
+            [factor + shift for factor in known],
+            means,
+            yerr=spread,
+            color=colour,
+            marker=marker,
+            markersize=5,
+            linewidth=1.4,
+            capsize=2.5,
+            label=group,
+        )
+    plot.set_xticks(FACTORS)
+
+
+def _plot_positions(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
+    from pretrain.evaluation.style import GREY, group_style
+
+    for group, runs in by_group.items():
+        colour, marker = group_style(list(by_group), group)
+        factor = max(runs[0].losses)
+        trained = runs[0].trained_length
+        length = runs[0].losses[factor].length
+        edges = [length * index // _BUCKETS for index in range(_BUCKETS + 1)]
+        middles, means = [], []
+        for start, stop in pairwise(edges):
+            if stop > start:
+                middles.append((start + stop) / 2 / trained)
+                means.append(
+                    statistics.mean(statistics.mean(r.losses[factor].by_position[start:stop]) for r in runs)
+                )
+        plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
+    plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+    plot.annotate(
+        "trained length",
+        (1.0, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -10),
+        textcoords="offset points",
+        fontsize=8,
+        color=GREY,
+    )
