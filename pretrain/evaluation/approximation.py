@@ -1,7 +1,7 @@
 """E1: can the model class approximate a function of a sequence, and how does the error fall with size?
 
-The function is Nadaraya–Watson regression in context. Each position t has a point x_t and a value z_t, uniform
-in [−1, 1]² and [−1, 1]; the target is the kernel mean of the values so far,
+The function is Nadaraya–Watson regression in context. Each position t has a point x_t, uniform in
+[−1, 1]², and a value z_t, uniform in [−1, 1]; the target is the kernel mean of the values so far,
 
     y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s),    K(x, x') = exp(−‖x − x'‖² / (2 σ²)),  σ = 0.3
 

@@ -36,8 +36,8 @@ def approximation_report(experiment: Experiment, trials: Sequence[Trial], tolera
     width, depth = experiment.widths[-1], experiment.depths[-1]
     criterion = (
         f"the error in the largest model (width {width}, depth {depth}) is below that in the smallest (width "
-        f"{experiment.widths[0]}, depth {experiment.depths[0]}), and at most {100 * tolerance:g} % above that of "
-        f"{baseline}, seed by seed."
+        f"{experiment.widths[0]}, depth {experiment.depths[0]}), and at most {100 * tolerance:g} % above "
+        f"that of {baseline}, seed by seed."
     )
     return Report(
         experiment="E1",
@@ -97,11 +97,11 @@ def _places(experiment: Experiment) -> list[tuple[int, int]]:
 
 def _notes(experiment: Experiment) -> list[str]:
     return [
-        "The task is kernel regression in context, y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s) with a "
-        f"Gaussian kernel of width {BANDWIDTH:g}, on sequences of {LENGTH} random (x, z): continuous, causal and "
-        "not computable without comparing contents.",
-        "Error is the mean squared error divided by the variance of the targets: 1 for the best constant. It is "
-        f"taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at every step "
+        "The task is kernel regression in context, y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s) "
+        f"with a Gaussian kernel of width {BANDWIDTH:g}, on sequences of {LENGTH} random (x, z): continuous, "
+        "causal and not computable without comparing contents.",
+        "Error is the mean squared error divided by the variance of the targets: 1 for the best constant. It "
+        f"is taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at every step "
         f"({experiment.steps} steps of {BATCH} sequences, peak learning rate {experiment.learning_rate:g}, "
         "not tuned per size or variant).",
         f"Every model has {HEADS} heads of width / {HEADS}; width is hidden_size, depth num_layers.",

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 LayerMeasure = Callable[[LayerDiversity], float | None]
 
 MEASURES = (
-    ("cosine_max", "largest abs cosine of flattened W", 3),
-    ("cosine_mean", "mean abs cosine of flattened W", 3),
-    ("row_cosine_max", "largest abs cosine of rows", 3),
-    ("angle_smallest", "smallest principal angle, degrees", 1),
-    ("angle_mean", "mean principal angle, degrees", 1),
-    ("overlap", "mean cos² of principal angles", 3),
-    ("divergence", "KL between heads, nats", 3),
-    ("entropy", "attention entropy, nats", 3),
-    ("relative_entropy", "entropy / ln(visible keys)", 3),
+    ("cosine_max", "max cosine", 3),
+    ("cosine_mean", "mean cosine", 3),
+    ("row_cosine_max", "max row cosine", 3),
+    ("angle_smallest", "min angle", 1),
+    ("angle_mean", "mean angle", 1),
+    ("overlap", "mean cos²", 3),
+    ("divergence", "KL", 3),
+    ("entropy", "entropy", 3),
+    ("relative_entropy", "relative entropy", 3),
 )
 
 
@@ -92,13 +92,13 @@ def _summary_table(by_group: dict[str, list[RunDiversity]]) -> Table:
 
 def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
     columns: tuple[tuple[str, LayerMeasure, int], ...] = (
-        ("largest abs cosine, W_Q", lambda layer: layer.query.cosine_max if layer.query else None, 3),
-        ("largest abs cosine, W_K", lambda layer: layer.key.cosine_max if layer.key else None, 3),
-        ("smallest angle, W_Q", lambda layer: layer.query.angle_smallest if layer.query else None, 1),
-        ("smallest angle, W_K", lambda layer: layer.key.angle_smallest if layer.key else None, 1),
-        ("KL, nats", lambda layer: layer.divergence, 3),
-        ("entropy, nats", lambda layer: layer.entropy, 3),
-        ("entropy / ln(visible keys)", lambda layer: layer.relative_entropy, 3),
+        ("max cosine, W_Q", lambda layer: layer.query.cosine_max if layer.query else None, 3),
+        ("max cosine, W_K", lambda layer: layer.key.cosine_max if layer.key else None, 3),
+        ("min angle, W_Q", lambda layer: layer.query.angle_smallest if layer.query else None, 1),
+        ("min angle, W_K", lambda layer: layer.key.angle_smallest if layer.key else None, 1),
+        ("KL", lambda layer: layer.divergence, 3),
+        ("entropy", lambda layer: layer.entropy, 3),
+        ("relative entropy", lambda layer: layer.relative_entropy, 3),
     )
     rows = [
         (
@@ -116,8 +116,15 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
         "nothing about training. A frozen W is the same in both.",
         "W is the effective matrix before rotary embedding: what the layer makes of the unit vectors of the "
         "normalised hidden state, adapters included, the gain of the LayerNorm before it not.",
-        "KL is the mean over ordered pairs of heads of a layer, over positions that see at least two keys, "
-        f"and over layers, on the first {samples} held-out samples of each source; rotary embedding included.",
+        "Cosine: of two heads' flattened matrices, without sign; row cosine: of a row of one head with a row "
+        "of another. Angle: principal angles between two heads' row spaces, in degrees; mean cos² is of "
+        "these angles, head_dim / hidden_size for random row spaces. Maxima, minima and means are over pairs of "
+        "heads, W_Q and W_K, and layers.",
+        "Entropy of the attention distributions is in nats; relative entropy is entropy / ln(visible keys), "
+        "1 for uniform attention.",
+        "KL, in nats, is the mean over ordered pairs of heads of a layer, over positions that see at least "
+        f"two keys, and over layers, on the first {samples} held-out samples of each source; rotary embedding "
+        "included.",
         "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the weights are.",
     ]
     without = sorted({run.group for run in runs if summary(run.trained)["cosine_max"] is None})
@@ -172,11 +179,13 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
                 ha="right",
                 fontsize=8,
                 color=GREY,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+                zorder=5,
             )
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)
         label(plot, title, "layer", unit)
-    legend_below(figure, plots[2], columns=2)
+    legend_below(figure, plots[2], columns=min(3, len(by_group)))
     return figure
 
 

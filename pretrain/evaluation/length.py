@@ -26,16 +26,33 @@ _BLOCKS_PER_SPAN = {0.5: 6, 1.0: 3, 1.5: 2}
 
 @dataclass(frozen=True)
 class LengthLoss:
-    """Losses of one length; `by_position[i]` is the mean loss, in nats, of the predictions from i + 1 ids."""
+    """Losses of one length, in nats, summed over all spans by place in the span.
+
+    sums, counts: float64 `[3 * trained length]`: total loss, and how many predictions it is of. The same
+    place is the same predictions at every length.
+    """
 
     length: int
-    loss: float
-    predictions: int
-    by_position: tuple[float, ...]
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def predictions(self) -> int:
+        return round(self.counts.sum())
+
+    @property
+    def loss(self) -> float:
+        """Mean over all predictions."""
+        return float(self.sums.sum() / self.counts.sum())
 
     @property
     def perplexity(self) -> float:
         return math.exp(self.loss)
+
+    def by_position(self) -> np.ndarray:
+        """Mean loss of the predictions made from i + 1 ids, `[length]`."""
+        sums, counts = (part.reshape(-1, self.length).sum(0) for part in (self.sums, self.counts))
+        return np.asarray(sums / np.maximum(counts, 1))
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,18 @@ class RunLengths:
         if factor not in self.losses:
             return None
         return math.exp(self.losses[factor].loss - self.losses[1.0].loss) - 1
+
+    def beyond(self) -> float | None:
+        """What reading past the trained length does to the predictions made there, in nats.
+
+        Their loss in the longest blocks minus the loss of the very same predictions in blocks of the trained
+        length, where they see less context; above 0, the longer context hurts.
+        """
+        if 1.5 not in self.losses:
+            return None
+        long, trained = self.losses[1.5], self.losses[1.0]
+        beyond = np.arange(3 * self.trained_length) % long.length >= self.trained_length
+        return float((long.sums - trained.sums)[beyond].sum() / trained.counts[beyond].sum())
 
 
 def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> RunLengths:
@@ -98,21 +127,19 @@ def why_not(trained: TrainedModel, factor: float) -> str | None:
 
 def _losses(trained: TrainedModel, sources: Mapping[str, ValidationSamples], length: int) -> LengthLoss:
     device = next(trained.model.parameters()).device
-    sums = torch.zeros(2, length, dtype=torch.float64, device=device)
-    config = trained.config.data
-    spans_at_once = max(1, config.micro_batch_size // 3)  # as many ids as a training forward pass
+    span = 3 * trained.config.data.sequence_length
+    sums, counts = np.zeros(span), np.zeros(span)
+    at_once = max(1, trained.config.data.micro_batch_size // 3)  # as many ids as a training forward pass
     for samples in sources.values():
-        for first in range(0, len(samples), spans_at_once):
-            spans = samples.blocks(np.arange(first, min(first + spans_at_once, len(samples))))
+        for first in range(0, len(samples), at_once):
+            spans = samples.blocks(np.arange(first, min(first + at_once, len(samples))))
             tokens = torch.from_numpy(cut(spans, length)).to(device)
             with torch.no_grad():
-                sums[0] += token_losses(trained.model, tokens, trained.data.boundary).sum(
-                    0, dtype=torch.float64
-                )
-            sums[1] += _counted(tokens, trained.data.boundary).sum(0)
-    loss, predictions = sums.sum(1).tolist()
-    by_position = (sums[0] / sums[1]).tolist()
-    return LengthLoss(length, loss / predictions, round(predictions), tuple(by_position))
+                losses = token_losses(trained.model, tokens, trained.data.boundary)
+            counted = _counted(tokens, trained.data.boundary)
+            sums += losses.double().cpu().numpy().reshape(-1, span).sum(0)
+            counts += counted.cpu().numpy().reshape(-1, span).sum(0)
+    return LengthLoss(length, sums, counts)
 
 
 def cut(spans: np.ndarray, length: int) -> np.ndarray:

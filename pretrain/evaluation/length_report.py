@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BUCKETS = 24
+_BUCKETS = 12
 OTHERS = tuple(factor for factor in FACTORS if factor != 1.0)
 
 
@@ -49,7 +48,7 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
         changes = [run.change(factor) for run in runs]
         reason = runs[0].reasons.get(factor)
         measured = f"{mean_sd([None if c is None else 100 * c for c in changes], 1)} %"
-        parts.append(f"{factor - 1:+.0%}: {'not possible, ' + reason if reason else measured}")
+        parts.append(f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}")
     known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
     held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
     possible = not runs[0].reasons
@@ -76,22 +75,20 @@ def _table(by_group: dict[str, list[RunLengths]]) -> Table:
 
 
 def _position_table(by_group: dict[str, list[RunLengths]]) -> Table:
-    """At one and a half times the trained length: the last positions trained on beside those beyond."""
+    """At one and a half times the trained length: what the context gives, and what going beyond T does."""
     rows = []
     for group, runs in by_group.items():
         if 1.5 not in runs[0].losses:
             continue
-        parts = [_inside_and_beyond(run) for run in runs]
-        inside, beyond = ([part[index] for part in parts] for index in (0, 1))
-        differences = [after - before for before, after in parts]
-        rows.append((group, str(len(runs)), mean_sd(inside), mean_sd(beyond), mean_sd(differences)))
-    header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2", "difference")
-    return Table("Loss in blocks of 3T/2, in nats, by position (T: the trained length)", header, rows)
-
-
-def _inside_and_beyond(run: RunLengths) -> tuple[float, float]:
-    losses, trained = run.losses[1.5].by_position, run.trained_length
-    return statistics.mean(losses[trained // 2 : trained]), statistics.mean(losses[trained:])
+        trained = runs[0].trained_length
+        places = ((0, trained // 4), (trained // 2, trained), (trained, 3 * trained // 2))
+        cells = [
+            mean_sd([float(run.losses[1.5].by_position()[start:stop].mean()) for run in runs])
+            for start, stop in places
+        ]
+        rows.append((group, str(len(runs)), *cells, mean_sd([run.beyond() for run in runs], 4)))
+    header = ("variant", "n", "0 to T/4", "T/2 to T", "T to 3T/2", "T to 3T/2, against blocks of T")
+    return Table("Loss in blocks of 3T/2 by position, in nats (T: the trained length)", header, rows)
 
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
@@ -100,7 +97,10 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
         "into 6 blocks of T/2, 3 of T and 2 of 3T/2 (T: the trained length).",
         "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
         "perplexity at half the length is the loss of context, not a failure to generalise. Whether longer "
-        "inputs hurt shows in the loss at positions beyond T.",
+        "inputs hurt shows in the last column of the table by position: the loss of the predictions made "
+        "beyond T minus that of the very same predictions in blocks of T, which see less; above 0, it hurts.",
+        "A model that makes nothing of its context is stable at any length: compare positions 0 to T/4 with "
+        "T/2 to T.",
     ]
     for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
         who = sorted({run.group for run in runs if reason in run.reasons.values()})
@@ -110,7 +110,14 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
 
 def _content(run: RunLengths) -> dict[str, Any]:
     losses = {
-        f"{factor:g}": asdict(loss) | {"perplexity": loss.perplexity, "change": run.change(factor)}
+        f"{factor:g}": {
+            "length": loss.length,
+            "loss": loss.loss,
+            "perplexity": loss.perplexity,
+            "change": run.change(factor),
+            "predictions": loss.predictions,
+            "loss_by_position": loss.by_position().tolist(),
+        }
         for factor, loss in run.losses.items()
     }
     reasons = {f"{factor:g}": reason for factor, reason in run.reasons.items()}
@@ -120,6 +127,7 @@ def _content(run: RunLengths) -> dict[str, Any]:
         "seed": run.seed,
         "trained_length": run.trained_length,
         "lengths": losses,
+        "beyond": run.beyond(),
         "not_possible": reasons,
     }
 
@@ -131,7 +139,7 @@ def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
     _plot_changes(changes, by_group, tolerance)
     label(changes, "Change of perplexity", "length / trained length", "%")
     _plot_positions(positions, by_group)
-    label(positions, "Loss by position, longest blocks", "position / trained length", "nats")
+    label(positions, "Loss by position in the longest blocks", "position / trained length", "nats")
     legend_below(figure, changes, columns=3)
     return figure
 
@@ -185,9 +193,8 @@ def _plot_positions(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
         for start, stop in pairwise(edges):
             if stop > start:
                 middles.append((start + stop) / 2 / trained)
-                means.append(
-                    statistics.mean(statistics.mean(r.losses[factor].by_position[start:stop]) for r in runs)
-                )
+                found = [run.losses[factor].by_position()[start:stop].mean() for run in runs]
+                means.append(statistics.mean(found))
         plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
     plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
     plot.annotate(

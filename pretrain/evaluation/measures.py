@@ -24,8 +24,8 @@ def principal_angles(weights: torch.Tensor) -> torch.Tensor:
     """Principal angles between the row spaces of every two heads, ascending, in degrees.
 
     With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values of
-    U_gᵀ U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0. Row spaces
-    of one random draw each have a mean cos² θ of d/n.
+    U_gᵀ U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0.
+    Row spaces of one random draw each have a mean cos² θ of d/n.
 
     Args:
         weights: `[H, d, n]` of full row rank, d ≤ n; float64 for the accuracy above.

@@ -98,7 +98,9 @@ def print_report(report: Report, console: Console) -> None:
     """The criterion and whether it held."""
     console.print(f"{report.title}. Criterion: {report.criterion}", markup=False, highlight=False)
     shown = _verdict_table(report)
-    table = RichTable(*shown.header)
+    table = RichTable()
+    for title in shown.header:
+        table.add_column(title, overflow="fold")
     for row in shown.rows:
         table.add_row(*row)
     console.print(table)
@@ -109,7 +111,7 @@ def mean_sd(values: Sequence[float | None], digits: int = 3) -> str:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return "–"
-    mean = f"{statistics.mean(known):.{digits}f}"
+    mean = f"{round(statistics.mean(known), digits) + 0.0:.{digits}f}"  # no -0.0
     return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.{digits}f}"
 
 
