@@ -118,13 +118,13 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
         "normalised hidden state, adapters included, the gain of the LayerNorm before it not.",
         "Cosine: of two heads' flattened matrices, without sign; row cosine: of a row of one head with a row "
         "of another. Angle: principal angles between two heads' row spaces, in degrees; mean cos² is of "
-        "these angles, head_dim / hidden_size for random row spaces. Maxima, minima and means are over pairs of "
-        "heads, W_Q and W_K, and layers.",
+        "these angles, head_dim / hidden_size for random row spaces. Maxima, minima and means are over pairs "
+        "of heads, W_Q and W_K, and layers.",
         "Entropy of the attention distributions is in nats; relative entropy is entropy / ln(visible keys), "
         "1 for uniform attention.",
         "KL, in nats, is the mean over ordered pairs of heads of a layer, over positions that see at least "
-        f"two keys, and over layers, on the first {samples} held-out samples of each source; rotary embedding "
-        "included.",
+        f"two keys, and over layers, on the first {samples} held-out samples of each source; rotary "
+        "embedding included.",
         "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the weights are.",
     ]
     without = sorted({run.group for run in runs if summary(run.trained)["cosine_max"] is None})
@@ -171,16 +171,14 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
         if limit is not None:
             plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
             plot.annotate(
-                f"criterion {limit:g}",
+                "criterion",
                 (1, limit),
                 xycoords=("axes fraction", "data"),
-                xytext=(0, 2),
+                xytext=(3, 0),
                 textcoords="offset points",
-                ha="right",
+                va="center",
                 fontsize=8,
                 color=GREY,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-                zorder=5,
             )
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)

@@ -72,17 +72,16 @@ class RunLengths:
             return None
         return math.exp(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
-    def beyond(self) -> float | None:
-        """What reading past the trained length does to the predictions made there, in nats.
+    def gain(self) -> np.ndarray:
+        """What context gives, by position in the longest blocks: nats, `[their length]`, negative is better.
 
-        Their loss in the longest blocks minus the loss of the very same predictions in blocks of the trained
-        length, where they see less context; above 0, the longer context hurts.
+        The loss of every prediction minus the loss of the very same one in blocks of half the trained length
+        T, whose boundaries are also boundaries of the longer blocks: so position i has seen i + 1 ids
+        here and 1 + i mod T/2 there. 0 by construction up to T/2.
         """
-        if 1.5 not in self.losses:
-            return None
-        long, trained = self.losses[1.5], self.losses[1.0]
-        beyond = np.arange(3 * self.trained_length) % long.length >= self.trained_length
-        return float((long.sums - trained.sums)[beyond].sum() / trained.counts[beyond].sum())
+        longest = self.losses[max(self.losses)]
+        short = LengthLoss(longest.length, self.losses[0.5].sums, longest.counts)
+        return longest.by_position() - short.by_position()
 
 
 def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> RunLengths:

@@ -35,7 +35,7 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
             f"trained length by at most {100 * tolerance:g} %."
         ),
         verdicts=[_verdict(group, members, tolerance) for group, members in by_group.items()],
-        tables=[_table(by_group), _position_table(by_group)],
+        tables=[_table(by_group), _gain_table(by_group)],
         notes=_notes(runs),
         content={"tolerance": tolerance, "runs": [_content(run) for run in runs]},
         figures={"length": _figure(by_group, tolerance)},
@@ -74,21 +74,16 @@ def _table(by_group: dict[str, list[RunLengths]]) -> Table:
     return Table("Perplexity by length, mean ± sd over seeds", header, rows)
 
 
-def _position_table(by_group: dict[str, list[RunLengths]]) -> Table:
-    """At one and a half times the trained length: what the context gives, and what going beyond T does."""
+def _gain_table(by_group: dict[str, list[RunLengths]]) -> Table:
     rows = []
     for group, runs in by_group.items():
-        if 1.5 not in runs[0].losses:
-            continue
         trained = runs[0].trained_length
-        places = ((0, trained // 4), (trained // 2, trained), (trained, 3 * trained // 2))
-        cells = [
-            mean_sd([float(run.losses[1.5].by_position()[start:stop].mean()) for run in runs])
-            for start, stop in places
-        ]
-        rows.append((group, str(len(runs)), *cells, mean_sd([run.beyond() for run in runs], 4)))
-    header = ("variant", "n", "0 to T/4", "T/2 to T", "T to 3T/2", "T to 3T/2, against blocks of T")
-    return Table("Loss in blocks of 3T/2 by position, in nats (T: the trained length)", header, rows)
+        inside = mean_sd([float(run.gain()[trained // 2 : trained].mean()) for run in runs], 4)
+        possible = 1.5 in runs[0].losses
+        beyond = mean_sd([float(run.gain()[trained:].mean()) if possible else None for run in runs], 4)
+        rows.append((group, str(len(runs)), inside, beyond))
+    header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2")
+    return Table("What context gives: change of loss against blocks of T/2, in nats", header, rows)
 
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
@@ -96,11 +91,11 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
         "Every length is judged on the same predictions: spans of 3T + 1 held-out ids of each source are cut "
         "into 6 blocks of T/2, 3 of T and 2 of 3T/2 (T: the trained length).",
         "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
-        "perplexity at half the length is the loss of context, not a failure to generalise. Whether longer "
-        "inputs hurt shows in the last column of the table by position: the loss of the predictions made "
-        "beyond T minus that of the very same predictions in blocks of T, which see less; above 0, it hurts.",
-        "A model that makes nothing of its context is stable at any length: compare positions 0 to T/4 with "
-        "T/2 to T.",
+        "perplexity at half the length is the loss of context, not a failure to generalise.",
+        "What context gives is the loss of predictions in long blocks minus that of the very same "
+        "predictions in blocks of T/2; below 0, context helps. If it helps less beyond T than "
+        "before, or hurts, then the model does not carry over to longer inputs. A model that makes nothing of its context shows 0 "
+        "everywhere and is stable at any length, to no merit.",
     ]
     for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
         who = sorted({run.group for run in runs if reason in run.reasons.values()})
@@ -127,7 +122,7 @@ def _content(run: RunLengths) -> dict[str, Any]:
         "seed": run.seed,
         "trained_length": run.trained_length,
         "lengths": losses,
-        "beyond": run.beyond(),
+        "gain_by_position": run.gain().tolist(),
         "not_possible": reasons,
     }
 
@@ -138,8 +133,13 @@ def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, by_group, tolerance)
     label(changes, "Change of perplexity", "length / trained length", "%")
-    _plot_positions(positions, by_group)
-    label(positions, "Loss by position in the longest blocks", "position / trained length", "nats")
+    _plot_gain(positions, by_group)
+    label(
+        positions,
+        "What context gives, against blocks of T/2",
+        "position / trained length T",
+        "change of loss, nats",
+    )
     legend_below(figure, changes, columns=3)
     return figure
 
@@ -180,7 +180,7 @@ def _plot_changes(plot: Axes, by_group: dict[str, list[RunLengths]], tolerance: 
     plot.set_xticks(FACTORS)
 
 
-def _plot_positions(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
+def _plot_gain(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
     from pretrain.evaluation.style import GREY, group_style
 
     for group, runs in by_group.items():
@@ -193,7 +193,7 @@ def _plot_positions(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
         for start, stop in pairwise(edges):
             if stop > start:
                 middles.append((start + stop) / 2 / trained)
-                found = [run.losses[factor].by_position()[start:stop].mean() for run in runs]
+                found = [run.gain()[start:stop].mean() for run in runs]
                 means.append(statistics.mean(found))
         plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
     plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
