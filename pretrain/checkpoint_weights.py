@@ -16,11 +16,16 @@ from pathlib import Path
 
 import torch
 
+from megatron_patches.attention import FrozenQueryKeyValueLinear
+from megatron_patches.orthonormal import ROLES
+from megatron_patches.shards import split_heads
 from pretrain.distributed import import_deepspeed
 from pretrain.errors import UserError
 
 _WHOLE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _ZERO3 = re.compile(r"(?:\w+_)?zero_pp_rank_\d+_mp_rank_(\d+)_(model|optim)_states\.pt")
+
+_REMEDY = "restore the run's own config.yaml"
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -35,12 +40,45 @@ def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
         UserError: the checkpoint's files are not those of one model of this shape.
     """
     shards = rank_weights(checkpoint)
+    parameters = dict(model.named_parameters())
+    unknown = sorted(set().union(*shards) - parameters.keys())
+    if unknown:
+        raise UserError(f"{checkpoint} has a weight '{unknown[0]}' that this model has not; {_REMEDY}")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parts = [shard[name] for shard in shards if name in shard]
-            if len(parts) != len(shards):
-                raise UserError(f"{checkpoint} has no weight '{name}': it is no checkpoint of this model")
-            parameter.copy_(merge(name, parts, parameter, checkpoint))
+        for name, parameter in parameters.items():
+            parameter.copy_(_merged(model, name, parameter, shards, checkpoint))
+
+
+def _merged(
+    model: torch.nn.Module, name: str, full: torch.Tensor, shards: Sequence[Weights], checkpoint: Path
+) -> torch.Tensor:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(owner, FrozenQueryKeyValueLinear) and full is owner.trained_query_key:
+        return _trained_heads(name, owner, shards, checkpoint)
+    parts = [shard[name] for shard in shards if name in shard]
+    if len(parts) != len(shards):
+        raise UserError(f"{checkpoint} has no weight '{name}'; {_REMEDY}")
+    return merge(name, parts, full, checkpoint)
+
+
+def _trained_heads(
+    name: str, owner: FrozenQueryKeyValueLinear, shards: Sequence[Weights], checkpoint: Path
+) -> torch.Tensor:
+    """The trainable heads beside a bank: a rank has its queries, then its keys, or nothing if it has none."""
+    recipe, full = owner.recipe, owner.trained_query_key
+    assert full is not None
+    roles: dict[str, list[torch.Tensor]] = {"query": [], "key": []}
+    for rank, shard in enumerate(shards):
+        heads = split_heads(
+            recipe.num_attention_heads, recipe.num_query_groups, owner.frozen_groups, rank, len(shards)
+        ).trainable
+        rows = [len(heads[role]) * recipe.head_dim for role in ROLES]
+        part = shard.get(name, full[:0])
+        if len(part) != sum(rows):
+            raise UserError(f"{checkpoint}: rank {rank} has {len(part)} rows of '{name}', not {sum(rows)}")
+        for role, piece in zip(ROLES, part.split(rows), strict=True):
+            roles[role].append(piece)
+    return torch.cat([piece for pieces in roles.values() for piece in pieces])
 
 
 def merge(name: str, parts: Sequence[torch.Tensor], full: torch.Tensor, checkpoint: Path) -> torch.Tensor:
@@ -61,7 +99,7 @@ def merge(name: str, parts: Sequence[torch.Tensor], full: torch.Tensor, checkpoi
     if merged.shape != full.shape:
         raise UserError(
             f"{checkpoint} has '{name}' in shape {tuple(merged.shape)} but config.yaml describes "
-            f"{tuple(full.shape)}; restore the run's own config.yaml"
+            f"{tuple(full.shape)}; {_REMEDY}"
         )
     return merged
 

@@ -117,6 +117,7 @@ def _figure(experiment: Experiment, trials: Sequence[Trial]) -> Figure:
     width, depth = experiment.widths[-1], experiment.depths[-1]
     _plot(by_width, experiment, trials, [(value, depth) for value in experiment.widths], experiment.widths)
     label(by_width, f"By width, at depth {depth}", "hidden_size", "error (1: best constant)")
+    by_depth.sharey(by_width)
     _plot(by_depth, experiment, trials, [(width, value) for value in experiment.depths], experiment.depths)
     label(by_depth, f"By depth, at width {width}", "num_layers", "error (1: best constant)")
     legend_below(figure, by_width)
@@ -134,13 +135,14 @@ def _plot(
 
     from pretrain.evaluation.style import group_style
 
-    for variant in experiment.variants:
+    for place, variant in enumerate(experiment.variants):
+        shift = 1.03 ** (place - (len(experiment.variants) - 1) / 2)  # error bars must not hide one another
         colour, marker = group_style(experiment.variants, variant)
         found = [errors(trials, variant, *place) for place in places]
         spread = [statistics.stdev(one) if len(one) > 1 else 0.0 for one in found]
         means = [statistics.mean(one) for one in found]
         plot.errorbar(
-            values,
+            [value * shift for value in values],
             means,
             yerr=spread,
             color=colour,

@@ -93,9 +93,9 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
         "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
         "perplexity at half the length is the loss of context, not a failure to generalise.",
         "What context gives is the loss of predictions in long blocks minus that of the very same "
-        "predictions in blocks of T/2; below 0, context helps. If it helps less beyond T than "
-        "before, or hurts, then the model does not carry over to longer inputs. A model that makes nothing of its context shows 0 "
-        "everywhere and is stable at any length, to no merit.",
+        "predictions in blocks of T/2; below 0, context helps. If it helps less beyond T than before, or "
+        "hurts, then the model does not carry over to longer inputs. A model that makes nothing of its "
+        "context shows 0 everywhere and is stable at any length, to no merit.",
     ]
     for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
         who = sorted({run.group for run in runs if reason in run.reasons.values()})

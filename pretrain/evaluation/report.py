@@ -74,7 +74,7 @@ def write_report(report: Report, out: Path) -> Path:
     """Write the three forms into `out` (made if missing); returns the path of report.md."""
     out.mkdir(parents=True, exist_ok=True)
     for name, figure in report.figures.items():
-        figure.savefig(out / f"{name}.png")
+        figure.savefig(out / f"{name}.png", metadata={"Software": None})  # the same bytes again
     verdicts = [asdict(verdict) | {"answer": verdict.answer} for verdict in report.verdicts]
     head = {"experiment": report.experiment, "criterion": report.criterion, "verdicts": verdicts}
     write_json(out / "report.json", _finite({**head, "notes": list(report.notes), **report.content}))

@@ -72,7 +72,9 @@ def _other_weights(run: Path) -> None:
 
 def _other_shape(run: Path) -> None:
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace("ffn_hidden_size: 128", "ffn_hidden_size: 64"))
+    text = config.read_text()
+    assert "ffn_hidden_size: 128" in text
+    config.write_text(text.replace("ffn_hidden_size: 128", "ffn_hidden_size: 64"))
 
 
 SPOILS = {"bank": _another_bank, "weights": _other_weights, "shape": _other_shape}

@@ -13,6 +13,13 @@ PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_paral
 ONE_RANK = {"orthogonal": {}, "learned": {"model__position_embedding": "learned", "run__seed": 5}}
 FOUR_RANKS = {
     "tensor-parallel": {**PARALLEL, "attention__variant": "vanilla", "model__num_query_groups": 2},
+    # On each rank a head trains and one is frozen in layer 0; in layer 1 one trains, on rank 0.
+    "hybrid": {
+        **PARALLEL,
+        "attention__variant": "hybrid",
+        "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
+        "attention__adapters": "[logit_scale, core, low_rank]",
+    },
     "zero3": {**PARALLEL, "deepspeed__config": "zero3", "model__tied_embeddings": "false"},
 }
 MODELS = [
@@ -32,7 +39,7 @@ def answers(tiny_shards, runs):
         return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 2
+    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 3
     payload = {
         "runs": all_of(ONE_RANK),
         "load": [str(runs / name) for name in (*ONE_RANK, *FOUR_RANKS)],
