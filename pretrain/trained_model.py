@@ -30,9 +30,9 @@ from pretrain.distributed import (
 from pretrain.errors import UserError
 from pretrain.finished_run import FinishedRun, read_finished_run
 from pretrain.held_out import held_out_losses
-from pretrain.identity import check_bank
+from pretrain.identity import check_bank, run_identity
 from pretrain.inputs import read_blend
-from pretrain.model import build_model, recipe_of
+from pretrain.model import build_model
 from pretrain.telemetry import validation_metrics
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -83,9 +83,8 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     data = _open_run_data(run, config)
     model = build_model(config, context)
     checkpoint = _newest_checkpoint(path)
-    recipe = recipe_of(config)
-    live = {"recipe": recipe.as_dict() if recipe else None, "sha256": bank_digests(model, context)}
-    check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live)
+    live = run_identity(config, context, bank_digests(model, context), data.blend)
+    check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live["frozen_bank"])
     load_weights(checkpoint, model)
     loss = validation_metrics(held_out_losses(model, data, config, context))["loss/valid"]
     model.eval()
