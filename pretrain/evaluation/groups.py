@@ -11,6 +11,7 @@ from pretrain.finished_run import FinishedRun
 
 _SECTIONS = ("model", "attention", "optimizer", "schedule", "data", "precision")
 _NOT_THE_METHOD = (
+    "attention.adapters",  # in the name anyway
     "attention.seed",
     "data.seed",
     "data.directory",
@@ -23,7 +24,7 @@ _NOT_THE_METHOD = (
 
 
 def group_names(runs: Sequence[FinishedRun]) -> list[str]:
-    """For each run the name of its group: the variant, and settings where groups of a variant differ.
+    """For each run the name of its group: variant+adapters, and the settings in which such groups differ.
 
     Raises:
         UserError: a run is given twice, or two runs of a group have the same seed.
@@ -31,12 +32,13 @@ def group_names(runs: Sequence[FinishedRun]) -> list[str]:
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("a run was given twice: give each run directory once")
     settings = [_settings(run) for run in runs]
+    methods = ["+".join([run.variant, *(run.config["attention"].get("adapters") or ())]) for run in runs]
     names = []
-    for run, own in zip(runs, settings, strict=True):
-        namesakes = [other for other, peer in zip(settings, runs, strict=True) if peer.variant == run.variant]
+    for method, own in zip(methods, settings, strict=True):
+        namesakes = [other for other, name in zip(settings, methods, strict=True) if name == method]
         differing = sorted(key for key in own if any(other.get(key) != own[key] for other in namesakes))
         told = ", ".join(f"{key.partition('.')[2]}={own[key]}" for key in differing)
-        names.append(f"{run.variant} ({told})" if told else run.variant)
+        names.append(f"{method} ({told})" if told else method)
     twice = [
         key
         for key, count in Counter((n, r.seed) for n, r in zip(names, runs, strict=True)).items()

@@ -1,6 +1,8 @@
 """The numbers behind `evaluate`, against what can be worked out by hand."""
 
+import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from pretrain.evaluation.approximation import BANDWIDTH, Experiment, Trial, kern
 from pretrain.evaluation.approximation_report import approximation_report
 from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, weight_diversity
 from pretrain.evaluation.diversity_report import Limits, diversity_report
+from pretrain.evaluation.groups import group_names
 from pretrain.evaluation.length import LengthLoss, RunLengths, cut
 from pretrain.evaluation.length_report import length_report
 from pretrain.evaluation.measures import (
@@ -22,6 +25,7 @@ from pretrain.evaluation.measures import (
 )
 from pretrain.evaluation.report import mean_sd
 from pretrain.evaluation.verbs import _ascending
+from pretrain.finished_run import FinishedRun
 
 
 def test_principal_angles_of_known_planes():
@@ -162,3 +166,26 @@ def test_numbers_are_shown_with_their_spread():
 def test_sizes_must_ascend(text):
     with pytest.raises(UserError, match="--widths is"):
         _ascending("--widths", text)
+
+
+def finished(path, variant, seed=1, adapters=None, **model):
+    """As much of a finished run as its group depends on."""
+    config = {"attention": {"variant": variant, "adapters": adapters}, "model": {"num_layers": 2, **model}}
+    blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
+    return FinishedRun(**{**blank, "path": Path(path), "variant": variant, "seed": seed, "config": config})
+
+
+def test_groups_are_seeds_of_one_another():
+    runs = [
+        finished("a", "vanilla"),
+        finished("b", "orthogonal", position_embedding="rope"),
+        finished("c", "orthogonal", seed=2, position_embedding="rope"),
+        finished("d", "orthogonal", position_embedding="learned"),
+        finished("e", "orthogonal", adapters=["core", "low_rank"]),
+    ]
+    rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
+    assert group_names(runs) == ["vanilla", rope, rope, learned, "orthogonal+core+low_rank"]
+    with pytest.raises(UserError, match=r"same run\.seed=1"):
+        group_names([*runs, finished("f", "vanilla")])
+    with pytest.raises(UserError, match="given twice"):
+        group_names([*runs, runs[0]])
