@@ -183,7 +183,7 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)
         label(plot, title, "layer", unit)
-    legend_below(figure, plots[2], columns=min(3, len(by_group)))
+    legend_below(figure, plots[2], rows=2)
     return figure
 
 

@@ -140,7 +140,7 @@ def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
         "position / trained length T",
         "change of loss, nats",
     )
-    legend_below(figure, changes, columns=3)
+    legend_below(figure, changes)
     return figure
 
 

@@ -36,9 +36,14 @@ def label(plot: Axes, title: str, x: str, y: str) -> None:
     plot.set_ylabel(y, fontsize=_TEXT["size"])
 
 
-def legend_below(figure: Figure, plot: Axes, columns: int = 4) -> None:
-    """One legend for all plots of a figure, under them, from the entries of one of them."""
+def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
+    """One legend for all plots of a figure, under them, from the entries of one of them.
+
+    Entries fill it column by column, `rows` at least, and more where the width does not hold them.
+    """
     handles, names = plot.get_legend_handles_labels()
+    fitting = max(1, 95 // (max(map(len, names)) + 8))
+    columns = min(fitting, -(-len(names) // rows))
     figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=9, frameon=False)
 
 

@@ -10,7 +10,11 @@ from tests.tiny import tiny_overrides
 
 QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2}
 PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
-ONE_RANK = {"orthogonal": {}, "learned": {"model__position_embedding": "learned", "run__seed": 5}}
+ONE_RANK = {
+    "orthogonal": {},
+    "learned": {"model__position_embedding": "learned", "run__seed": 5},
+    "scores": {"attention__variant": "synthesizer_random"},
+}
 FOUR_RANKS = {
     "tensor-parallel": {**PARALLEL, "attention__variant": "vanilla", "model__num_query_groups": 2},
     # On each rank a head trains and one is frozen in layer 0; in layer 1 one trains, on rank 0.
@@ -50,7 +54,7 @@ def answers(tiny_shards, runs):
 
 
 def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers):
-    assert answers["states"] == ["finished"] * 2
+    assert answers["states"] == ["finished"] * 3
     assert set(answers["losses"]) == {*ONE_RANK, *FOUR_RANKS}
     for loaded, logged in answers["losses"].values():
         assert loaded == pytest.approx(logged, rel=1e-5)
@@ -85,12 +89,14 @@ def test_approximation_repeats_exactly_and_learns(answers):
 
 
 def test_diversity_report(answers, runs, tmp_path):
-    paths = [str(runs / "tensor-parallel"), str(runs / "zero3")]
+    paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
     done = cli(["evaluate", "diversity", *paths, "--samples", "2", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [(v["group"], v["n"]) for v in report["verdicts"]] == [("vanilla", 1), ("orthogonal", 1)]
-    vanilla, orthogonal = report["runs"]
+    groups = [(verdict["group"], verdict["n"]) for verdict in report["verdicts"]]
+    assert groups == [("vanilla", 1), ("orthogonal", 1), ("synthesizer_random", 1)]
+    vanilla, orthogonal, scores = report["runs"]
+    assert scores["trained"][0]["query"] is None and scores["trained"][0]["divergence"] > 0
     assert len(vanilla["trained"]) == 2
     for layer, at_start in zip(orthogonal["trained"], orthogonal["untrained"], strict=True):
         assert layer["query"] == at_start["query"]  # frozen
@@ -102,18 +108,19 @@ def test_diversity_report(answers, runs, tmp_path):
 
 
 def test_length_report_says_what_is_not_possible(answers, runs, tmp_path):
-    paths = [str(runs / "orthogonal"), str(runs / "learned")]
+    paths = [str(runs / name) for name in ONE_RANK]
     done = cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    rotary, learned = report["runs"]
+    rotary, learned, scores = report["runs"]
     assert {key: entry["length"] for key, entry in rotary["lengths"].items()} == {
         "0.5": 16,
         "1": 32,
         "1.5": 48,
     }
     assert {entry["predictions"] for entry in rotary["lengths"].values()} == {3 * 4 * 96}
-    assert set(learned["lengths"]) == {"0.5", "1"}
+    assert set(learned["lengths"]) == set(scores["lengths"]) == {"0.5", "1"}
+    assert "score matrices have rows for the 32" in scores["not_possible"]["1.5"]
     assert learned["not_possible"] == {"1.5": "there is no learned position beyond the 32 trained"}
     assert "not possible: there is no learned position" in (tmp_path / "report.md").read_text()
     assert rotary["gain_by_position"][:16] == [0.0] * 16 and any(rotary["gain_by_position"][16:])
