@@ -17,11 +17,13 @@ from megatron_patches.attention import FrozenQueryKeySelfAttention
 from megatron_patches.norm import LayerNorm
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import QKPolicy
+from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.scores import CausalDotProductAttention
+from megatron_patches.synthesizer import SynthesizerSelfAttention, SynthesizerSelfAttentionSubmodules
 
 
 def gpt_block_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int, num_query_groups: int
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, num_layers: int, num_query_groups: int
 ) -> TransformerBlockSubmodules:
     """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
 
@@ -35,7 +37,9 @@ def gpt_block_spec(
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
 
 
-def _layer_spec(policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]) -> ModuleSpec:
+def _layer_spec(
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -53,8 +57,16 @@ def _layer_spec(policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tupl
 
 
 def _self_attention_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
 ) -> ModuleSpec:
+    if policy.synthesizer:
+        return ModuleSpec(
+            module=SynthesizerSelfAttention,
+            params={"recipe": recipe, "trainable": policy.trainable},
+            submodules=SynthesizerSelfAttentionSubmodules(
+                linear_v=ColumnParallelLinear, linear_proj=RowParallelLinear
+            ),
+        )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
     if frozen_groups:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}

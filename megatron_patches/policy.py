@@ -14,8 +14,10 @@ from typing import Any, Literal
 from megatron_patches.errors import MethodError
 from megatron_patches.layers import layer_range, spread
 from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES, BankRecipe
+from megatron_patches.score_recipe import ScoreRecipe
 
 Init = Literal["default", "orthogonal", "gaussian"]
+Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 
 
@@ -36,6 +38,10 @@ class QKPolicy:
             With grouped-query attention the fraction is of the groups, each with its query heads.
         adapters: small trainable corrections of frozen queries and keys, names of ADAPTERS (see `adapters`).
         low_rank: rank of the adapter of that name.
+        scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
+            the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
+            W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
+        synthesizer_rank: columns of A_h and B_h.
     """
 
     init: Init
@@ -46,9 +52,11 @@ class QKPolicy:
     frozen_heads: tuple[tuple[str, float], ...] = ()
     adapters: tuple[str, ...] = ()
     low_rank: int = 8
+    scores: Scores = "dot_product"
+    synthesizer_rank: int = 8
 
     def __post_init__(self) -> None:
-        if self.init == "default" and not self.trainable:
+        if self.init == "default" and not self.trainable and not self.synthesizer:
             raise MethodError(
                 "attention: init 'default' with trainable=false is not a variant; "
                 "use 'gaussian_naive' for frozen N(0, 0.02²)"
@@ -75,13 +83,23 @@ class QKPolicy:
         if self.low_rank < 1:
             raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
 
+    @property
+    def synthesizer(self) -> bool:
+        """True if scores are learned matrices, so that there are no queries and keys."""
+        return self.scores != "dot_product"
+
+    @property
+    def score_rank(self) -> int | None:
+        """Rank of factorized scores; None for all others."""
+        return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
+
     def frozen_groups(self, layer: int, num_layers: int, num_groups: int) -> tuple[int, ...]:
         """The key heads of a layer whose W_K is frozen, with W_Q of their query heads; both from 0.
 
         Raises:
             MethodError: `frozen_heads` names no layers, names one twice, or no whole number of heads.
         """
-        if self.trainable:
+        if self.trainable or self.synthesizer:
             return ()
         if not self.frozen_heads:
             return tuple(range(num_groups))
@@ -103,6 +121,8 @@ VARIANTS: dict[str, QKPolicy] = {
     "gaussian": QKPolicy(init="gaussian", trainable=False),
     "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
     "hybrid": QKPolicy(init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))),
+    "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
+    "synthesizer_factorized": QKPolicy(init="default", trainable=True, scores="synthesizer_factorized"),
 }
 
 
@@ -110,7 +130,7 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.
 
     Args:
-        axes: fields of QKPolicy by name, except init and trainable.
+        axes: fields of QKPolicy by name, except init and scores; trainable for synthesizers only.
 
     Raises:
         MethodError: unknown variant, or axes that do not go together.
@@ -129,6 +149,13 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
                 )
     if "low_rank" in given and "low_rank" not in given.get("adapters", policy.adapters):
         raise MethodError("attention.low_rank is the rank of an adapter; add low_rank to attention.adapters")
+    if "trainable" in given and not policy.synthesizer:
+        raise MethodError(
+            f"attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
+            "whose name says what trains; remove it"
+        )
+    if "synthesizer_rank" in given and policy.score_rank is None:
+        raise MethodError(f"attention.synthesizer_rank does not apply to variant '{variant}'; remove it")
     return replace(policy, **given)
 
 
@@ -158,4 +185,22 @@ def bank_recipe(
         scope=policy.scope,
         construction=policy.construction,
         gaussian_std=policy.gaussian_std,
+    )
+
+
+def score_recipe(
+    policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
+) -> ScoreRecipe | None:
+    """What the policy's score matrices are, or None where scores are made of queries and keys.
+
+    Raises:
+        MethodError: the policy is impossible at these sizes.
+    """
+    if not policy.synthesizer:
+        return None
+    return ScoreRecipe(
+        seed=seed,
+        num_attention_heads=num_attention_heads,
+        sequence_length=sequence_length,
+        rank=policy.score_rank,
     )

@@ -43,7 +43,16 @@ from pretrain.counting import ModelShape
 from pretrain.errors import UserError
 from pretrain.validation import check_layout, check_tree
 
-POLICY_AXES = ("scope", "construction", "gaussian_std", "frozen_heads", "adapters", "low_rank")
+POLICY_AXES = (
+    "scope",
+    "construction",
+    "gaussian_std",
+    "frozen_heads",
+    "adapters",
+    "low_rank",
+    "trainable",
+    "synthesizer_rank",
+)
 """Keys of the attention section that replace an axis of the variant's policy."""
 
 __all__ = [
@@ -180,6 +189,8 @@ class Config(Section):
             adapters=list(policy.adapters),
             low_rank=policy.low_rank if "low_rank" in policy.adapters else None,
             frozen_heads=dict(policy.frozen_heads) or None,
+            trainable=policy.trainable if policy.synthesizer else None,
+            synthesizer_rank=policy.score_rank,
         )
         if policy.init == "orthogonal":
             values["attention"].update(scope=policy.scope, construction=policy.construction)

@@ -22,6 +22,11 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _text_keys(value: Any) -> Any:
+    """In YAML a layer's number alone is not text."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) and value else value
 
@@ -38,6 +43,7 @@ def _tuple(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
+LayerShares = Annotated[dict[str, Number], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
@@ -111,7 +117,7 @@ class AttentionSection(Section):
         gt=0,
         description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
     )
-    frozen_heads: dict[str, Number] | None = Field(
+    frozen_heads: LayerShares | None = Field(
         default=None,
         description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
         "heads train, as vanilla's. Unset: the variant's own, mostly all.",
@@ -121,6 +127,13 @@ class AttentionSection(Section):
         description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
     )
     low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
+    trainable: bool | None = Field(
+        default=None,
+        description="Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+    )
+    synthesizer_rank: Int | None = Field(
+        default=None, ge=1, description="Rank of a factorized synthesizer's score matrices; unset: 8."
+    )
 
 
 class OptimizerSection(Section):

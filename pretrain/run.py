@@ -194,11 +194,12 @@ def _open_telemetry(
     config: Config, context: ParallelContext, totals: Mapping[str, int], progress: Progress
 ) -> Telemetry:
     shape, device_name = config.shape(), _device_name(context.device)
+    attention = count_attention(shape, config.policy())
     facts = RunFacts(
         world_size=context.world_size,
         device_name=device_name,
-        model_flops_per_token=model_flops_per_token(shape),
-        executed_flops_per_token=executed_flops_per_token(shape, count_attention(shape, config.policy())),
+        model_flops_per_token=model_flops_per_token(shape, attention),
+        executed_flops_per_token=executed_flops_per_token(shape, attention),
         peak_flops_per_device=peak_flops(device_name, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],

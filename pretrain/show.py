@@ -69,7 +69,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     shape = config.shape()
     attention = count_attention(shape, config.policy())
     count = count_parameters(shape, attention)
-    model_flops = model_flops_per_token(shape)
+    model_flops = model_flops_per_token(shape, attention)
     saved = 1 - executed_flops_per_token(shape, attention) / model_flops
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megatron_patches.errors import MethodError
-from megatron_patches.policy import bank_recipe
+from megatron_patches.policy import bank_recipe, score_recipe
 from pretrain.deepspeed_config import filled_settings, zero_stage
 from pretrain.errors import UserError
 
@@ -135,11 +135,15 @@ def _check_query_key(config: Config) -> None:
         policy.frozen_groups(layer, config.model.num_layers, config.num_query_groups)
         for layer in range(config.model.num_layers)
     ]
-    if not policy.trainable and not any(frozen):
+    if not policy.trainable and not policy.synthesizer and not any(frozen):
         raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
-    if policy.init == "default":
-        return
     try:
+        score_recipe(
+            policy,
+            seed=config.bank_seed,
+            num_attention_heads=config.model.num_attention_heads,
+            sequence_length=config.data.sequence_length,
+        )
         bank_recipe(
             policy,
             seed=config.bank_seed,

@@ -1,6 +1,4 @@
-"""Every kind of attention that a config can ask for, as overrides of the tiny run, for the tests that must hold
-for all of them.
-"""
+"""Every kind of attention that a config can ask for, for the tests that must hold for all of them."""
 
 from __future__ import annotations
 
@@ -26,6 +24,10 @@ DESIGNS: dict[str, dict[str, str]] = {
         "frozen_heads": "{0: 0.5}",
         "adapters": "[logit_scale, qk_norm, core, low_rank]",
     },
+    "synthesizer_random": {"variant": "synthesizer_random"},
+    "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},
+    "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
+    "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
 }
 
 
