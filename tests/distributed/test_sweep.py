@@ -20,6 +20,8 @@ from tests.ranks import ROOT, rank_environment, run_ranks
 from tests.runs import cli, files_under, logged_steps, wait_until
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.timeout(1200)
+
 KINDS: dict[str, dict[str, Any]] = {
     "vanilla": {"attention.variant": "vanilla"},
     "orthogonal": {"attention.variant": "orthogonal"},
@@ -27,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "gaussian": {"attention.variant": "gaussian"},
     "low_rank": {"attention.variant": "orthogonal", "attention.adapters": ["low_rank", "core"]},
     "hybrid": {"attention.variant": "hybrid"},
+    "synthesizer_random": {"attention.variant": "synthesizer_random"},
 }
 
 
@@ -108,7 +111,7 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
         for run in runs[:2]:
             wait_until(lambda run=run: 2 in logged_steps(run), sweep, "step 2")
         sweep.send_signal(signal.SIGUSR1)
-        assert sweep.wait(timeout=120) == 128 + signal.SIGUSR1, log.read_text()
+        assert sweep.wait(timeout=300) == 128 + signal.SIGUSR1, log.read_text()
     assert [(run / "state").read_text() for run in runs[:2]] == ["continue\n"] * 2
     assert not runs[2].exists()
     assert "SIGUSR1 received; 3 of 3 runs are left (2 stopped, 1 not started)" in log.read_text()
@@ -120,7 +123,7 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
         second = cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
         assert second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
         os.killpg(sweep.pid, signal.SIGINT)  # as a terminal's Ctrl-C: once for every process of its group
-        assert sweep.wait(timeout=120) == 128 + signal.SIGINT, log.read_text()
+        assert sweep.wait(timeout=300) == 128 + signal.SIGINT, log.read_text()
     for run, step in zip(runs[:2], stopped_at, strict=True):
         assert (run / "state").read_text() == "stopped\n"
         assert f"resumes after step {step}:" in (run.parent / f"logs/{run.name}.log").read_text()
@@ -157,7 +160,7 @@ def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
             tensors = beginnings[f"{kind}-seed_{seed}"]["tensors"]
             assert {name: tensors.get(name) for name in shared} == shared, kind
             own = tensors.keys() - shared.keys()
-            assert own and all(".linear_qkv." in name for name in own), kind
+            assert own and all(".self_attention." in name for name in own), kind
             assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in own), kind
     one, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
     assert {name for name in one if one[name] != two[name]} == {name for name in one if "norm" not in name}
