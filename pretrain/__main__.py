@@ -95,8 +95,10 @@ def compare(
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.console import print_comparison
     from pretrain.compare.files import write_comparison
+    from pretrain.finished_run import holds_no_run
 
-    comparison = compare_runs(runs, baseline, subject or [])
+    found = [run for run in runs if not holds_no_run(run)] or runs
+    comparison = compare_runs(found, baseline, subject or [])
     command = [
         ("python", "-m", "pretrain", "compare"),
         *((str(run),) for run in runs),
@@ -105,6 +107,9 @@ def compare(
     command += [("--subject", name) for name in subject or []] + [("--out", str(out))]
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
+    if len(found) < len(runs):
+        others = ", ".join(str(run) for run in runs if run not in found)
+        typer.echo(f"left out, for there is no run in it: {others}")
     typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 
 

@@ -86,6 +86,12 @@ def read_finished_run(path: Path) -> FinishedRun:
     )
 
 
+def holds_no_run(path: Path) -> bool:
+    """Whether `path` is there but is no run, whole or damaged: what else `runs/*` may find."""
+    parts = ("config.yaml", "state", "metrics.jsonl", "checkpoints")
+    return path.exists() and not any((path / part).exists() for part in parts)
+
+
 def newest_checkpoint_bytes(run_path: Path) -> int:
     """Bytes of all files of the checkpoint that RUN/checkpoints/latest names."""
     latest = run_path / "checkpoints" / "latest"

@@ -287,12 +287,16 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, "compare", *map(str, arguments)]
         return subprocess.run(
-            command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=120
+            command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
         )
 
     paths, out = sweep(tmp_path, 1), tmp_path / "out"
-    done = compare(*paths, "--out", out)
-    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "sample_order").mkdir()  # lies among the runs; `runs/*` finds it
+    done = compare(*paths, tmp_path / "sample_order", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"left out, for there is no run in it: {tmp_path / 'sample_order'}" in done.stdout
     assert f"report: {out / 'report.md'}" in done.stdout
+    nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
+    assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
     refused = compare(*paths, "--baseline", "none", "--out", out)
     assert refused.returncode == 2 and refused.stderr.startswith("error: --baseline none is none of")
