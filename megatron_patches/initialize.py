@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.orthonormal import BankRecipe, rows_of_heads
 from megatron_patches.shards import heads_of_rank, layer_shard
 from megatron_patches.streams import normal_rows
 from megatron_patches.synthesizer import SynthesizerSelfAttention
@@ -110,11 +110,14 @@ class _Initializer:
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
 
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
-        """What trains in a layer with frozen heads: its other heads, from vanilla's values, and adapters."""
+        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
         columns = linear.value_weight.size(1)
         if linear.trained_query_key is not None:
+            head_dim = linear.recipe.head_dim
             rows = [
-                self._head_rows(f"{name}.attention.{role}", heads, linear.recipe.head_dim, columns)
+                torch.from_numpy(rows_of_heads(linear.recipe, linear.layer, role, heads))
+                if linear.trains_from_bank
+                else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
                 for role, heads in linear.heads.trainable.items()
             ]
             self._fill(linear.trained_query_key, torch.cat(rows))

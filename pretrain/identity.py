@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.blend import Blend
 from data_pipeline.changes import data_changes
+from megatron_patches.unfreeze import last_steps
 from pretrain.config import Config
 from pretrain.deepspeed_config import zero_stage
 from pretrain.distributed import ParallelContext
@@ -43,6 +44,10 @@ def run_identity(
         "deepspeed: zero_optimization.stage": zero_stage(config),
         "the number of ranks": context.world_size,
     }
+    schedule = config.policy().unfreeze
+    if schedule:  # its fractions are of the run's length, which may otherwise change
+        steps = last_steps(schedule, config.total_steps)
+        keys["the steps after which attention.unfreeze applies"] = steps
     return {
         "keys": keys,
         "data": blend.describe(),

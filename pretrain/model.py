@@ -41,10 +41,14 @@ def recipe_of(config: Config) -> BankRecipe | ScoreRecipe | None:
     )
 
 
-def build_model(config: Config, context: ParallelContext) -> GPTModel:
-    """This rank's shard of the model, initialised, on its device, in the compute dtype."""
+def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPTModel:
+    """This rank's shard of the model, initialised, on its device, in the compute dtype.
+
+    Args:
+        phase: of a run in which layers become trainable on the way (see `phases`).
+    """
     recipe = recipe_of(config)
-    policy = config.policy()
+    policy = config.policy(phase)
     model = GPTModel(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(

@@ -24,6 +24,12 @@ RUNS = [  # (ranks, tensor parallel size, sequence parallel, zero stage)
     (4, 4, False, 1),
     (4, 2, True, 3),
 ]
+CASES = [
+    (design, layout)
+    for design in DESIGNS
+    for layout in RUNS
+    if design != "unfreeze" or layout[3] < 3  # is refused under ZeRO-3
+]
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
 
@@ -58,7 +64,7 @@ def reports(shards, runs):
     """{(design, layout, interrupted): report}; one launch per world size."""
     found = {}
     for ranks in (1, 2, 4):
-        cases = [(design, layout, False) for design in DESIGNS for layout in RUNS if layout[0] == ranks]
+        cases = [(design, layout, False) for design, layout in CASES if layout[0] == ranks]
         if ranks == 1:
             cases += [(design, SINGLE, True) for design in DESIGNS]
         payload = [
@@ -83,8 +89,10 @@ def reports(shards, runs):
     return found
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("layout", RUNS[1:], ids=lambda layout: run_name("", layout))
+@pytest.mark.parametrize(
+    ("design", "layout"),
+    [pytest.param(*case, id=run_name(*case)) for case in CASES if case[1] != SINGLE],
+)
 def test_training_does_not_depend_on_the_layout(reports, design, layout):
     single, parallel = reports[design, SINGLE, False], reports[design, layout, False]
     assert len(parallel["loss"]) == STEPS
@@ -94,7 +102,7 @@ def test_training_does_not_depend_on_the_layout(reports, design, layout):
 
 @pytest.mark.parametrize("design", DESIGNS)
 def test_the_audit_agrees_with_the_formulas_under_every_layout(reports, design):
-    for layout in RUNS:
+    for layout in (layout for name, layout in CASES if name == design):
         report = reports[design, layout, False]
         totals = report["audit"]["totals"]
         assert report["audit"]["frozen_in_zero"] == 0
