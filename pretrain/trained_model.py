@@ -33,6 +33,7 @@ from pretrain.held_out import held_out_losses
 from pretrain.identity import check_bank, run_identity
 from pretrain.inputs import read_blend
 from pretrain.model import build_model
+from pretrain.phases import phase_at
 from pretrain.telemetry import validation_metrics
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
@@ -81,8 +82,9 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     run = read_finished_run(path)
     config = load_config(str(path / "config.yaml"), ONE_PROCESS)
     data = _open_run_data(run, config)
-    model = build_model(config, context)
     checkpoint = _newest_checkpoint(path)
+    step = int(checkpoint.name.removeprefix("step_"))
+    model = build_model(config, context, phase_at(config, step).number)
     live = run_identity(config, context, bank_digests(model, context), data.blend)
     check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live["frozen_bank"])
     load_weights(checkpoint, model)

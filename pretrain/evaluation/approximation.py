@@ -24,6 +24,7 @@ from megatron_patches.freeze import parameter_groups
 from megatron_patches.initialize import normal_rows
 from pretrain.config import Config, load_config
 from pretrain.distributed import ParallelContext
+from pretrain.errors import UserError
 from pretrain.evaluation.work import Work
 from pretrain.model import build_model
 from pretrain.schedule import learning_rate
@@ -55,7 +56,8 @@ class Experiment:
         """The model and its optimizer as a run's configuration.
 
         Raises:
-            UserError: an unknown variant, or a width that HEADS does not divide.
+            UserError: a variant that is unknown or is more than a model, or a width that HEADS does not
+                divide.
         """
         values = {
             "run.name": "approximation",
@@ -71,7 +73,14 @@ class Experiment:
             "schedule.warmup_steps": self.steps // 10,
             "parallel.tensor_model_parallel_size": 1,
         }
-        return load_config("demo", [f"{key}={value}" for key, value in values.items()])
+        config = load_config("demo", [f"{key}={value}" for key, value in values.items()])
+        policy = config.policy()
+        if policy.penalty or policy.unfreeze:
+            raise UserError(
+                f"--variants has '{variant}', whose penalty or schedule belongs to the training loop of a "
+                "run and would do nothing in this experiment; leave it out"
+            )
+        return config
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,21 @@ def test_numbers_are_shown_with_their_spread():
     assert mean_sd([None, 1.0]) == mean_sd([]) == "–"
 
 
+@pytest.mark.parametrize(
+    ("variant", "width", "reason"),
+    [
+        ("unfreeze", 8, "schedule belongs to the training loop"),
+        ("orthogonal_penalty", 8, "schedule belongs to the training loop"),
+        ("nobody", 8, "attention.variant is 'nobody'"),
+        ("vanilla", 10, "hidden_size=10 is not divisible"),
+    ],
+)
+def test_what_cannot_be_regressed_is_refused(variant, width, reason):
+    experiment = Experiment((variant,), (width,), (2,), seeds=1, steps=10, learning_rate=1e-3)
+    with pytest.raises(UserError, match=reason):
+        experiment.config(variant, width, depth=2, seed=1)
+
+
 @pytest.mark.parametrize("text", ["", "16,8", "8,8", "0,4", "a"])
 def test_sizes_must_ascend(text):
     with pytest.raises(UserError, match="--widths is"):

@@ -24,6 +24,7 @@ FOUR_RANKS = {
         "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
         "attention__adapters": "[logit_scale, core, low_rank]",
     },
+    "unfreeze": {**PARALLEL, "attention__variant": "unfreeze"},
     "zero3": {**PARALLEL, "deepspeed__config": "zero3", "model__tied_embeddings": "false"},
 }
 MODELS = [
@@ -43,7 +44,7 @@ def answers(tiny_shards, runs):
         return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 3
+    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 4
     payload = {
         "runs": all_of(ONE_RANK),
         "load": [str(runs / name) for name in (*ONE_RANK, *FOUR_RANKS)],
