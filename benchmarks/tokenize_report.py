@@ -62,6 +62,7 @@ def report(measured: Measured) -> dict[str, Any]:
         f"{'':30}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}"
         f"{'of bare, lists':>16}{'ours / it':>11}{'(wall)':>8}"
     )
+    print("(ratios are of rates, by CPU seconds and, where it says so, by the clock)")
     table = []
     for (name, contestant, workers), runs in measured.rows.items():
         bare, ours = measured.rows[name, "bare", workers], measured.rows[name, "pipeline", workers]
