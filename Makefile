@@ -1,4 +1,5 @@
 # make demo · make test · make lint · make bench · make results — each sets up .venv first if it is missing.
+# make bench needs nothing from outside; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
@@ -52,7 +53,12 @@ lint: $(VENV)/installed
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/installed
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]' \
+		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) benchmarks/bank.py
+	$(RUN) benchmarks/step_time.py
+	$(RUN) -m benchmarks.samples
+	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
 clean: demo-clean
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
