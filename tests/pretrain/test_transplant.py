@@ -1,6 +1,4 @@
-"""Weights go to the same names and shapes or nowhere. (Real engines: tests/distributed/test_unfreeze.py.)"""
-
-import re
+"""Weights go to the same names and shapes or nowhere (real engines: tests/distributed/test_unfreeze.py)."""
 
 import pytest
 import torch
@@ -26,5 +24,5 @@ def test_weights_that_both_have_are_copied_and_new_ones_keep_their_start() -> No
 
 @pytest.mark.parametrize("other", [{"b": 3}, {"a": 4}])
 def test_a_weight_without_a_place_is_an_error(other: dict[str, int]) -> None:
-    with pytest.raises(RuntimeError, match=re.escape("no 'a.weight' of shape (3, 2)")):
+    with pytest.raises(RuntimeError, match=r"no 'a\.weight' of shape \(3, 2\)"):
         TrainingState(weights_of(model(a=3)), (), {}).give_weights(model(**other))
