@@ -36,7 +36,7 @@ from pretrain.model import build_model
 from pretrain.phases import phase_at
 from pretrain.telemetry import validation_metrics
 
-LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 """How far, relatively, the loaded model may be from the run's own validation loss: rounding, no more."""
 
 ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")

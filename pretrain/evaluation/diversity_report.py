@@ -11,6 +11,7 @@ from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, summary
 from pretrain.evaluation.report import Report, Table, Verdict, mean_sd
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LayerMeasure = Callable[[LayerDiversity], float | None]
@@ -139,7 +140,7 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
 def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    from pretrain.evaluation.style import GREY, group_style, label, legend_below, new_figure
+    from pretrain.evaluation.style import GREY, label, legend_below, new_figure
 
     figure, plots = new_figure(2, 2, height=2.8)
     panels: tuple[tuple[str, str, LayerMeasure, float | None], ...] = (
@@ -149,25 +150,7 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
         ("Attention entropy / ln(visible keys)", "1 = uniform", lambda layer: layer.relative_entropy, None),
     )
     for plot, (title, unit, get, limit) in zip(plots, panels, strict=True):
-        for group, runs in by_group.items():
-            colour, marker = group_style(list(by_group), group)
-            for state, line in (("trained", "-"), ("untrained", ":")):
-                layers = [[get(layer) for layer in getattr(run, state)] for run in runs]
-                if any(value is None for values in layers for value in values):
-                    continue
-                means = [statistics.mean(values) for values in zip(*layers, strict=True)]  # type: ignore[type-var]
-                name = group if state == "trained" else f"{group}, untrained"
-                plot.plot(
-                    range(len(means)),
-                    means,
-                    line,
-                    color=colour,
-                    marker=marker,
-                    markersize=4.5,
-                    markerfacecolor=colour if state == "trained" else "white",
-                    linewidth=1.4,
-                    label=name,
-                )
+        _plot_layers(plot, by_group, get)
         if limit is not None:
             plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
             plot.annotate(
@@ -183,8 +166,29 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
         plot.xaxis.set_major_locator(MaxNLocator(integer=True))
         plot.set_ylim(bottom=0)
         label(plot, title, "layer", unit)
-    legend_below(figure, plots[2], rows=2)
+    legend_below(figure, plots[3], rows=2)
     return figure
+
+
+def _plot_layers(plot: Axes, by_group: dict[str, list[RunDiversity]], get: LayerMeasure) -> None:
+    from pretrain.evaluation.style import group_style
+
+    for group, runs in by_group.items():
+        colour, marker = group_style(list(by_group), group)
+        for state, line, fill in (("trained", "-", colour), ("untrained", ":", "white")):
+            layers = [[get(layer) for layer in getattr(run, state)] for run in runs]
+            if any(value is None for values in layers for value in values):
+                continue
+            plot.plot(
+                [statistics.mean(values) for values in zip(*layers, strict=True)],  # type: ignore[type-var]
+                line,
+                color=colour,
+                marker=marker,
+                markersize=4.5,
+                markerfacecolor=fill,
+                linewidth=1.4,
+                label=group if state == "trained" else f"{group}, untrained",
+            )
 
 
 def _smallest_angle(layer: LayerDiversity) -> float | None:

@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette (2008), without its yellow, which white paper swallows.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+from pretrain.compare.plot_style import COLOURS, MARKERS, style_of
+
 GREY = "#767676"
 _TEXT = MappingProxyType({"size": 9})
 
@@ -48,6 +47,6 @@ def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
 
 
 def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
-    """(colour, marker) of a group, by its place among all."""
+    """(colour, marker) of a group, by its place among all, as in the plots of `compare`."""
     place = list(groups).index(group)
-    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+    return style_of(place, COLOURS), style_of(place, MARKERS)
