@@ -17,6 +17,7 @@ from pydantic import ValidationError, model_validator
 
 from megatron_patches.policy import QKPolicy, policy_for
 from megatron_patches.unfreeze import Unfreeze
+from pretrain.config_attention import AttentionSection
 from pretrain.config_file import (
     Draft,
     apply_overrides,
@@ -27,7 +28,6 @@ from pretrain.config_file import (
     validation_sentence,
 )
 from pretrain.config_sections import (
-    AttentionSection,
     CheckpointSection,
     DataSection,
     DeepSpeedSection,
@@ -37,9 +37,9 @@ from pretrain.config_sections import (
     PrecisionSection,
     RunSection,
     ScheduleSection,
-    Section,
     TelemetrySection,
 )
+from pretrain.config_types import Section
 from pretrain.counting import ModelShape
 from pretrain.errors import UserError
 from pretrain.validation import check_layout, check_tree
@@ -62,6 +62,7 @@ __all__ = [
     "Config",
     "LoadedConfig",
     "check_layout",
+    "config_from_draft",
     "load_config",
     "load_config_with_origins",
     "parse_config",
@@ -237,7 +238,7 @@ def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -
     """
     draft = read_yaml(*locate(name_or_path))
     apply_overrides(draft, overrides)
-    config = _validate(draft)
+    config = config_from_draft(draft)
     return LoadedConfig(
         config, {".".join(path): origin for path, origin in draft.origins.items() if len(path) > 1}
     )
@@ -249,10 +250,15 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     Raises:
         UserError: as `load_config`.
     """
-    return _validate(Draft("(given as values)", dict(values)))
+    return config_from_draft(Draft("(given as values)", dict(values)))
 
 
-def _validate(draft: Draft) -> Config:
+def config_from_draft(draft: Draft) -> Config:
+    """A configuration from values that remember where they came from.
+
+    Raises:
+        UserError: as `load_config`.
+    """
     refuse_unknown_keys(draft, Config)
     try:
         return Config.model_validate(draft.values)
