@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.interrupt import ended_by_ctrl_c
 from data_pipeline.records import read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
@@ -251,14 +252,15 @@ def _sample(
 def _train(texts: list[str], settings: TrainerSettings) -> bytes:
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_lines(texts),
-            model_writer=model,
-            model_type=settings.model_type,
-            vocab_size=settings.vocab_size,
-            minloglevel=2,
-            **_LOSSLESS,
-        )
+        with ended_by_ctrl_c():
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_lines(texts),
+                model_writer=model,
+                model_type=settings.model_type,
+                vocab_size=settings.vocab_size,
+                minloglevel=2,
+                **_LOSSLESS,
+            )
     except RuntimeError as error:
         reason = str(error).rpartition("] ")[2].rstrip(". ")
         raise DataError(f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}") from error

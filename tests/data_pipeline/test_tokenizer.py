@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from data_pipeline.records import read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenizer import TrainerSettings, check_report, identify, load_tokenizer, train_tokenizer
-from tests.data_pipeline.helpers import Workshop, all_documents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run
 
 
 @pytest.mark.parametrize(
@@ -178,3 +181,19 @@ def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path
     shutil.copy(tmp_path / "other.model", tmp_path / "t.model")
     arguments = ("--tokenizer", tmp_path / "t.model", "--out", tmp_path / "out", "--name", "x")
     assert "is not the model that" in run("tokenize", workshop.corpus, *arguments).sentence()
+
+
+@pytest.mark.parametrize(
+    ("before", "ending"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["usual", "ignored"]
+)
+def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
+    program = f"""
+import os, signal, threading
+from data_pipeline.interrupt import ended_by_ctrl_c
+signal.signal(signal.SIGINT, signal.{before})
+with ended_by_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+assert signal.getsignal(signal.SIGINT) == signal.{before}
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (ending, b"")
