@@ -52,6 +52,7 @@ def train(
     from pretrain.loop import train as run_training
 
     run_training(load_config(config, overrides or []), signals)
+    signals.ignore()
 
 
 @app.command()
