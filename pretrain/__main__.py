@@ -90,6 +90,51 @@ def compare(
     write_comparison(comparison, out)
 
 
+@app.command()
+def doctor(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    local_ranks: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
+        ),
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for a rank to come, and for its checks.")
+    ] = 180,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says.")
+    ] = None,
+    digest_seconds: Annotated[
+        float, typer.Option(min=0, help="Regenerate and compare frozen heads for at most this long.")
+    ] = 30,
+    report: Annotated[Path | None, typer.Option(help="Write the results and bad nodes as JSON.")] = None,
+) -> None:
+    """Check every node before training: exit code 0 fit, 2 yours or the site's to mend, 3 bad nodes (named).
+
+    Example: srun python -m pretrain doctor large --report doctor.json
+    """
+    if local_ranks:
+        from pretrain.launch import launch_local_ranks
+
+        arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--local-ranks=")]
+        if "--local-ranks" in arguments:
+            place = arguments.index("--local-ranks")
+            del arguments[place : place + 2]
+        sys.exit(launch_local_ranks([sys.executable, "-m", "pretrain", *arguments], local_ranks))
+    from megatron_patches.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    from pretrain.doctor.checks import Request
+    from pretrain.doctor.rank import run_doctor
+
+    request = Request(config, tuple(overrides or ()), timeout, gpus, digest_seconds, report)
+    code = run_doctor(request)
+    sys.stdout.flush()
+    os._exit(code)  # a check that hangs was left behind in a thread, which must not hold the process
+
+
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
     """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
     from pretrain.config import load_config

@@ -57,7 +57,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
     """What environment.json records: versions, commit, host, start time, and the given facts."""
     return {
         "python": sys.version.split()[0],
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": package_versions(),
         "git_commit": _git_commit(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -65,6 +65,11 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **facts,
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """The installed versions of the packages that results may depend on; None if one is not installed."""
+    return {package: _version(package) for package in PACKAGES}
 
 
 def _version(package: str) -> str | None:
