@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pretrain.resilience import StopSignals
+from pretrain.sweep_verb import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -133,6 +134,9 @@ def doctor(
     code = run_doctor(request)
     sys.stdout.flush()
     os._exit(code)  # a check that hangs was left behind in a thread, which must not hold the process
+
+
+app.command()(sweep)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

@@ -59,6 +59,28 @@ def end_training(
     _end(Training(run), Ending(exit_code, job_state, preempted, asked), max_stalled)
 
 
+@app.command("sweep-runs")
+def sweep_runs(
+    grid: str,
+    overrides: Annotated[list[str] | None, typer.Argument()] = None,
+    task: Annotated[int, typer.Option(min=0)] = 0,
+    num_tasks: Annotated[int, typer.Option(min=1)] = 1,
+    world_size: Annotated[int, typer.Option(min=1)] = 1,
+) -> None:
+    """The runs of one task of a sweep. Answer: a line per run, its config and overrides parted by tabs."""
+    from pretrain.config_file import parse_overrides
+    from pretrain.sweep_grid import read_grid
+    from pretrain.sweep_plan import plan_sweep
+
+    if task >= num_tasks:
+        raise UserError(
+            f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give --array=0-{num_tasks - 1}"
+        )
+    given = parse_overrides(overrides or [])
+    for run in plan_sweep(read_grid(grid), None, given, world_size, check_data=True)[task::num_tasks]:
+        typer.echo("\t".join([run.base, *run.overrides]))
+
+
 @app.command("begin-tokenizing")
 def begin_tokenizing(shards: Path, index: int, count: int, max_stalled: MaxStalled = 3) -> None:
     """Before a task of a tokenize array. Answer: `run LOGS`."""

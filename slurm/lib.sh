@@ -43,6 +43,7 @@ set -uo pipefail
 ORA_SIGNALS=0   # how many signals this shell has handled: `wait` returns early at each
 ORA_CONTINUE=0  # 1: the time limit or a preemption is near (SIGUSR1)
 ORA_PASSING=    # process that passes SIGUSR1 on
+ORA_STOPPED=0   # 1: somebody wants this to end (SIGTERM)
 ORA_WORKER=     # process group of a command that runs beside srun
 
 ora_say() { echo "$(date +%FT%T) $*" >&2; }
@@ -109,6 +110,8 @@ ora_on_usr1() {
 
 ora_on_term() {
   ORA_SIGNALS=$((ORA_SIGNALS + 1))
+  ORA_STOPPED=1
+  [ -z "$ORA_WORKER" ] || kill -TERM -- "-$ORA_WORKER" 2>/dev/null
   ora_say "SIGTERM: the ranks save if there is time; this job is not requeued"
   scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null
 }
@@ -164,40 +167,56 @@ ora_requeue() {
   exit 0
 }
 
-# What Python decided (finished, requeue, stop) becomes the end of this script.
+# What Python decided: 0 finished, 1 stop; a requeue ends this script.
 ora_conclude() {
   case $1 in
     finished) return 0 ;;
     requeue) ora_requeue ;;
-    *) exit 1 ;;
+    *) return 1 ;;
   esac
 }
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
-# ora_pretrain CONFIG [section.key=value]...: one segment of one run; returns when the run is finished, else ends the script.
-ora_pretrain() {
-  local config=$1 answer verdict run logs code overrides=()
-  shift
-  [ -z "${ORA_RUN_DIRECTORY:-}" ] || overrides+=("run.directory=$ORA_RUN_DIRECTORY")
-  [ -z "${ORA_TIMEOUT_SECONDS:-}" ] || overrides+=("parallel.timeout_seconds=$ORA_TIMEOUT_SECONDS")
+# ora_overrides WORD…: ORA_OVERRIDE_WORDS, of settings and the script's arguments; the later wins.
+ora_overrides() {
   local words
   read -r -a words <<<"${ORA_OVERRIDES:-}"
-  overrides+=(${words[@]+"${words[@]}"} "$@")
-  ora_shape
-  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$config" ${overrides[@]+"${overrides[@]}"}) ||
-    exit 2
+  ORA_OVERRIDE_WORDS=(${words[@]+"${words[@]}"} "$@")
+  [ -z "${ORA_TIMEOUT_SECONDS:-}" ] ||
+    ORA_OVERRIDE_WORDS=("parallel.timeout_seconds=$ORA_TIMEOUT_SECONDS" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"})
+}
+
+# ora_pretrain CONFIG [section.key=value]…: one segment of one run. 0: the run is finished; else it stays as it is, or the job
+# is requeued, which ends the script.
+ora_pretrain() {
+  local answer verdict run logs code
+  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
   read -r verdict run logs <<<"$answer"
   [ "$verdict" = run ] || return 0
   ora_say "run $run, $ORA_WORLD_SIZE ranks, logs in $logs"
   ora_meeting_point
-  ora_doctor "$run" "$logs" "$config" ${overrides[@]+"${overrides[@]}"}
+  ora_doctor "$run" "$logs" "$@"
   code=$?
-  if [ "$code" = 0 ] && [ "$ORA_CONTINUE" = 0 ]; then
-    ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$config" ${overrides[@]+"${overrides[@]}"}
+  if [ "$code" = 0 ] && [ "$ORA_CONTINUE$ORA_STOPPED" = 00 ]; then
+    ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$@"
     code=$?
   fi
   ora_after "$run" "$code"
+}
+
+# ora_sweep GRID [section.key=value]…: the runs of this task, one after the other. One that fails does not stop the next.
+ora_sweep() {
+  local answer line words failed=0
+  answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
+    --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
+  while read -r line; do
+    [ -n "$line" ] || continue
+    IFS=$'\t' read -r -a words <<<"$line"
+    ora_pretrain "${words[@]}" </dev/null || failed=1
+    [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
+  done <<<"$answer"
+  return $failed
 }
 
 # Ranks per node and threads per rank.
@@ -264,4 +283,56 @@ ora_after() {
   answer=$(ora_python -m pretrain.job end-training "$1" --exit-code "$2" --job-state "$state" ${options[@]+"${options[@]}"}) ||
     ora_fail "no decision about $1: submit again to go on"
   ora_conclude "$answer"
+}
+
+# --- work without ranks -----------------------------------------------------------------------------------------------
+
+# ora_need NAME…: settings without a default.
+ora_need() {
+  local name
+  for name in "$@"; do
+    [ -n "${!name:-}" ] || ora_fail "$name is not set: see slurm/lib.sh"
+  done
+}
+
+# ora_work ARGUMENTS…: Python with ARGUMENTS, in a process group of its own, so that all of it can be ended.
+ora_work() {
+  set -m
+  ora_python "$@" &
+  ORA_WORKER=$!
+  set +m
+  ora_wait "$ORA_WORKER"
+}
+
+# ora_tokenize [OPTION]…: this task's share. It loses the unit at hand when it is ended, and goes on after a requeue.
+ora_tokenize() {
+  local index=$SLURM_ARRAY_TASK_ID inputs answer code state options=()
+  [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
+  read -r -a inputs <<<"$ORA_CORPUS"
+  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return 1
+  code=0
+  [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ] || {
+    ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \
+      --workers "${ORA_WORKERS:-${SLURM_CPUS_PER_TASK:-1}}" --task "$index" --num-tasks "$ORA_NUM_TASKS" "$@"
+    code=$?
+  }
+  state=$(ora_job_field JobState) || state=UNKNOWN
+  [ "$ORA_CONTINUE" = 0 ] || options+=(--asked)
+  answer=$(ora_python -m pretrain.job end-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" --exit-code "$code" \
+    --job-state "$state" ${options[@]+"${options[@]}"}) || return 1
+  ora_conclude "$answer"
+}
+
+# The runs that the given directories are, or hold: one per line.
+ora_runs_in() {
+  local directory inside
+  for directory in "$@"; do
+    if [ -f "$directory/config.yaml" ]; then
+      echo "$directory"
+    else
+      for inside in "$directory"/*/config.yaml; do
+        [ ! -f "$inside" ] || dirname "$inside"
+      done
+    fi
+  done
 }

@@ -20,4 +20,6 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
   exit 2
 }
 ora_start
-ora_pretrain "${ORA_CONFIG:-small}" "$@"
+ora_shape
+ora_overrides ${ORA_RUN_DIRECTORY:+"run.directory=$ORA_RUN_DIRECTORY"} "$@"
+ora_pretrain "${ORA_CONFIG:-small}" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"}
