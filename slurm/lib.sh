@@ -112,15 +112,16 @@ ora_on_term() {
   ORA_SIGNALS=$((ORA_SIGNALS + 1))
   ORA_STOPPED=1
   [ -z "$ORA_WORKER" ] || kill -TERM -- "-$ORA_WORKER" 2>/dev/null
-  ora_say "SIGTERM: the ranks save if there is time; this job is not requeued"
-  scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null
+  ora_say "SIGTERM: cancelled, or ended by Slurm; the ranks save if there is time"
+  # For a SIGTERM to this shell alone. Not waited for: to a job that is ending, scancel would try for minutes.
+  timeout 10 scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null &
 }
 
 # Until it is ended, or this shell is. To the job's steps only, not to this shell.
 ora_pass_on() {
   trap - TERM USR1
   while kill -0 $$ 2>/dev/null; do
-    scancel --quiet --signal="$1" "$ORA_JOB" 2>/dev/null
+    timeout 10 scancel --quiet --signal="$1" "$ORA_JOB" 2>/dev/null
     [ -z "$ORA_WORKER" ] || kill -TERM -- "-$ORA_WORKER" 2>/dev/null
     sleep 5
   done
