@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pretrain.resilience import StopSignals
+from pretrain.sweep_verb import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,6 +53,7 @@ def train(
     from pretrain.loop import train as run_training
 
     run_training(load_config(config, overrides or []), signals)
+    signals.ignore()
 
 
 @app.command()
@@ -132,6 +134,9 @@ def doctor(
     code = run_doctor(request)
     sys.stdout.flush()
     os._exit(code)  # a check that hangs was left behind in a thread, which must not hold the process
+
+
+app.command()(sweep)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

@@ -23,9 +23,7 @@ from pretrain.config import Config
 from pretrain.distributed import ParallelContext, require_equal_on_all_ranks
 from pretrain.errors import UserError
 from pretrain.identity import accept_identity, run_identity
-from pretrain.run_directory import write_text_atomically
-
-MARKER = "COMPLETE"
+from pretrain.run_directory import MARKER, complete_checkpoints, write_text_atomically
 
 
 @dataclass(frozen=True)
@@ -122,11 +120,6 @@ class Checkpoints:
         for old in complete_checkpoints(self.directory)[max(1, self.keep_last) :]:
             (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
             shutil.rmtree(old)
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Directories with a COMPLETE marker, newest first."""
-    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:

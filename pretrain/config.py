@@ -47,6 +47,7 @@ __all__ = [
     "Config",
     "LoadedConfig",
     "check_layout",
+    "config_from_draft",
     "load_config",
     "load_config_with_origins",
     "parse_config",
@@ -206,7 +207,7 @@ def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -
     """
     draft = read_yaml(*locate(name_or_path))
     apply_overrides(draft, overrides)
-    config = _validate(draft)
+    config = config_from_draft(draft)
     return LoadedConfig(
         config, {".".join(path): origin for path, origin in draft.origins.items() if len(path) > 1}
     )
@@ -218,10 +219,15 @@ def parse_config(values: Mapping[str, Any]) -> Config:
     Raises:
         UserError: as `load_config`.
     """
-    return _validate(Draft("(given as values)", dict(values)))
+    return config_from_draft(Draft("(given as values)", dict(values)))
 
 
-def _validate(draft: Draft) -> Config:
+def config_from_draft(draft: Draft) -> Config:
+    """A configuration from values that remember where they came from.
+
+    Raises:
+        UserError: as `load_config`.
+    """
     refuse_unknown_keys(draft, Config)
     try:
         return Config.model_validate(draft.values)

@@ -6,6 +6,7 @@ Knows nothing of what the keys mean: the tree of sections is handed in as a pyda
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,24 +121,54 @@ def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
     Raises:
         UserError: an item is not of that form.
     """
+    for name, value in parse_overrides(overrides):
+        place_value(draft, tuple(name.split(".")), value, OVERRIDE)
+
+
+def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
+    """`section.key=value` items as (key, value), the value parsed as YAML.
+
+    Raises:
+        UserError: an item is not of that form.
+    """
+    parsed = []
     for item in overrides:
         name, equals, text = item.partition("=")
-        path = tuple(name.strip().split("."))
-        if not equals or len(path) < 2 or not all(path):
+        name = name.strip()
+        if not equals or "." not in name or not all(name.split(".")):
             raise UserError(f"override '{item}' is not of the form section.key=value, such as run.seed=7")
         try:
-            value = yaml.load(text, Loader=_Loader)
+            parsed.append((name, yaml.load(text, Loader=_Loader)))
         except (yaml.YAMLError, ValueError) as error:
             raise UserError(
                 f"override '{item}': the value is not valid YAML: {_yaml_problem(error)}"
             ) from None
-        place = draft.values
-        for part in path[:-1]:
-            inner = place.get(part)
-            place[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
-            place = inner
-        place[path[-1]] = value
-        draft.origins[path] = OVERRIDE
+    return parsed
+
+
+def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
+    """Set one value, sections made as needed, whatever was there before."""
+    place = draft.values
+    for part in path[:-1]:
+        inner = place.get(part)
+        place[part] = inner = dict(inner) if isinstance(inner, Mapping) else {}
+        place = inner
+    place[path[-1]] = value
+    draft.origins[path] = origin
+
+
+def override_text(key: str, value: Any) -> str:
+    """`key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
+    return f"{key}={value if _is_plain_word(value) else json.dumps(value, ensure_ascii=False)}"
+
+
+def _is_plain_word(value: Any) -> bool:
+    try:
+        return (
+            isinstance(value, str) and value.isprintable() and bool(yaml.load(value, Loader=_Loader) == value)
+        )
+    except yaml.YAMLError:
+        return False
 
 
 def refuse_unknown_keys(draft: Draft, tree: type[BaseModel]) -> None:

@@ -47,7 +47,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
             subprocess.Popen(
                 list(command),
                 env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                preexec_fn=_prepare_rank,
+                preexec_fn=prepare_child,
             )
         )
     return _wait(processes)
@@ -85,11 +85,11 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
         signal.signal(number, forward)
 
 
-def _prepare_rank() -> None:
-    """In the child, before exec: ask the kernel for SIGKILL when the launcher dies (Linux).
+def prepare_child() -> None:
+    """In the child, before exec: ask the kernel for SIGKILL when the parent dies (Linux).
 
-    A process group of its own keeps a terminal's Ctrl-C from reaching the rank twice, directly and through
-    the launcher.
+    A process group of its own keeps a terminal's Ctrl-C from reaching the child twice, directly and through
+    the parent.
     """
     os.setpgrp()
     if sys.platform == "linux":

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard", "ora-pretrain")
+MARKER = "COMPLETE"
+"""In a checkpoint's directory: all of it is there."""
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -34,6 +36,11 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Atomically write indented JSON."""
     write_text_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Directories with a COMPLETE marker, newest first."""
+    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
 
 
 def read_state(run_path: Path) -> str | None:

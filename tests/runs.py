@@ -52,11 +52,12 @@ def files_under(directory: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def started(overrides: Sequence[str], ranks: int, log: Path):
+def started(overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None):
     """The same, in the background; whatever of it is left is killed at the end."""
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides, "--local-ranks", str(ranks)]
     with log.open("w") as output:
-        launcher = psutil.Popen(command, cwd=ROOT, env=rank_environment(), stdout=output, stderr=output)
+        env = rank_environment() | dict(environment or {})
+        launcher = psutil.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
         family = [launcher]
         try:
             yield launcher

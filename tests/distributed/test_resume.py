@@ -3,6 +3,7 @@
 """
 
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +21,8 @@ from tests.runs import (
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
-STEPS, EVERY = 14, 5
+STEPS, EVERY = 44, 15  # enough steps for a signal to arrive in time on a busy machine
+STOP_WHILE_SAVING = Path(__file__).parent / "stop_while_saving"
 
 
 def overrides_for(tiny_shards, runs, name, stage):
@@ -34,7 +36,7 @@ def overrides_for(tiny_shards, runs, name, stage):
         parallel__tensor_model_parallel_size=2,
         schedule__steps=STEPS,
         checkpoint__every=EVERY,
-        data__validate_every=7,
+        data__validate_every=22,
     )
 
 
@@ -61,6 +63,10 @@ def assert_same_run(run, reference):
         assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
 
 
+def any_stopped(launcher):
+    return any(rank.status() == psutil.STATUS_STOPPED for rank in launcher.children())
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_shards, tmp_path):
     run = tmp_path / "killed"
@@ -76,11 +82,12 @@ def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_sh
     assert max(logged_steps(run)) < STEPS
 
     second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
-    with started(overrides, 4, tmp_path / "second.log") as launcher:  # everything dies during a save
-        wait_until(second_save.is_dir, launcher, "the second save to begin")
+    environment = {"PYTHONPATH": str(STOP_WHILE_SAVING), "STOP_WHILE_SAVING": second_save.name}
+    with started(overrides, 4, tmp_path / "second.log", environment) as launcher:  # all die during a save
+        wait_until(lambda: any_stopped(launcher), launcher, "the second save")
         launcher.kill()
         launcher.wait(timeout=60)
-    assert not (second_save / "COMPLETE").exists()
+    assert list(second_save.glob("*.pt")) and not (second_save / "COMPLETE").exists()
 
     done = train(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
@@ -110,9 +117,9 @@ def test_signal_saves_exits_0_and_resumes_exactly(number, state, uninterrupted, 
 def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted):
     for stage, run in uninterrupted.items():
         kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
-        assert kept == ["step_00000010", "step_00000014"]
-        assert (run / "checkpoints/latest").read_text() == "step_00000014\n"
-        tensors = checkpoint_tensors(run / "checkpoints/step_00000014")
+        assert kept == ["step_00000030", "step_00000044"]
+        assert (run / "checkpoints/latest").read_text() == "step_00000044\n"
+        tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
         assert not [place for place in tensors if "query_key" in place]
         # hidden 32 × (4 + 4 heads) × 8: a full frozen bank of one layer would be 2,048 elements in one tensor
         values = [t for place, t in tensors.items() if "value_weight" in place and hasattr(t, "numel")]

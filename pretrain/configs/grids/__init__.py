@@ -1,0 +1,1 @@
+"""Shipped grids of `python -m pretrain sweep`, one YAML each."""

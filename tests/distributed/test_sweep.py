@@ -1,0 +1,157 @@
+"""Sweeps of real runs: failures, skipping, slices, signals, resuming; and what runs of one seed share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pretrain.config_file import dump_yaml, parse_overrides
+from pretrain.sweep_grid import expand, read_grid
+from tests.ranks import ROOT, rank_environment, run_ranks
+from tests.runs import cli, files_under, logged_steps, wait_until
+from tests.tiny import tiny_overrides
+
+SHARING = ("vanilla", "orthogonal", "orthogonal_trainable", "gaussian", "gaussian_naive")
+"""Variants that train V and everything beyond attention alike."""
+
+
+def write_grid(directory: Path, shards: Path, fixed: dict[str, Any], **content: Any) -> str:
+    """A grid of tiny runs in `directory`/runs."""
+    tiny = dict(parse_overrides(tiny_overrides(shards, directory, "unused")))
+    del tiny["run.name"], tiny["run.directory"]
+    path = directory / "grid.yaml"
+    path.write_text(dump_yaml({"directory": str(directory / "runs"), "set": {**tiny, **fixed}, **content}))
+    return str(path)
+
+
+@contextmanager
+def sweeping(arguments: list[str], log: Path) -> Iterator[psutil.Popen]:
+    """A sweep in the background, in a session of its own; what is left of it is killed at the end."""
+    command = [sys.executable, "-m", "pretrain", "sweep", *arguments]
+    with log.open("w") as output:
+        sweep = psutil.Popen(
+            command,
+            cwd=ROOT,
+            env=rank_environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        family = [sweep]
+        try:
+            yield sweep
+        finally:
+            if sweep.is_running():
+                family += sweep.children(recursive=True)
+                sweep.kill()
+            psutil.wait_procs(family, timeout=30)
+
+
+def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    grid = write_grid(
+        tmp_path,
+        tiny_shards,
+        {},
+        list=[
+            {"name": "a"},
+            {"name": "diverges", "optimizer.learning_rate": 1e30},
+            {"name": "b", "run.seed": 2},
+        ],
+    )
+    runs = tmp_path / "runs"
+    done = cli(["sweep", grid, "--jobs", "2"])
+    assert done.returncode == 1, (done.stdout, done.stderr)
+    assert (runs / "a/state").read_text() == (runs / "b/state").read_text() == "finished\n"
+    failure = next(line for line in done.stdout.splitlines() if line.startswith("failed: diverges: "))
+    assert (
+        "error: the training loss is nan at step" in failure and f"log: {runs}/logs/diverges.log" in failure
+    )
+    assert "error: the training loss is nan" in (runs / "logs/diverges.log").read_text()
+    assert "1 of 3 runs are left (1 failed); the same command goes on with them" in done.stdout
+    assert "2 of 3" in done.stdout and "perplexity" in done.stdout
+
+    before = files_under(runs)
+    again = cli(["sweep", grid, "--task", "0", "--num-tasks", "2"])
+    assert again.returncode == 0, (again.stdout, again.stderr)
+    assert "2 runs in" in again.stdout and "all 2 runs are finished" in again.stdout
+    assert files_under(runs) == before
+    other = cli(["sweep", grid, "schedule.steps=7"])
+    assert other.returncode == 2 and "schedule.steps is 6 there and 7 in the grid" in other.stderr
+    assert files_under(runs) == before
+
+
+def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    """The runs are too long to end by themselves, so the signal cannot come too late."""
+    grid = write_grid(tmp_path, tiny_shards, {"schedule.steps": 10**7}, seeds=[1, 2, 3])
+    runs = [tmp_path / "runs" / f"seed_{seed}" for seed in (1, 2, 3)]
+    arguments, log = [grid, "--jobs", "2"], tmp_path / "log"
+    with sweeping(arguments, log) as sweep:
+        for run in runs[:2]:
+            wait_until(lambda run=run: 2 in logged_steps(run), sweep, "step 2")
+        sweep.send_signal(signal.SIGUSR1)
+        assert sweep.wait(timeout=120) == 128 + signal.SIGUSR1, log.read_text()
+    assert [(run / "state").read_text() for run in runs[:2]] == ["continue\n"] * 2
+    assert not runs[2].exists()
+    assert "SIGUSR1 received; 3 of 3 runs are left (2 stopped, 1 not started)" in log.read_text()
+
+    stopped_at = [max(logged_steps(run)) for run in runs[:2]]
+    with sweeping(arguments, log) as sweep:
+        for run, step in zip(runs[:2], stopped_at, strict=True):
+            wait_until(lambda run=run, step=step: step + 2 in logged_steps(run), sweep, "new steps")
+        second = cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
+        assert second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
+        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal's Ctrl-C: once for every process of its group
+        assert sweep.wait(timeout=120) == 128 + signal.SIGINT, log.read_text()
+    for run, step in zip(runs[:2], stopped_at, strict=True):
+        assert (run / "state").read_text() == "stopped\n"
+        assert f"resumes after step {step}:" in (run.parent / f"logs/{run.name}.log").read_text()
+        assert logged_steps(run) == list(range(1, max(logged_steps(run)) + 1))
+    assert "resumed  seed_1" in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def beginnings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """{name of the run: digests of its initial tensors and of its first batches}, from live engines."""
+    directory = tmp_path_factory.mktemp("beginnings")
+    fixed = {"telemetry.tensorboard": False}
+    grid = write_grid(directory, tiny_shards, fixed, grid={"attention.variant": list(SHARING)}, seeds=[1, 2])
+    runs = {run.name: run.overrides() for run in expand(read_grid(grid))}
+    return run_ranks(1, "tests.distributed.sweep_worker:beginnings", {"base": "demo", "runs": runs})
+
+
+def test_runs_of_one_seed_see_the_same_samples_in_the_same_order(beginnings: dict[str, Any]) -> None:
+    batches = {name: begin["batches"] for name, begin in beginnings.items()}
+    for seed in (1, 2):
+        assert len({str(batches[f"{variant}-seed_{seed}"]) for variant in SHARING}) == 1
+    assert batches["vanilla-seed_1"] != batches["vanilla-seed_2"]
+    assert len(set(batches["vanilla-seed_1"])) == 3
+
+
+def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
+    beginnings: dict[str, Any],
+) -> None:
+    for seed in (1, 2):
+        first = beginnings[f"vanilla-seed_{seed}"]["tensors"]
+        for variant in SHARING:
+            tensors = beginnings[f"{variant}-seed_{seed}"]["tensors"]
+            own = {name for name in tensors if name.endswith("query_key")}
+            assert tensors.keys() - own == first.keys() - own
+            assert {name for name in tensors if tensors[name] != first[name]} <= own
+            assert len(tensors.keys() - own) == 2 * 8 + 3  # of two layers; embedding, last norm
+            assert variant == "vanilla" or all(tensors[name] != first[name] for name in own)
+    one, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
+    drawn = {name for name in one if "norm" not in name}
+    assert {name for name in one if one[name] != two[name]} == drawn
