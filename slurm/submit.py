@@ -188,7 +188,7 @@ def _one_of_each_script(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _name(job: Job) -> str:
-    return f"{job.script.relative_to(ROOT)} ({job.name})"
+    return f"{job.script.relative_to(ROOT)} (ora-{job.name})"
 
 
 if __name__ == "__main__":
