@@ -2,12 +2,14 @@
 
 Where the system allows it (root), it lives in process, mount and network namespaces of its own: every node has its
 own host name and address, and nothing can be left behind. Elsewhere all nodes share the machine's loopback
-address. Set ORA_TEST_SLURM_NETWORK=loopback to choose that.
+address. Set ORA_TEST_SLURM_NETWORK=loopback to choose that. The last node is bad where nodes can differ: its /dev/shm
+has 4 MB.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import random
 import shutil
 import socket
@@ -15,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +91,9 @@ class Job:
 class Cluster:
     """One Slurm of `nodes` virtual nodes; a context manager."""
 
-    def __init__(self, nodes: int = 4) -> None:
+    def __init__(self, nodes: int = 6) -> None:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.bad_node = self.nodes[-1]
         self.directory = Path(tempfile.mkdtemp(prefix="ora-slurm-"))
         self.isolated = os.geteuid() == 0 and _can("unshare", *NAMESPACES[1:], "true")
         wanted = os.environ.get("ORA_TEST_SLURM_NETWORK", "own")
@@ -166,7 +169,13 @@ class Cluster:
         (job,) = self.jobs(number)
         return job
 
-    def wait_for_end(self, number: int, timeout: float = 400) -> list[Job]:
+    def nodes_of(self, number: int) -> list[str]:
+        """The nodes of a running job, the head node first."""
+        return self.output_of("scontrol", "show", "hostnames", self.job(number).nodes).split()
+
+    def wait_for_end(
+        self, number: int, timeout: float = 400, describe: Callable[[], str] | None = None
+    ) -> list[Job]:
         """Until no task of the job is pending, running or completing."""
         over = {
             "COMPLETED",
@@ -182,7 +191,7 @@ class Cluster:
             lambda: all(job.state in over for job in self.jobs(number)) and not self._in_queue(number),
             f"job {number} to end",
             timeout,
-            describe=lambda: str(self.jobs(number)),
+            describe or (lambda: str(self.jobs(number))),
         )
         return self.jobs(number)
 
@@ -290,9 +299,10 @@ class Cluster:
             where = f"NodeHostname={node} NodeAddr=10.77.0.{number}"
             if not self.networks:
                 where = "NodeHostname=localhost NodeAddr=127.0.0.1"
-            lines.append(f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8")
-        import pwd
-
+            weight = 1 if node == self.bad_node else 10  # the bad node is taken first
+            lines.append(
+                f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8 Weight={weight}"
+            )
         return CONFIGURATION.format(
             directory=self.directory,
             controller=socket.gethostname() if self.networks else "localhost",
@@ -312,7 +322,7 @@ def wait_until(
 ) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what} {describe()}"
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{describe()}"
         time.sleep(0.2)
 
 
@@ -344,7 +354,3 @@ def _free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-
-def extend(values: Sequence[str], *more: str) -> list[str]:
-    return [*values, *more]

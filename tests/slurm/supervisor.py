@@ -26,10 +26,14 @@ NODE_MARK = "ORA_TEST_NODE"
 class Supervisor:
     """The daemons of one Slurm in `directory`. With `networks` every node has a network of its own."""
 
-    def __init__(self, directory: Path, nodes: list[str], isolated: bool, networks: bool) -> None:
+    def __init__(
+        self, directory: Path, nodes: list[str], isolated: bool, networks: bool, bad_node: str
+    ) -> None:
         self.directory = directory
         self.nodes = nodes
+        self.isolated = isolated
         self.networks = networks
+        self.bad_node = bad_node
         self.environment = os.environ | {"SLURM_CONF": str(directory / "slurm.conf")}
         if isolated:
             _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
@@ -50,12 +54,26 @@ class Supervisor:
             self.start_node(node)
 
     def start_node(self, node: str) -> None:
-        command = ["slurmd", "-D", "-N", node]
+        command = f"exec slurmd -D -N {node}"
+        if node == self.bad_node:
+            command = f"mount -t tmpfs -o size=4m tmpfs /dev/shm && {command}"
+        start = ["sh", "-c", command]
         if self.networks:
             _run("ip", "link", "set", f"to-{node}", "up")
-            name_and_run = f"hostname {node} && exec {' '.join(command)}"
-            command = ["nsenter", f"--net=/run/netns/{node}", "unshare", "--uts", "sh", "-c", name_and_run]
-        self._spawn(f"slurmd-{node}", *command, environment={NODE_MARK: node})
+            command = f"hostname {node} && {command}"
+            start = [
+                "nsenter",
+                f"--net=/run/netns/{node}",
+                "unshare",
+                "--uts",
+                "--mount",
+                "sh",
+                "-c",
+                command,
+            ]
+        elif self.isolated:
+            start = ["unshare", "--mount", *start]
+        self._spawn(f"slurmd-{node}", *start, environment={NODE_MARK: node})
 
     def kill_node(self, node: str) -> None:
         """As if its power went off: no more packets, no last words."""
@@ -182,10 +200,10 @@ def _wait_for(path: Path) -> None:
 
 
 def main() -> None:
-    directory, nodes, isolated, networks = sys.argv[1:]
+    directory, nodes, isolated, networks, bad_node = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C in the tests' terminal: they close stdin
-    supervisor = Supervisor(Path(directory), nodes.split(","), isolated == "1", networks == "1")
+    supervisor = Supervisor(Path(directory), nodes.split(","), isolated == "1", networks == "1", bad_node)
     try:
         supervisor.start()
         print(f"ready {os.readlink('/proc/self')}", flush=True)
