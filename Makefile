@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
-PACKAGES := pretrain megatron_patches data_pipeline ds_configs tests benchmarks
+PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
 .PHONY: demo demo-clean test test-slurm lint bench clean
 

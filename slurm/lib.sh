@@ -41,6 +41,7 @@
 set -uo pipefail
 
 ORA_SIGNALS=0   # how many signals this shell has handled: `wait` returns early at each
+ORA_END_WORDS=(--kill-on-bad-exit=1 --wait=60) # a rank that fails ends the others
 ORA_CONTINUE=0  # 1: the time limit or a preemption is near (SIGUSR1)
 ORA_PASSING=    # process that passes SIGUSR1 on
 ORA_STOPPED=0   # 1: somebody wants this to end (SIGTERM)
@@ -247,14 +248,15 @@ ora_ranks() {
   # A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on again later.
   # shellcheck disable=SC2016
   srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$ORA_WORLD_SIZE" --ntasks-per-node="$ORA_RANKS_PER_NODE" \
-    --kill-on-bad-exit=1 --wait=60 --open-mode=append --output="$log" ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
+    "${ORA_END_WORDS[@]}" --open-mode=append --output="$log" ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
     bash -c 'trap "" USR1; exec "$@"' rank "${ORA_COMMAND[@]}" "$@" &
   ora_wait $!
 }
 
-# The preflight. 0: go on. A bad node: the job goes on without it, which ends this script.
+# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes on without it, which ends this script.
 ora_doctor() {
   local run=$1 logs=$2 code words answer
+  local ORA_END_WORDS=(--kill-on-bad-exit=0 --wait=900)
   shift 2
   [ "${ORA_DOCTOR:-1}" != 0 ] || return 0
   read -r -a words <<<"${ORA_DOCTOR_OPTIONS:-}"
