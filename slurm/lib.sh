@@ -253,7 +253,8 @@ ora_ranks() {
   ora_wait $!
 }
 
-# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes on without it, which ends this script.
+# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes
+# on without it, which ends this script.
 ora_doctor() {
   local run=$1 logs=$2 code words answer
   local ORA_END_WORDS=(--kill-on-bad-exit=0 --wait=900)

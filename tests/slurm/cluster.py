@@ -59,10 +59,10 @@ SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=15
 KillWait=30
-MessageTimeout=60
-TCPTimeout=20
+MessageTimeout=20
+TCPTimeout=5
 MinJobAge=3600
 FirstJobId={first_job}
 {nodes}

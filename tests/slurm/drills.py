@@ -128,7 +128,7 @@ class Drills:
 
 
 def assert_finished_like(job: Submitted, reference: Path) -> None:
-    """The job's run has every step once, and the metrics and weights of the uninterrupted one, bit for bit."""
+    """The job's run has every step once, and metrics and weights of the uninterrupted one, bit for bit."""
     assert (job.run / "state").read_text() == "finished\n", job.describe()
     assert_same_run(job.run, reference)
 

@@ -58,9 +58,7 @@ def hold_task(event, arguments):
 
 if "HOLD_AT" in os.environ or "KILL_AT" in os.environ:
     sys.meta_path.insert(0, Wrap())
-if (
-    os.environ.get("HOLD_TASK") == os.environ.get("SLURM_ARRAY_TASK_ID", "-")
-    and "data_pipeline" in sys.orig_argv
-):
-    if "SLURM_RESTART_COUNT" not in os.environ:
-        sys.addaudithook(hold_task)
+this_task = os.environ.get("HOLD_TASK") == os.environ.get("SLURM_ARRAY_TASK_ID", "none")
+first_life = "SLURM_RESTART_COUNT" not in os.environ
+if this_task and first_life and "data_pipeline" in sys.orig_argv:
+    sys.addaudithook(hold_task)
