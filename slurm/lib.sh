@@ -193,7 +193,7 @@ ora_overrides() {
 # is requeued, which ends the script.
 ora_pretrain() {
   local answer verdict run logs code
-  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
+  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return
   read -r verdict run logs <<<"$answer"
   [ "$verdict" = run ] || return 0
   ora_say "run $run, $ORA_WORLD_SIZE ranks, logs in $logs"
@@ -211,7 +211,7 @@ ora_pretrain() {
 ora_sweep() {
   local answer line words failed=0
   answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
+    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
   while read -r line; do
     [ -n "$line" ] || continue
     IFS=$'\t' read -r -a words <<<"$line"
@@ -313,7 +313,7 @@ ora_tokenize() {
   local index=$SLURM_ARRAY_TASK_ID inputs answer code state options=()
   [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
   read -r -a inputs <<<"$ORA_CORPUS"
-  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return 1
+  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return
   code=0
   [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ] || {
     ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \

@@ -223,8 +223,13 @@ class Cluster:
         self._tell(f"kill {node}")
 
     def start_node(self, node: str) -> None:
+        """Power on; returns when Slurm uses the node again."""
         self._tell(f"start {node}")
-        wait_until(self._is_idle_or_busy, f"{node} to come back", timeout=120)
+        up = ("idle", "allocated", "mixed", "completing")
+        wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs)
+
+    def _state_of(self, node: str) -> str:
+        return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
 
     # --- starting -----------------------------------------------------------------------------------------
 
@@ -257,9 +262,6 @@ class Cluster:
 
     def _is_idle(self) -> bool:
         return self._states() == ["idle"] * len(self.nodes)
-
-    def _is_idle_or_busy(self) -> bool:
-        return all(state in ("idle", "allocated", "mixed", "completing") for state in self._states())
 
     def logs(self) -> str:
         """The daemons' last words."""
