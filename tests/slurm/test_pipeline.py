@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from data_pipeline.manifest import read_manifest
-from tests.runs import cli, files_under
+from tests.data_pipeline.helpers import contents
+from tests.runs import cli
 from tests.slurm.cluster import wait_until
 from tests.slurm.drills import STEPS, Drills, assert_same_run, training_overrides
 
@@ -51,11 +52,7 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills, tmp_path: Pat
     assert cluster.job(merge).state == "COMPLETED", logs
     assert sorted(job.restarts for job in cluster.jobs(array)) == [0, 0, 1], logs
     assert "all as the manifest says" in logs[f"ora-merge-{merge}_4294967294.log"], logs
-    theirs = {
-        name: data for name, data in files_under(drills.shards).items() if not name.startswith("slurm/")
-    }
-    ours = {name: data for name, data in files_under(shards).items() if not name.startswith("slurm/")}
-    assert ours == theirs
+    assert contents(shards) == contents(drills.shards)
 
 
 def test_sweep_of_two_variants_and_two_seeds(drills: Drills, tmp_path: Path) -> None:
