@@ -8,40 +8,30 @@ variant equals V of vanilla.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
-from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.attention import FrozenQueryKeyValueLinear
+from megatron_patches.orthonormal import BankRecipe, rows_of_heads
 from megatron_patches.shards import heads_of_rank, layer_shard
-
-
-def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: float) -> torch.Tensor:
-    """Rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
-
-    A row depends on (seed, name, row number, columns) only, never on which other rows are asked for.
-    """
-    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
-    numbers = list(rows)
-    out = np.empty((len(numbers), columns), dtype=np.float32)
-    for position, row in enumerate(numbers):
-        stream = np.random.Philox(key=key, counter=[0, 0, row, 0])
-        np.random.Generator(stream).standard_normal(dtype=np.float32, out=out[position])
-    return torch.from_numpy(out).mul_(std)
+from megatron_patches.streams import normal_rows
+from megatron_patches.synthesizer import SynthesizerSelfAttention
 
 
 def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
     """Fill every parameter of `model` in place and mark the tensor-parallel ones.
 
     Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
-    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. Trainable Q and K with
-    a recipe start from its bank.
+    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
+
+    Args:
+        recipe: of the bank that the Q and K of wholly trainable layers start from; None: like every other
+            matrix.
 
     DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
     gets it here.
@@ -88,15 +78,20 @@ class _Initializer:
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
         set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
 
-    def attention(self, name: str, attention: SelfAttention) -> None:
+    def attention(self, name: str, attention: SelfAttention | SynthesizerSelfAttention) -> None:
         self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
         head_dim = attention.hidden_size_per_attention_head
         num_groups = attention.config.num_query_groups
         groups = heads_of_rank(num_groups, self.rank, self.size)
         columns = attention.config.hidden_size
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
-        if hasattr(attention.linear_qkv, "value_weight"):
+        if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
+            self._fill(attention.linear_v.weight, value)
+            set_tensor_model_parallel_attributes(attention.linear_v.weight, is_parallel=True, dim=0, stride=1)
+            return
+        if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
             self._fill(attention.linear_qkv.value_weight, value)
+            self._beside_the_bank(name, attention.linear_qkv)
             return
         heads = heads_of_rank(attention.config.num_attention_heads, self.rank, self.size)
         if self.recipe is None:
@@ -114,8 +109,28 @@ class _Initializer:
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
 
-    def _head_rows(self, name: str, heads: range, head_dim: int, columns: int) -> torch.Tensor:
-        rows = range(heads.start * head_dim, heads.stop * head_dim)
+    def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
+        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
+        columns = linear.value_weight.size(1)
+        if linear.trained_query_key is not None:
+            head_dim = linear.recipe.head_dim
+            rows = [
+                torch.from_numpy(rows_of_heads(linear.recipe, linear.layer, role, heads))
+                if linear.trains_from_bank
+                else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
+                for role, heads in linear.heads.trainable.items()
+            ]
+            self._fill(linear.trained_query_key, torch.cat(rows))
+        if linear.low_rank_down is not None:
+            std = 1 / math.sqrt(columns)  # A x then has entries of variance 1, like the queries themselves
+            rank = linear.low_rank_down.size(0)
+            rows_down = normal_rows(self.seed, f"{name}.attention.low_rank", range(rank), columns, std)
+            self._fill(linear.low_rank_down, rows_down)
+        if linear.adapters is not None:
+            linear.adapters.fill()
+
+    def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
+        rows = [head * head_dim + row for head in heads for row in range(head_dim)]
         return normal_rows(self.seed, name, rows, columns, self.std)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -16,48 +17,36 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from megatron_patches.attention import FrozenQueryKeySelfAttention
 from megatron_patches.norm import LayerNorm
 from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.policy import QKPolicy
+from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.scores import CausalDotProductAttention
-
-
-def bank_recipe(
-    policy: QKPolicy,
-    *,
-    seed: int,
-    hidden_size: int,
-    head_dim: int,
-    num_attention_heads: int,
-    num_query_groups: int,
-) -> BankRecipe | None:
-    """How the policy's Q and K rows are drawn, or None where they start like every other weight.
-
-    Raises:
-        MethodError: the policy is impossible at these sizes.
-    """
-    if policy.init == "default":
-        return None
-    return BankRecipe(
-        seed=seed,
-        hidden_size=hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=num_attention_heads,
-        num_query_groups=num_query_groups,
-        init=policy.init,
-        scope=policy.scope,
-        construction=policy.construction,
-        gaussian_std=policy.gaussian_std,
-    )
+from megatron_patches.synthesizer import SynthesizerSelfAttention, SynthesizerSelfAttentionSubmodules
 
 
 def gpt_block_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, num_layers: int, num_query_groups: int
 ) -> TransformerBlockSubmodules:
-    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`."""
-    layer = ModuleSpec(
+    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
+
+    Raises:
+        MethodError: the policy names layers or heads that are not there.
+    """
+    layers = [
+        _layer_spec(policy, recipe, policy.frozen_groups(layer, num_layers, num_query_groups))
+        for layer in range(num_layers)
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
+
+
+def _layer_spec(
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+) -> ModuleSpec:
+    return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
-            self_attention=_self_attention_spec(policy, recipe),
+            self_attention=_self_attention_spec(policy, recipe, frozen_groups),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=LayerNorm,
             mlp=ModuleSpec(
@@ -67,18 +56,32 @@ def gpt_block_spec(
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=LayerNorm)
 
 
-def _self_attention_spec(policy: QKPolicy, recipe: BankRecipe | None) -> ModuleSpec:
+def _self_attention_spec(
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+) -> ModuleSpec:
+    if policy.synthesizer:
+        return ModuleSpec(
+            module=SynthesizerSelfAttention,
+            params={"recipe": recipe, "trainable": policy.trainable},
+            submodules=SynthesizerSelfAttentionSubmodules(
+                linear_v=ColumnParallelLinear, linear_proj=RowParallelLinear
+            ),
+        )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
-    if policy.frozen:
-        params["recipe"] = recipe
+    # A layer that becomes trainable later keeps the class, and with it the names and shapes of its weights.
+    with_bank = bool(frozen_groups or policy.unfreeze)
+    if with_bank:
+        params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
+    # FrozenQueryKeySelfAttention puts its own in this place.
+    penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
+    linear_qkv = penalized if policy.penalty else ColumnParallelLinear
     return ModuleSpec(
-        module=FrozenQueryKeySelfAttention if policy.frozen else SelfAttention,
+        module=FrozenQueryKeySelfAttention if with_bank else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,  # FrozenQueryKeySelfAttention puts its own in this place
+            linear_qkv=linear_qkv,
             core_attention=CausalDotProductAttention,
             linear_proj=RowParallelLinear,
         ),

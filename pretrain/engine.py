@@ -7,37 +7,27 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import audit, parameter_groups, reduce_sequence_parallel_gradients
+from megatron_patches.freeze import audit, parameter_groups, reduce_partial_gradients
 from pretrain.config import Config
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.distributed import ParallelContext, import_deepspeed
-from pretrain.model import build_model
 
 
 @dataclass(frozen=True)
-class Trainer:
+class WrappedModel:
     """A live engine and what was found in it."""
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
     audit: dict[str, Any]
 
 
-def build_engine(config: Config, context: ParallelContext) -> Trainer:
-    """Build the model, hand its trainable parameters (and nothing else) to DeepSpeed, and audit the result.
-
-    Raises:
-        MethodError: ZeRO holds a frozen weight.
-    """
-    return wrap_model(build_model(config, context), config, context)
-
-
-def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> Trainer:
+def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> WrappedModel:
     """Optimizer and DeepSpeed engine around a model of `build_model`, and the audit.
 
     Raises:
         MethodError: ZeRO holds a frozen weight.
     """
-    reduce_sequence_parallel_gradients(model, context.tensor_parallel_group)
+    reduce_partial_gradients(model, context.tensor_parallel_group)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, config.optimizer.weight_decay),
         lr=config.optimizer.learning_rate,
@@ -51,7 +41,7 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
         mpu=context.mpu,
         dist_init_required=False,
     )
-    return Trainer(engine, audit(engine, context.tensor_parallel_group))
+    return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

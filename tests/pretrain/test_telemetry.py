@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,33 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp
     assert records[9]["perplexity/valid"] is None and records[9]["throughput/tokens_per_second"] is None
     losses = dict(read_scalars(tmp_path)["loss/train"])
     assert math.isnan(losses[2]) and losses[3] == math.inf
+
+
+def test_terms_of_the_loss_are_recorded_apart(tmp_path: Path) -> None:
+    telemetry = open_telemetry(tmp_path)
+    record = make_record(1)
+    telemetry.log(replace(record, auxiliary={"some_penalty": 0.25}))
+    telemetry.log(make_record(2))
+    telemetry.close()
+    first, second = read_strictly(tmp_path)
+    assert (first["loss/train"], first["loss/some_penalty"]) == (record.loss, 0.25)
+    assert "loss/some_penalty" not in second
+    assert read_scalars(tmp_path)["loss/some_penalty"] == [(1, 0.25)]
+
+
+def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
+    output = io.StringIO()
+    telemetry = open_telemetry(tmp_path, console=Console(file=output, width=200))
+    telemetry.log(make_record(1))
+    facts = replace(make_facts(), trainable_parameters=950_000, executed_flops_per_token=5.5e6)
+    telemetry.change_facts(facts, "from step 2 on more is trained")
+    telemetry.log(make_record(2))
+    telemetry.close()
+    first, second = read_strictly(tmp_path)
+    assert [r["memory/trainable_parameters"] for r in (first, second)] == [900_000, 950_000]
+    utilisation = [r["throughput/hfu"] / r["throughput/mfu"] for r in (first, second)]
+    assert utilisation == pytest.approx([5 / 6, 5.5 / 6])
+    assert "from step 2 on more is trained" in output.getvalue()
 
 
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
