@@ -23,8 +23,9 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
+from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config import Config, parse_config  # noqa: E402
-from pretrain.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
+from pretrain.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
 from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed  # noqa: E402
 from pretrain.engine import build_engine  # noqa: E402
 from pretrain.model import token_losses  # noqa: E402
@@ -99,7 +100,9 @@ def main() -> None:
     engines = {name: build_engine(benchmark_config(v), context).engine for name, v in CONTENDERS.items()}
     times = measure(engines, arguments.steps, context.device)
     shape = benchmark_config("vanilla").shape()
-    saved = 1 - executed_flops_per_token(shape, frozen_query_key=True) / model_flops_per_token(shape)
+    saved = 1 - executed_flops_per_token(
+        shape, count_attention(shape, VARIANTS["orthogonal"])
+    ) / model_flops_per_token(shape)
     report: dict[str, Any] = {
         "device": str(context.device),
         "rounds": arguments.steps,

@@ -3,7 +3,10 @@
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
-The three products share one autograd function, so that the layer performs exactly the collectives of
+Two things may be added: some of the heads may have trainable W_q and W_k instead (`HeadSplit`), and the
+    frozen ones may be corrected by `adapters`.
+
+All products of x share one autograd function, so that the layer performs exactly the collectives of
 megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the input
 gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward. Two
 column-parallel layers side by side would double them.
@@ -11,7 +14,7 @@ column-parallel layers side by side would double them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,26 +27,41 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 
-from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.shards import layer_shard
+from megatron_patches.adapters import QueryKeyAdapters
+from megatron_patches.orthonormal import ROLES, BankRecipe, Role
+from megatron_patches.policy import QKPolicy
+from megatron_patches.shards import layer_shard, split_heads
 
 
 class FrozenQueryKeySelfAttention(SelfAttention):
-    """megatron-core's SelfAttention with the fused QKV projection replaced by `FrozenQueryKeyValueLinear`."""
+    """megatron-core's SelfAttention with the fused QKV projection replaced by `FrozenQueryKeyValueLinear`.
+
+    Args:
+        policy, recipe: what is frozen, and how it is drawn.
+        frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
+    """
 
     def __init__(
         self,
         config: TransformerConfig,
         submodules: SelfAttentionSubmodules,
         layer_number: int,
+        policy: QKPolicy,
         recipe: BankRecipe,
+        frozen_groups: tuple[int, ...],
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
         # megatron-core numbers layers globally from 1 and does not tell linear_qkv the number; the bank
         # counts from 0.
-        linear_qkv = partial(FrozenQueryKeyValueLinear, recipe=recipe, layer=layer_number - 1)
+        linear_qkv = partial(
+            FrozenQueryKeyValueLinear,
+            policy=policy,
+            recipe=recipe,
+            frozen_groups=frozen_groups,
+            layer=layer_number - 1,
+        )
         super().__init__(
             config=config,
             submodules=replace(submodules, linear_qkv=linear_qkv),
@@ -66,14 +84,18 @@ class FrozenQueryKeySelfAttention(SelfAttention):
 
 
 class FrozenQueryKeyValueLinear(torch.nn.Module):
-    """Column-parallel projection to this rank's queries, keys (frozen) and values (trainable).
+    """Column-parallel projection to this rank's queries and keys (frozen) and values (trainable).
 
     Attributes:
-        query_key_weight: non-persistent buffer `[(heads + groups) * head_dim, hidden]` in the compute dtype.
-            A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and saves parameters,
-            frozen or not.
+        query_key_weight: non-persistent buffer `[(frozen heads + frozen groups) * head_dim, hidden]` in the
+            compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and
+            saves parameters, frozen or not.
         value_weight: parameter `[groups * head_dim, hidden]`, marked as tensor-parallel for DeepSpeed's
             gradient norm.
+        trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
+            where all heads of this rank are frozen.
+        low_rank_down: parameter `[2 * rank, hidden]`, A_q above A_k of the adapter low_rank, or None.
+        adapters: the other parameters of the adapters, or None.
     """
 
     query_key_weight: torch.Tensor
@@ -91,84 +113,153 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         is_expert: bool,
         tp_comm_buffer_name: str,
         tp_group: dist.ProcessGroup,
+        policy: QKPolicy,
         recipe: BankRecipe,
+        frozen_groups: tuple[int, ...],
         layer: int,
     ) -> None:
         super().__init__()
         assert not (bias or gather_output or is_expert), "the frozen projection has no bias and stays sharded"
         self.recipe = recipe
+        self.frozen_groups = frozen_groups
         self.layer = layer
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
         self.dtype = config.params_dtype
-        self.num_heads = recipe.num_attention_heads // tp_group.size()
+        self.heads = split_heads(
+            recipe.num_attention_heads,
+            recipe.num_query_groups,
+            frozen_groups,
+            tp_group.rank(),
+            tp_group.size(),
+        )
         self.num_groups = recipe.num_query_groups // tp_group.size()
         device = torch.cuda.current_device()
         self.register_buffer("query_key_weight", self.regenerate().to(device), persistent=False)
-        value_shape = (self.num_groups * recipe.head_dim, input_size)
-        self.value_weight = torch.nn.Parameter(torch.empty(value_shape, device=device, dtype=self.dtype))
-        set_tensor_model_parallel_attributes(self.value_weight, is_parallel=True, dim=0, stride=1)
+        self.value_weight = self._sharded(self.num_groups, input_size, device)
+        trainable = sum(len(self.heads.trainable[role]) for role in ROLES)
+        self.trained_query_key = self._sharded(trainable, input_size, device) if trainable else None
+        # Positions of (frozen, then trainable) heads that restore their order; unneeded if none are
+        # trainable.
+        orders = (
+            [torch.tensor(self.heads.order(role), device=device) for role in ROLES] if trainable else None
+        )
+        self.head_orders = orders
+        self._add_adapters(policy, input_size, device)
+
+    def _sharded(self, num_heads: int, input_size: int, device: Any) -> torch.nn.Parameter:
+        shape = (num_heads * self.recipe.head_dim, input_size)
+        weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
+        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+        return weight
+
+    def _add_adapters(self, policy: QKPolicy, input_size: int, device: Any) -> None:
+        self.adapters: QueryKeyAdapters | None = None
+        self.low_rank_down: torch.nn.Parameter | None = None
+        heads, groups = (len(self.heads.frozen[role]) for role in ROLES)
+        if not policy.adapters:
+            return
+        self.adapters = QueryKeyAdapters(
+            policy.adapters, heads, groups, self.recipe.head_dim, policy.low_rank, self.dtype, device
+        )
+        if "low_rank" in policy.adapters:
+            shape = (2 * policy.low_rank, input_size)
+            self.low_rank_down = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
+            # The same on every rank, but a rank's gradient of it covers its own heads only: see `freeze`.
+            self.low_rank_down.partial_gradient = True  # type: ignore[attr-defined]
 
     def regenerate(self) -> torch.Tensor:
         """This rank's frozen rows, queries then keys, made anew on the CPU in the compute dtype."""
         rank, size = self.tp_group.rank(), self.tp_group.size()
         shards = [
-            layer_shard(self.recipe, self.layer, role, rank, size, self.dtype) for role in ("query", "key")
+            layer_shard(self.recipe, self.layer, role, rank, size, self.dtype, self.frozen_groups)
+            for role in ROLES
         ]
         return torch.cat(shards)
 
+    def frozen_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+        """(role, global head numbers, rows `[heads * head_dim, hidden]`) of what this rank holds frozen."""
+        query, key = (self.heads.frozen[role] for role in ROLES)
+        queries = len(query) * self.recipe.head_dim
+        yield "query", query, self.query_key_weight[:queries]
+        yield "key", key, self.query_key_weight[queries:]
+
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[seq(/tp), batch, hidden]` -> query, key, value `[seq, batch, heads or groups, head_dim]`."""
-        query_key, value = _FrozenQueryKeyTrainableValue.apply(
-            hidden_states, self.query_key_weight, self.value_weight, self.tp_group, self.sequence_parallel
+        trained_weights = [
+            weight
+            for weight in (self.value_weight, self.trained_query_key, self.low_rank_down)
+            if weight is not None
+        ]
+        frozen, value, *others = _FrozenAndTrainableProducts.apply(
+            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, *trained_weights
         )
-        query_key = query_key.unflatten(-1, (self.num_heads + self.num_groups, self.recipe.head_dim))
-        query, key = query_key.split((self.num_heads, self.num_groups), dim=2)
+        trained = others.pop(0) if self.trained_query_key is not None else None
+        low_rank = others.pop(0) if self.low_rank_down is not None else None
+        query, key = self._split(frozen, self.heads.frozen)
+        if self.adapters is not None:
+            query, key = self.adapters(query, key, low_rank)
+        if trained is not None and self.head_orders is not None:
+            pairs = zip(
+                (query, key), self._split(trained, self.heads.trainable), self.head_orders, strict=True
+            )
+            query, key = (torch.cat(pair, dim=2).index_select(2, order) for *pair, order in pairs)
         return query, key, value.unflatten(-1, (self.num_groups, self.recipe.head_dim))
 
+    def _split(
+        self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key = (len(heads[role]) for role in ROLES)
+        rows = rows.unflatten(-1, (query + key, self.recipe.head_dim))
+        return rows.split((query, key), dim=2)
 
-class _FrozenQueryKeyTrainableValue(torch.autograd.Function):
-    """(x, W_qk, W_v) -> (x W_qkᵀ, x W_vᵀ), with a gradient for x and W_v and none for W_qk."""
+
+class _FrozenAndTrainableProducts(torch.autograd.Function):
+    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with a gradient for x and each W_i and none for
+    W_f.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden_states: torch.Tensor,
-        query_key_weight: torch.Tensor,
-        value_weight: torch.Tensor,
+        frozen_weight: torch.Tensor,
         tp_group: dist.ProcessGroup,
         sequence_parallel: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        *weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
         # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
         # exists to save.
-        ctx.save_for_backward(hidden_states, query_key_weight, value_weight)
+        ctx.save_for_backward(hidden_states, frozen_weight, *weights)
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
         if sequence_parallel:
             hidden_states, _ = _all_gather_sequence(hidden_states, tp_group, async_op=False)
-        return hidden_states @ query_key_weight.t(), hidden_states @ value_weight.t()
+        return tuple(hidden_states @ weight.t() for weight in (frozen_weight, *weights))
 
     @staticmethod
     def backward(  # type: ignore[override]
-        ctx: Any, query_key_grad: torch.Tensor, value_grad: torch.Tensor
-    ) -> tuple[torch.Tensor, None, torch.Tensor, None, None]:
-        hidden_states, query_key_weight, value_weight = ctx.saved_tensors
+        ctx: Any, frozen_grad: torch.Tensor, *grads: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_states, frozen_weight, *weights = ctx.saved_tensors
         # Each collective overlaps a product that does not depend on it: the gather overlaps the input
-        # gradient, and the reduction of the input gradient overlaps the weight gradient of V.
+        # gradient, and the reduction of the input gradient overlaps the weight gradients.
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = _all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
-        input_grad = query_key_grad @ query_key_weight
-        input_grad = torch.addmm(input_grad.flatten(0, 1), value_grad.flatten(0, 1), value_weight).view_as(
-            input_grad
-        )
+        input_grad = frozen_grad @ frozen_weight
+        flat = input_grad.flatten(0, 1)
+        for grad, weight in zip(grads, weights, strict=True):
+            flat = torch.addmm(flat, grad.flatten(0, 1), weight)
+        input_grad = flat.view_as(input_grad)
         if gather is not None:
             gather.wait()
         input_grad, reduction = _reduce_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
-        value_weight_grad = value_grad.flatten(0, 1).t() @ hidden_states.flatten(0, 1)
+        inputs = hidden_states.flatten(0, 1)
+        weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in grads]
         if reduction is not None:
             reduction.wait()
-        return input_grad, None, value_weight_grad, None, None
+        return input_grad, None, None, None, *weight_grads
 
 
 def _all_gather_sequence(

@@ -6,13 +6,12 @@ Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
-from megatron_patches.attention import FrozenQueryKeyValueLinear
 from megatron_patches.errors import MethodError
 
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
@@ -20,20 +19,27 @@ LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters only: matrices with weight decay, vectors (LayerNorm) without; no empty group."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trainable if parameter.ndim >= 2]
-    vectors = [parameter for parameter in trainable if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    """Trainable parameters only; no empty group.
+
+    Weight decay is for matrices: not for vectors (LayerNorm), nor for what starts as the identity and says so
+    (`no_weight_decay`).
+    """
+    decayed: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            matrix = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
+            (decayed if matrix else others).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
-def reduce_sequence_parallel_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
-    """Sum gradients of `sequence_parallel` parameters over tensor-parallel ranks, before DeepSpeed sees them.
+def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
+    """Sum partial gradients of replicated parameters over tensor-parallel ranks, before DeepSpeed sees them.
 
-    Each rank saw only its slice of the sequence, so its gradient of a replicated parameter is partial.
-    DeepSpeed reduces over data-parallel ranks only. Call before `deepspeed.initialize`: tensor hooks run in
-    the order they were added.
+    Partial are those of parameters marked `sequence_parallel` (each rank saw only its slice of the sequence)
+    or `partial_gradient` (each rank saw only its heads). DeepSpeed reduces over data-parallel ranks only.
+    Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
 
     Returns:
         How many parameters got the hook.
@@ -44,18 +50,35 @@ def reduce_sequence_parallel_gradients(model: torch.nn.Module, tp_group: dist.Pr
         dist.all_reduce(gradient, group=tp_group)
         return gradient
 
-    marked = [p for p in model.parameters() if getattr(p, "sequence_parallel", False)]
+    marks = ("sequence_parallel", "partial_gradient")
+    marked = [p for p in model.parameters() if any(getattr(p, mark, False) for mark in marks)]
     if tp_group.size() > 1:
         for parameter in marked:
             parameter.register_hook(all_reduce)
     return len(marked)
 
 
-def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, FrozenQueryKeyValueLinear]]:
-    """(name, layer) of every projection with a frozen bank."""
+@runtime_checkable
+class HoldsFrozenWeights(Protocol):
+    """A module with weights that never train, are regenerated and never saved."""
+
+    layer: int
+
+    def frozen_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
+        """(role, global head numbers, this rank's weights `[heads * rows, columns]`)."""
+        ...
+
+
+def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeights]]:
+    """(name, module) of every module with frozen weights."""
     for name, module in model.named_modules():
-        if isinstance(module, FrozenQueryKeyValueLinear):
+        if isinstance(module, HoldsFrozenWeights):
             yield name, module
+
+
+def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    """All frozen weights of this rank."""
+    return [weight for _, layer in frozen_layers(model) for _, _, weight in layer.frozen_shards()]
 
 
 def audit_rank(engine: Any) -> dict[str, Any]:
@@ -71,7 +94,7 @@ def audit_rank(engine: Any) -> dict[str, Any]:
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
     held = [getattr(p, "ds_tensor", p) for p in trainable]
-    banks = [layer.query_key_weight for _, layer in frozen_layers(engine.module)]
+    banks = frozen_weights(engine.module)
     partitions = _zero_partitions(engine)
     violations = _frozen_in_zero(engine)
     return {
@@ -109,7 +132,7 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     totals["optimizer_state_bytes"] = sum(
         r["optimizer_state"]["bytes"] + r["master_weights"]["bytes"] for r in ranks
     )
-    totals |= model_parameter_counts(engine.module, tp_group.size())
+    totals |= model_parameter_counts(engine.module, tp_group)
     return {
         "zero_stage": engine.zero_optimization_stage(),
         "frozen_in_zero": 0,
@@ -118,20 +141,26 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     }
 
 
-def model_parameter_counts(model: torch.nn.Module, tensor_parallel_size: int) -> dict[str, int]:
-    """Parameters of the whole model, each counted once: sharded ones times the tensor-parallel size."""
-    trainable = sum(
-        _numel(p) * (tensor_parallel_size if getattr(p, "tensor_model_parallel", False) else 1)
-        for p in model.parameters()
-        if p.requires_grad
-    )
-    frozen = sum(layer.query_key_weight.numel() for _, layer in frozen_layers(model)) * tensor_parallel_size
-    return {"model_trainable_parameters": trainable, "model_frozen_parameters": frozen}
+def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
+    """Parameters of the whole model, each counted once (collective: ranks may hold unequal shares)."""
+    sharded = replicated = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):
+            sharded += _numel(parameter)
+        elif parameter.requires_grad:
+            replicated += _numel(parameter)
+    frozen = sum(weight.numel() for weight in frozen_weights(model))
+    shares: list[Any] = [None] * tp_group.size()
+    dist.all_gather_object(shares, (sharded, frozen), group=tp_group)
+    return {
+        "model_trainable_parameters": replicated + sum(share[0] for share in shares),
+        "model_frozen_parameters": sum(share[1] for share in shares),
+    }
 
 
 def _frozen_in_zero(engine: Any) -> dict[str, int]:
     """{name: elements} of frozen weights that ZeRO owns: in the optimizer's groups, or cut up by stage 3."""
-    banks = {layer.query_key_weight.data_ptr() for _, layer in frozen_layers(engine.module)}
+    banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
     found = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
+from megatron_patches.attention import FrozenQueryKeyValueLinear
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.shards import heads_of_rank, layer_shard
 
@@ -40,8 +41,11 @@ def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: B
     """Fill every parameter of `model` in place and mark the tensor-parallel ones.
 
     Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
-    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. Trainable Q and K with
-    a recipe start from its bank.
+    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
+
+    Args:
+        recipe: of the bank that the Q and K of wholly trainable layers start from; None: like every other
+            matrix.
 
     DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
     gets it here.
@@ -95,8 +99,9 @@ class _Initializer:
         groups = heads_of_rank(num_groups, self.rank, self.size)
         columns = attention.config.hidden_size
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
-        if hasattr(attention.linear_qkv, "value_weight"):
+        if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
             self._fill(attention.linear_qkv.value_weight, value)
+            self._beside_the_bank(name, attention.linear_qkv)
             return
         heads = heads_of_rank(attention.config.num_attention_heads, self.rank, self.size)
         if self.recipe is None:
@@ -114,8 +119,25 @@ class _Initializer:
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
 
-    def _head_rows(self, name: str, heads: range, head_dim: int, columns: int) -> torch.Tensor:
-        rows = range(heads.start * head_dim, heads.stop * head_dim)
+    def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
+        """What trains in a layer with frozen heads: its other heads, from vanilla's values, and adapters."""
+        columns = linear.value_weight.size(1)
+        if linear.trained_query_key is not None:
+            rows = [
+                self._head_rows(f"{name}.attention.{role}", heads, linear.recipe.head_dim, columns)
+                for role, heads in linear.heads.trainable.items()
+            ]
+            self._fill(linear.trained_query_key, torch.cat(rows))
+        if linear.low_rank_down is not None:
+            std = 1 / math.sqrt(columns)  # A x then has entries of variance 1, like the queries themselves
+            rank = linear.low_rank_down.size(0)
+            rows_down = normal_rows(self.seed, f"{name}.attention.low_rank", range(rank), columns, std)
+            self._fill(linear.low_rank_down, rows_down)
+        if linear.adapters is not None:
+            linear.adapters.fill()
+
+    def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
+        rows = [head * head_dim + row for head in heads for row in range(head_dim)]
         return normal_rows(self.seed, name, rows, columns, self.std)
 
     @staticmethod

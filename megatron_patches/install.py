@@ -20,44 +20,27 @@ from megatron_patches.policy import QKPolicy
 from megatron_patches.scores import CausalDotProductAttention
 
 
-def bank_recipe(
-    policy: QKPolicy,
-    *,
-    seed: int,
-    hidden_size: int,
-    head_dim: int,
-    num_attention_heads: int,
-    num_query_groups: int,
-) -> BankRecipe | None:
-    """How the policy's Q and K rows are drawn, or None where they start like every other weight.
+def gpt_block_spec(
+    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int, num_query_groups: int
+) -> TransformerBlockSubmodules:
+    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
 
     Raises:
-        MethodError: the policy is impossible at these sizes.
+        MethodError: the policy names layers or heads that are not there.
     """
-    if policy.init == "default":
-        return None
-    return BankRecipe(
-        seed=seed,
-        hidden_size=hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=num_attention_heads,
-        num_query_groups=num_query_groups,
-        init=policy.init,
-        scope=policy.scope,
-        construction=policy.construction,
-        gaussian_std=policy.gaussian_std,
-    )
+    layers = [
+        _layer_spec(policy, recipe, policy.frozen_groups(layer, num_layers, num_query_groups))
+        for layer in range(num_layers)
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
 
 
-def gpt_block_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int
-) -> TransformerBlockSubmodules:
-    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`."""
-    layer = ModuleSpec(
+def _layer_spec(policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]) -> ModuleSpec:
+    return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
-            self_attention=_self_attention_spec(policy, recipe),
+            self_attention=_self_attention_spec(policy, recipe, frozen_groups),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=LayerNorm,
             mlp=ModuleSpec(
@@ -67,15 +50,16 @@ def gpt_block_spec(
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=LayerNorm)
 
 
-def _self_attention_spec(policy: QKPolicy, recipe: BankRecipe | None) -> ModuleSpec:
+def _self_attention_spec(
+    policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]
+) -> ModuleSpec:
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
-    if policy.frozen:
-        params["recipe"] = recipe
+    if frozen_groups:
+        params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
     return ModuleSpec(
-        module=FrozenQueryKeySelfAttention if policy.frozen else SelfAttention,
+        module=FrozenQueryKeySelfAttention if frozen_groups else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,  # FrozenQueryKeySelfAttention puts its own in this place

@@ -7,7 +7,8 @@ made of its own heads only, so making it costs 1/N of the whole bank, and the he
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -42,7 +43,13 @@ def heads_of_rank(
 
 
 def layer_shard(
-    recipe: BankRecipe, layer: int, role: Role, rank: int, tensor_parallel_size: int, dtype: torch.dtype
+    recipe: BankRecipe,
+    layer: int,
+    role: Role,
+    rank: int,
+    tensor_parallel_size: int,
+    dtype: torch.dtype,
+    frozen_groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """One rank's frozen rows of one role in one layer: CPU tensor [local_heads * head_dim, hidden_size].
 
@@ -50,16 +57,52 @@ def layer_shard(
 
     Args:
         layer: global layer number, from 0.
+        frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
 
     Raises:
         MethodError: tensor_parallel_size does not divide num_query_groups; no such layer, role or rank.
     """
-    grouped = recipe.num_query_groups != recipe.num_attention_heads
-    name = "num_query_groups" if grouped else "num_attention_heads"
-    heads = heads_of_rank(recipe.num_query_groups, rank, tensor_parallel_size, name)
-    if role == "query":
-        heads = heads_of_rank(recipe.num_attention_heads, rank, tensor_parallel_size)
-    return torch.from_numpy(rows_of_heads(recipe, layer, role, heads)).to(dtype)
+    groups = range(recipe.num_query_groups) if frozen_groups is None else frozen_groups
+    split = split_heads(
+        recipe.num_attention_heads, recipe.num_query_groups, groups, rank, tensor_parallel_size
+    )
+    return torch.from_numpy(rows_of_heads(recipe, layer, role, split.frozen[role])).to(dtype)
+
+
+@dataclass(frozen=True)
+class HeadSplit:
+    """Which of a rank's heads are frozen and which train: global head numbers in rising order, by role."""
+
+    frozen: Mapping[Role, tuple[int, ...]]
+    trainable: Mapping[Role, tuple[int, ...]]
+
+    def order(self, role: Role) -> list[int]:
+        """Positions in (frozen heads, then trainable heads) that put them into the order of their numbers."""
+        heads = self.frozen[role] + self.trainable[role]
+        return sorted(range(len(heads)), key=heads.__getitem__)
+
+
+def split_heads(
+    num_heads: int, num_groups: int, frozen_groups: Collection[int], rank: int, tensor_parallel_size: int
+) -> HeadSplit:
+    """One rank's heads, split by whether their group is frozen.
+
+    Raises:
+        MethodError: tensor_parallel_size does not divide num_groups; no such rank.
+    """
+    name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
+    groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)
+    heads = heads_of_rank(num_heads, rank, tensor_parallel_size)
+    queries_per_group = num_heads // num_groups
+    frozen = {
+        "query": tuple(head for head in heads if head // queries_per_group in frozen_groups),
+        "key": tuple(group for group in groups if group in frozen_groups),
+    }
+    trainable = {
+        "query": tuple(head for head in heads if head // queries_per_group not in frozen_groups),
+        "key": tuple(group for group in groups if group not in frozen_groups),
+    }
+    return HeadSplit(frozen, trainable)  # type: ignore[arg-type]
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -128,19 +128,19 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     Raises:
         UserError: on every rank, if two ranks hold different banks.
     """
-    own: dict[tuple[int, str], list[str]] = {}
+    own: dict[tuple[int, str], dict[int, str]] = {}
     for _, layer in frozen_layers(model):
-        digests = head_digests(layer.query_key_weight.cpu(), layer.recipe.head_dim)
-        own[layer.layer, "query"] = digests[: layer.num_heads]
-        own[layer.layer, "key"] = digests[layer.num_heads :]
+        for role, heads, weight in layer.frozen_shards():
+            rows = weight.size(0) // max(1, len(heads))
+            digests = head_digests(weight.cpu(), rows) if heads else []
+            own[layer.layer, role] = dict(zip(heads, digests, strict=True))
     shards: list[Any] = [None] * context.tensor_parallel_size
     dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
-    bank = {
-        f"layer={layer} role={role}": role_digest(
-            [digest for shard in shards for digest in shard[layer, role]]
-        )
-        for layer, role in own
-    }
+    bank = {}
+    for place in own:
+        by_head = {head: digest for shard in shards for head, digest in shard[place].items()}
+        layer_number, role = place
+        bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
     require_equal_on_all_ranks(
         "the frozen Query/Key bank",
         json.dumps(bank),

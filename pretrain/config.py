@@ -43,6 +43,9 @@ from pretrain.counting import ModelShape
 from pretrain.errors import UserError
 from pretrain.validation import check_layout, check_tree
 
+POLICY_AXES = ("scope", "construction", "gaussian_std", "frozen_heads", "adapters", "low_rank")
+"""Keys of the attention section that replace an axis of the variant's policy."""
+
 __all__ = [
     "Config",
     "LoadedConfig",
@@ -143,9 +146,10 @@ class Config(Section):
             MethodError: unknown variant, or axes that do not go together (never from a Config that exists).
         """
         given = self.attention
-        return policy_for(
-            given.variant, scope=given.scope, construction=given.construction, gaussian_std=given.gaussian_std
-        )
+        axes = {axis: getattr(given, axis) for axis in POLICY_AXES}
+        if given.frozen_heads is not None:
+            axes["frozen_heads"] = tuple(given.frozen_heads.items())
+        return policy_for(given.variant, axes)
 
     def shape(self) -> ModelShape:
         """The sizes that parameter and FLOP counts depend on."""
@@ -171,7 +175,13 @@ class Config(Section):
             head_dim=self.head_dim,
             ffn_hidden_size=self.ffn_hidden_size,
         )
-        values["attention"].update(seed=self.bank_seed, gaussian_std=policy.gaussian_std)
+        values["attention"].update(
+            seed=self.bank_seed,
+            gaussian_std=policy.gaussian_std,
+            adapters=list(policy.adapters),
+            low_rank=policy.low_rank if "low_rank" in policy.adapters else None,
+            frozen_heads=dict(policy.frozen_heads) or None,
+        )
         if policy.init == "orthogonal":
             values["attention"].update(scope=policy.scope, construction=policy.construction)
         values["data"]["seed"] = self.data_seed

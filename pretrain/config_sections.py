@@ -18,6 +18,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) and value else value
 
@@ -33,6 +37,8 @@ def _tuple(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
+Number = Annotated[float, BeforeValidator(_number)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], BeforeValidator(_betas)
@@ -105,6 +111,16 @@ class AttentionSection(Section):
         gt=0,
         description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
     )
+    frozen_heads: dict[str, Number] | None = Field(
+        default=None,
+        description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
+        "heads train, as vanilla's. Unset: the variant's own, mostly all.",
+    )
+    adapters: Names | None = Field(
+        default=None,
+        description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
+    )
+    low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
 
 
 class OptimizerSection(Section):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from megatron_patches.policy import QKPolicy
+
 CAUSAL = 0.5
 FORWARD_AND_BACKWARD = (
     3  # the backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass
@@ -44,6 +46,21 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class AttentionCount:
+    """What a policy makes of the Query/Key weights of the whole model.
+
+    Attributes:
+        frozen: elements of W_Q and W_K that never train.
+        adapters: trainable elements added to them.
+        adapter_multiplications: multiply-adds that the adapters add to the forward pass of one token.
+    """
+
+    frozen: int = 0
+    adapters: int = 0
+    adapter_multiplications: int = 0
+
+
+@dataclass(frozen=True)
 class ParameterCount:
     """Weights of the whole model, each once."""
 
@@ -61,11 +78,36 @@ def query_key_parameters(shape: ModelShape) -> int:
     return shape.num_layers * shape.hidden_size * (shape.query_size + shape.key_size)
 
 
-def count_parameters(shape: ModelShape, *, frozen_query_key: bool) -> ParameterCount:
+def count_attention(shape: ModelShape, policy: QKPolicy) -> AttentionCount:
+    """Frozen and added weights of all layers.
+
+    Raises:
+        MethodError: the policy names layers or heads that this shape does not have.
+    """
+    h, d, rank = shape.head_dim, shape.hidden_size, policy.low_rank
+    queries_per_group = shape.num_attention_heads // shape.num_query_groups
+    frozen = adapters = multiplications = 0
+    for layer in range(shape.num_layers):
+        groups = len(policy.frozen_groups(layer, shape.num_layers, shape.num_query_groups))
+        heads = groups * queries_per_group
+        frozen += (heads + groups) * h * d
+        matrices = 0
+        if groups and "low_rank" in policy.adapters:
+            matrices += 2 * rank * d + (heads + groups) * h * rank
+        if groups and "core" in policy.adapters:
+            matrices += heads * h * h
+        multiplications += matrices
+        adapters += matrices
+        adapters += (heads + groups) * h if "qk_norm" in policy.adapters else 0
+        adapters += heads if "logit_scale" in policy.adapters else 0
+    return AttentionCount(frozen, adapters, multiplications)
+
+
+def count_parameters(shape: ModelShape, attention: AttentionCount) -> ParameterCount:
     """Parameters of the whole model; the frozen bank counts as parameters although it is stored as a buffer.
 
         total = V d (twice if the output layer is untied) + s d if positions are learned
-              + L [d (2 H + 2 G) h  +  2 d F  +  4 d] + 2 d
+              + L [d (2 H + 2 G) h  +  2 d F  +  4 d] + 2 d + adapters
 
     4 d and 2 d are LayerNorm weights and biases: two norms a layer, one at the end. Nothing else has a bias.
     """
@@ -74,8 +116,8 @@ def count_parameters(shape: ModelShape, *, frozen_query_key: bool) -> ParameterC
     positions = shape.sequence_length * d if shape.learned_positions else 0
     layer = 2 * d * (shape.query_size + shape.key_size) + 2 * d * shape.ffn_hidden_size + 4 * d
     return ParameterCount(
-        total=embeddings + positions + shape.num_layers * layer + 2 * d,
-        frozen=query_key_parameters(shape) if frozen_query_key else 0,
+        total=embeddings + positions + shape.num_layers * layer + 2 * d + attention.adapters,
+        frozen=attention.frozen,
     )
 
 
@@ -111,15 +153,16 @@ def model_flops_per_token(shape: ModelShape, causal_share: float = CAUSAL) -> fl
 
 
 def executed_flops_per_token(
-    shape: ModelShape, *, frozen_query_key: bool, causal_share: float = CAUSAL
+    shape: ModelShape, attention: AttentionCount, causal_share: float = CAUSAL
 ) -> float:
     """FLOPs per token that a training step really executes. `hfu` is made of this.
 
-    Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 L d (H + G) h, and nothing else: the gradient
-    still flows through the scores to the layer's input. For ordinary multi-head attention that is 4 L d².
+    Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else: the
+    gradient still flows through the scores to the layer's input. For ordinary multi-head attention that is 4
+    L d².
     """
-    saved = 2 * query_key_parameters(shape) if frozen_query_key else 0
-    return model_flops_per_token(shape, causal_share) - saved
+    added = FORWARD_AND_BACKWARD * 2 * attention.adapter_multiplications
+    return model_flops_per_token(shape, causal_share) - 2 * attention.frozen + added
 
 
 # Dense bf16 tensor-core FLOP/s in units of 1e12, from NVIDIA's data sheets (some print only twice that, the

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import audit, parameter_groups, reduce_sequence_parallel_gradients
+from megatron_patches.freeze import audit, parameter_groups, reduce_partial_gradients
 from pretrain.config import Config
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.distributed import ParallelContext, import_deepspeed
@@ -37,7 +37,7 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
     Raises:
         MethodError: ZeRO holds a frozen weight.
     """
-    reduce_sequence_parallel_gradients(model, context.tensor_parallel_group)
+    reduce_partial_gradients(model, context.tensor_parallel_group)
     optimizer = torch.optim.AdamW(
         parameter_groups(model, config.optimizer.weight_decay),
         lr=config.optimizer.learning_rate,

@@ -16,16 +16,21 @@ from pretrain.model import recipe_of
 DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
 
+BANK_KEYS = ("seed", "scope", "construction", "gaussian_std")
+"""Of the attention section; compared as parts of the frozen bank's recipe."""
+
 
 def run_identity(
     config: Config, context: ParallelContext, bank: Mapping[str, str], blend: Blend
 ) -> dict[str, Any]:
     """What must be equal for a resume to continue the same run, as JSON."""
     recipe = recipe_of(config)
+    resolved = config.resolved()
+    attention = {key: value for key, value in resolved["attention"].items() if key not in BANK_KEYS}
     keys = {
-        **{f"model.{key}": value for key, value in config.resolved()["model"].items()},
+        **{f"model.{key}": value for key, value in resolved["model"].items()},
         "run.seed": config.run.seed,
-        "attention.variant": config.attention.variant,
+        **{f"attention.{key}": value for key, value in attention.items()},
         "data.sequence_length": config.data.sequence_length,
         "data.reset_at_document_end": config.data.reset_at_document_end,
         "data.global_batch_size": config.data.global_batch_size,

@@ -7,8 +7,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import bank_recipe, gpt_block_spec
+from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.policy import bank_recipe
 from pretrain.config import Config
 from pretrain.distributed import ParallelContext
 from pretrain.packing import document_layout
@@ -34,14 +35,17 @@ def build_model(config: Config, context: ParallelContext) -> GPTModel:
     policy = config.policy()
     model = GPTModel(
         config=transformer_config(config),
-        transformer_layer_spec=gpt_block_spec(policy, recipe, config.model.num_layers),
+        transformer_layer_spec=gpt_block_spec(
+            policy, recipe, config.model.num_layers, config.num_query_groups
+        ),
         vocab_size=config.model.vocab_size,
         max_sequence_length=config.data.sequence_length,
         position_embedding_type="rope" if config.model.position_embedding == "rope" else "learned_absolute",
         rotary_base=config.model.rotary_base,
         share_embeddings_and_output_weights=config.model.tied_embeddings,
     )
-    initialize_parameters(model, config.run.seed, config.model.init_std, recipe)
+    start = recipe if policy.trainable else None
+    initialize_parameters(model, config.run.seed, config.model.init_std, start)
     return model.to(context.device)
 
 

@@ -19,7 +19,7 @@ from megatron_patches.errors import MethodError
 from pretrain.batches import Batches
 from pretrain.checkpoint import Checkpoints, Progress, bank_digests
 from pretrain.config import Config
-from pretrain.counting import executed_flops_per_token, model_flops_per_token, peak_flops
+from pretrain.counting import count_attention, executed_flops_per_token, model_flops_per_token, peak_flops
 from pretrain.data import RunData, data_facts, open_data
 from pretrain.distributed import (
     LaunchEnvironment,
@@ -198,7 +198,7 @@ def _open_telemetry(
         world_size=context.world_size,
         device_name=device_name,
         model_flops_per_token=model_flops_per_token(shape),
-        executed_flops_per_token=executed_flops_per_token(shape, frozen_query_key=config.policy().frozen),
+        executed_flops_per_token=executed_flops_per_token(shape, count_attention(shape, config.policy())),
         peak_flops_per_device=peak_flops(device_name, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],

@@ -12,7 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pretrain.config import Config, LoadedConfig, load_config_with_origins
-from pretrain.counting import count_parameters, executed_flops_per_token, model_flops_per_token
+from pretrain.counting import (
+    count_attention,
+    count_parameters,
+    executed_flops_per_token,
+    model_flops_per_token,
+)
 
 MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
 
@@ -61,10 +66,11 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
 
 def summary_rows(config: Config) -> list[tuple[str, str]]:
     """(name, value) of what follows from the configuration: parameters, length, arithmetic."""
-    shape, frozen = config.shape(), config.policy().frozen
-    count = count_parameters(shape, frozen_query_key=frozen)
+    shape = config.shape()
+    attention = count_attention(shape, config.policy())
+    count = count_parameters(shape, attention)
     model_flops = model_flops_per_token(shape)
-    saved = 1 - executed_flops_per_token(shape, frozen_query_key=frozen) / model_flops
+    saved = 1 - executed_flops_per_token(shape, attention) / model_flops
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
         ("parameters, trainable", f"{count.trainable:,} ({count.trainable / 1e6:.1f} M)"),

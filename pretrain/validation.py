@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megatron_patches.errors import MethodError
-from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.policy import bank_recipe
 from pretrain.deepspeed_config import filled_settings, zero_stage
 from pretrain.errors import UserError
 
@@ -131,19 +131,22 @@ def _check_schedule(config: Config) -> None:
 def _check_query_key(config: Config) -> None:
     """Let the method itself judge; building the recipe draws nothing."""
     policy = config.policy()
+    frozen = [
+        policy.frozen_groups(layer, config.model.num_layers, config.num_query_groups)
+        for layer in range(config.model.num_layers)
+    ]
+    if not policy.trainable and not any(frozen):
+        raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
     if policy.init == "default":
         return
     try:
-        BankRecipe(
+        bank_recipe(
+            policy,
             seed=config.bank_seed,
             hidden_size=config.model.hidden_size,
             head_dim=config.head_dim,
             num_attention_heads=config.model.num_attention_heads,
             num_query_groups=config.num_query_groups,
-            init=policy.init,
-            scope=policy.scope,
-            construction=policy.construction,
-            gaussian_std=policy.gaussian_std,
         )
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None

@@ -16,9 +16,9 @@ from megatron.core.transformer import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_patches.initialize import initialize_parameters, normal_rows
-from megatron_patches.install import bank_recipe, gpt_block_spec
+from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import policy_for
+from megatron_patches.policy import bank_recipe, policy_for
 from megatron_patches.shards import layer_shard
 from pretrain.distributed import (
     LaunchEnvironment,
@@ -85,7 +85,7 @@ def build(
     )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, num_layers=1),
+        transformer_layer_spec=gpt_block_spec(policy, recipe, 1, groups),
         vocab_size=64,
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,

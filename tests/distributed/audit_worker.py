@@ -19,7 +19,7 @@ from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
 from megatron_patches.shards import digest
 from pretrain.checkpoint import Progress
 from pretrain.config import Config, load_config
-from pretrain.counting import count_parameters
+from pretrain.counting import count_attention, count_parameters
 from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.engine import wrap_model
 from pretrain.loop import train_step
@@ -60,7 +60,7 @@ def _engine(config: Config) -> dict[str, Any]:
         }
         ranks: list[Any] = [None] * run.context.world_size
         dist.all_gather_object(ranks, own)
-    counted = count_parameters(config.shape(), frozen_query_key=config.policy().frozen)
+    counted = count_parameters(config.shape(), count_attention(config.shape(), config.policy()))
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),
         "ranks": ranks,

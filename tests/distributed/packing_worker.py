@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_patches.freeze import reduce_sequence_parallel_gradients
+from megatron_patches.freeze import reduce_partial_gradients
 from pretrain.config import Config, load_config
 from pretrain.distributed import (
     LaunchEnvironment,
@@ -40,7 +40,7 @@ def _case(
 ) -> dict[str, float]:
     config = _config(context, variant, positions, groups, sequence_parallel)
     model = build_model(config, context)
-    reduce_sequence_parallel_gradients(model, context.tensor_parallel_group)
+    reduce_partial_gradients(model, context.tensor_parallel_group)
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)  # no dropout, but megatron-core asks
     packed = [*FIRST, *SECOND]
     changed = [*FIRST]

@@ -38,7 +38,7 @@ def yaml_file(directory: Path, text: str) -> str:
 def test_shipped_configurations_load_and_can_be_laid_out(name: str, variant: str) -> None:
     config = load_config(name, [f"attention.variant={variant}"])
     check_layout(config, 4 if name == "demo" else 8)
-    assert config.policy().frozen is (variant in ("orthogonal", "gaussian", "gaussian_naive"))
+    assert (not config.policy().trainable) is (variant in ("orthogonal", "gaussian", "gaussian_naive"))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from megatron_patches.policy import VARIANTS
 from pretrain.config import load_config
 from pretrain.counting import (
+    AttentionCount,
     ModelShape,
+    count_attention,
     count_parameters,
     executed_flops_per_token,
     forward_flops_per_token,
@@ -39,19 +42,19 @@ def test_the_sizes_of_the_paper_configurations(
     name: str, millions: float, frozen: int, saved_percent: float
 ) -> None:
     shape = load_config(name).shape()
-    count = count_parameters(shape, frozen_query_key=True)
+    count = count_parameters(shape, count_attention(shape, VARIANTS["orthogonal"]))
     assert round(count.total / 1e6, 1) == millions
     assert count.frozen == frozen
     assert count.trainable == count.total - frozen
     full = model_flops_per_token(shape)
-    saved = full - executed_flops_per_token(shape, frozen_query_key=True)
+    saved = full - executed_flops_per_token(shape, count_attention(shape, VARIANTS["orthogonal"]))
     assert round(100 * saved / full, 2) == saved_percent
     assert saved == 4 * shape.num_layers * shape.hidden_size**2
 
 
 def test_vanilla_freezes_nothing() -> None:
-    assert count_parameters(TINY, frozen_query_key=False).frozen == 0
-    assert executed_flops_per_token(TINY, frozen_query_key=False) == model_flops_per_token(TINY)
+    assert count_parameters(TINY, AttentionCount()).frozen == 0
+    assert executed_flops_per_token(TINY, AttentionCount()) == model_flops_per_token(TINY)
 
 
 def test_totals_match_the_modules_of_a_model() -> None:
@@ -78,12 +81,14 @@ def test_totals_match_the_modules_of_a_model() -> None:
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
     total = TINY.num_layers * size(layer) + size(around)
-    assert count_parameters(TINY, frozen_query_key=False).total == total
-    assert count_parameters(TINY, frozen_query_key=True).frozen == TINY.num_layers * size(layer[1:3])
+    assert count_parameters(TINY, AttentionCount()).total == total
+    assert count_parameters(
+        TINY, count_attention(TINY, VARIANTS["orthogonal"])
+    ).frozen == TINY.num_layers * size(layer[1:3])
     rope = replace(TINY, learned_positions=False)
-    assert count_parameters(rope, frozen_query_key=False).total == total - TINY.sequence_length * d
+    assert count_parameters(rope, AttentionCount()).total == total - TINY.sequence_length * d
     untied = replace(TINY, tied_embeddings=False)
-    assert count_parameters(untied, frozen_query_key=False).total == total + TINY.vocab_size * d
+    assert count_parameters(untied, AttentionCount()).total == total + TINY.vocab_size * d
 
 
 def test_forward_flops_reduce_to_the_textbook_formula() -> None:
@@ -97,14 +102,16 @@ def test_forward_flops_reduce_to_the_textbook_formula() -> None:
 
 def test_forward_flops_are_twice_the_weights_of_the_gemms_plus_the_scores() -> None:
     d = TINY.hidden_size
-    count = count_parameters(replace(TINY, learned_positions=False), frozen_query_key=False)
+    count = count_parameters(replace(TINY, learned_positions=False), AttentionCount())
     norms = TINY.num_layers * 4 * d + 2 * d
     scores = TINY.num_layers * 4 * 0.5 * TINY.sequence_length * TINY.num_attention_heads * TINY.head_dim
     assert forward_flops_per_token(TINY) == 2 * (count.total - norms) + scores
 
 
 def test_grouped_queries_save_the_key_gemm_of_the_groups_only() -> None:
-    saved = model_flops_per_token(TINY) - executed_flops_per_token(TINY, frozen_query_key=True)
+    saved = model_flops_per_token(TINY) - executed_flops_per_token(
+        TINY, count_attention(TINY, VARIANTS["orthogonal"])
+    )
     assert saved == 2 * TINY.num_layers * TINY.hidden_size * (4 + 2) * 8
 
 

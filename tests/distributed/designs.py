@@ -1,0 +1,52 @@
+"""Every kind of attention that a config can ask for, as overrides of the tiny run, for the tests that must hold
+for all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tiny import tiny_overrides
+
+STEPS = 10
+DESIGNS: dict[str, dict[str, str]] = {
+    "vanilla": {"variant": "vanilla"},
+    "orthogonal": {"variant": "orthogonal"},
+    "orthogonal-layer-scope": {"variant": "orthogonal", "scope": "layer"},
+    "orthogonal_trainable": {"variant": "orthogonal_trainable"},
+    "gaussian": {"variant": "gaussian"},
+    "gaussian_naive": {"variant": "gaussian_naive"},
+    "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},
+    "logit_scale": {"variant": "orthogonal", "adapters": "[logit_scale]"},
+    "qk_norm": {"variant": "orthogonal", "adapters": "[qk_norm]"},
+    "core": {"variant": "orthogonal", "adapters": "[core]"},
+    "low_rank": {"variant": "gaussian", "adapters": "[low_rank]", "low_rank": "3"},
+    "hybrid-all-adapters": {
+        "variant": "hybrid",
+        "frozen_heads": "{0: 0.5}",
+        "adapters": "[logit_scale, qk_norm, core, low_rank]",
+    },
+}
+
+
+def design_overrides(
+    design: str, shards: Path, runs: Path, name: str, zero_stage: int = 1, **changes: object
+) -> list[str]:
+    """Ten steps of a design; `changes` are section__key=value, as for `tiny_overrides`."""
+    return tiny_overrides(
+        shards,
+        runs,
+        name,
+        **{f"attention__{key}": value for key, value in DESIGNS[design].items()},
+        **{
+            "deepspeed__config": f"zero{zero_stage}",
+            "schedule__steps": STEPS,
+            # A high rate would let Adam amplify rounding differences between layouts from step to step.
+            "optimizer__learning_rate": 3e-4,
+            "data__global_batch_size": 4,
+            "data__sequence_length": 16,
+            "data__validation_samples": 2,
+            "telemetry__tensorboard": "false",
+        }
+        | changes,
+    )

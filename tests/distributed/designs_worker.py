@@ -1,0 +1,39 @@
+"""What the ranks of test_designs.py do: train tiny configs one after another in the same processes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pretrain.config import load_config
+from pretrain.counting import count_attention, count_parameters
+from pretrain.loop import train
+from pretrain.metrics_file import read_metrics
+from pretrain.resilience import StopSignals
+
+
+def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """One report a run: its curves, its audit, and the parameters that the formulas count.
+
+    A run with `interrupted` true stops after its first step, saves, and is then trained to its end.
+    """
+    return [_train(run["overrides"], run["interrupted"]) for run in payload["runs"]]
+
+
+def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
+    config = load_config("demo", overrides)
+    if interrupted:
+        signals = StopSignals()
+        signals.stop = True
+        train(config, signals)
+        assert (config.run_path / "state").read_text() == "stopped\n"
+    train(config, StopSignals())
+    records = list(read_metrics(config.run_path / "metrics.jsonl"))
+    counted = count_parameters(config.shape(), count_attention(config.shape(), config.policy()))
+    return {
+        "loss": [record["loss/train"] for record in records],
+        "gradient_norm": [record["optim/grad_norm"] for record in records],
+        "validation": [record["loss/valid"] for record in records if "loss/valid" in record],
+        "audit": json.loads((config.run_path / "audit.json").read_text()),
+        "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
+    }
