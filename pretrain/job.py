@@ -110,7 +110,7 @@ def after_doctor(
     already: Annotated[str, typer.Option(help="Comma-separated nodes that the job leaves out now.")] = "",
     most: Annotated[int, typer.Option(envvar="ORA_MAX_EXCLUDED_NODES", min=0)] = 4,
 ) -> None:
-    """After a preflight that failed. Answer: the nodes to leave out from now on; nothing if it left no report.
+    """After a preflight that failed. Answer: the nodes to leave out from now on; nothing without a report.
 
     Exit code 2 where no other node would help.
     """

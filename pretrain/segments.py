@@ -1,9 +1,9 @@
-"""What a Slurm job did so far, and whether it goes on: the decisions of the job scripts, from what is on disk.
+"""What a Slurm job did so far, and whether it goes on: the job scripts' decisions, from what is on disk.
 
-A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes its beginning
-and its end into DIRECTORY/slurm/segments.jsonl (DIRECTORY: the run's, or the shards'), so a segment whose node died
-without a word is known too, by its missing end. Progress is the newest complete checkpoint's step, or the number
-of finished units of a tokenize task.
+A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
+its beginning and its end into DIRECTORY/slurm/segments.jsonl (DIRECTORY: the run's, or the shards'), so a
+segment whose node died without a word is known too, by its missing end. Progress is the newest complete
+checkpoint's step, or the number of finished units of a tokenize task.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Tokenizing:
-    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit's work."""
+    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
 
     shards: Path
     index: int
@@ -121,9 +121,9 @@ class Ending:
     """How a segment's processes ended, and what Slurm says of the job at that moment.
 
     Attributes:
-        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided already.
+        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided.
         preempted: the job is being preempted.
-        asked: the script was asked to continue later (SIGUSR1), so a task that has no state file was ended by it.
+        asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by it.
     """
 
     exit_code: int
@@ -175,8 +175,8 @@ class Segments:
     def stalled(self, job: SlurmJob, progress: int) -> int:
         """How many of the job's latest segments began where the work still is.
 
-        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved something,
-        a dead node wrote no end. A new submission counts from nought: somebody has looked at it.
+        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
+        something, a dead node wrote no end. A new submission counts from nought: somebody has looked at it.
         """
         count = 0
         for record in reversed(self._records(job)):
@@ -246,7 +246,8 @@ class Segments:
         new = sorted(before | set(nodes))
         if len(new) > most:
             raise UserError(
-                f"{len(new)} nodes failed the preflight ({', '.join(new)}), ORA_MAX_EXCLUDED_NODES={most} are allowed; "
+                f"{len(new)} nodes failed the preflight ({', '.join(new)}), "
+                f"ORA_MAX_EXCLUDED_NODES={most} are allowed; "
                 f"see {self.path.parent}, mend them or raise the number, then submit again"
             )
         self._append({"event": "exclude", **_facts(job), "excluded": sorted(set(nodes))})
@@ -269,10 +270,13 @@ class Segments:
         return records
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **record})
-        with self.path.open("a+") as file:
-            file.seek(0, os.SEEK_END)
-            file.write(line + "\n")
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **record}) + "\n"
+        with self.path.open("ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line  # a dying node tore the last one
+            file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 

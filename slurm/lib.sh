@@ -113,15 +113,16 @@ ora_on_term() {
   ORA_SIGNALS=$((ORA_SIGNALS + 1))
   ORA_STOPPED=1
   [ -z "$ORA_WORKER" ] || kill -TERM -- "-$ORA_WORKER" 2>/dev/null
-  ora_say "SIGTERM: the ranks save if there is time; this job is not requeued"
-  scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null
+  ora_say "SIGTERM: cancelled, or ended by Slurm; the ranks save if there is time"
+  # For a SIGTERM to this shell alone. Not waited for: to a job that is ending, scancel would try for minutes.
+  timeout 10 scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null &
 }
 
 # Until it is ended, or this shell is. To the job's steps only, not to this shell.
 ora_pass_on() {
   trap - TERM USR1
   while kill -0 $$ 2>/dev/null; do
-    scancel --quiet --signal="$1" "$ORA_JOB" 2>/dev/null
+    timeout 10 scancel --quiet --signal="$1" "$ORA_JOB" 2>/dev/null
     [ -z "$ORA_WORKER" ] || kill -TERM -- "-$ORA_WORKER" 2>/dev/null
     sleep 5
   done
@@ -192,7 +193,7 @@ ora_overrides() {
 # is requeued, which ends the script.
 ora_pretrain() {
   local answer verdict run logs code
-  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
+  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return
   read -r verdict run logs <<<"$answer"
   [ "$verdict" = run ] || return 0
   ora_say "run $run, $ORA_WORLD_SIZE ranks, logs in $logs"
@@ -210,7 +211,7 @@ ora_pretrain() {
 ora_sweep() {
   local answer line words failed=0
   answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --world-size "$ORA_WORLD_SIZE" -- "$@") || return 1
+    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
   while read -r line; do
     [ -n "$line" ] || continue
     IFS=$'\t' read -r -a words <<<"$line"
@@ -252,7 +253,8 @@ ora_ranks() {
   ora_wait $!
 }
 
-# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes on without it, which ends this script.
+# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes
+# on without it, which ends this script.
 ora_doctor() {
   local run=$1 logs=$2 code words answer
   local ORA_END_WORDS=(--kill-on-bad-exit=0 --wait=900)
@@ -311,7 +313,7 @@ ora_tokenize() {
   local index=$SLURM_ARRAY_TASK_ID inputs answer code state options=()
   [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
   read -r -a inputs <<<"$ORA_CORPUS"
-  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return 1
+  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return
   code=0
   [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ] || {
     ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \

@@ -1,9 +1,9 @@
-"""A private Slurm on this machine: own munge, slurmctld and one slurmd per virtual node with 8 fake GPUs.
+"""A private Slurm on this machine: own munge, slurmctld, and a slurmd per virtual node with 8 fake GPUs.
 
-Where the system allows it (root), it lives in process, mount and network namespaces of its own: every node has its
-own host name and address, and nothing can be left behind. Elsewhere all nodes share the machine's loopback
-address. Set ORA_TEST_SLURM_NETWORK=loopback to choose that. The last node is bad where nodes can differ: its /dev/shm
-has 4 MB.
+Where the system allows it (root), it lives in process, mount and network namespaces of its own: every node
+has its own host name and address, and nothing can be left behind. Elsewhere all nodes share the machine's
+loopback address. Set ORA_TEST_SLURM_NETWORK=loopback to choose that. The last node is bad where nodes can
+differ: its /dev/shm has 4 MB.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 ReturnToService=2
-SlurmdTimeout=10
-KillWait=60
-MessageTimeout=60
-TCPTimeout=20
+SlurmdTimeout=15
+KillWait=30
+MessageTimeout=20
+TCPTimeout=5
 MinJobAge=3600
 FirstJobId={first_job}
 {nodes}
@@ -117,7 +117,7 @@ class Cluster:
             self._supervisor.wait(timeout=60)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    # --- what a user types --------------------------------------------------------------------------------------------
+    # --- what a user types --------------------------------------------------------------------------------
 
     def run(
         self, *command: object, environment: Mapping[str, str] | None = None, timeout: float = 120
@@ -198,40 +198,44 @@ class Cluster:
     def _in_queue(self, number: int) -> bool:
         return bool(self.run("squeue", "-h", "-j", number).stdout.strip())
 
-    # --- what happens to a cluster --------------------------------------------------------------------------------------
+    # --- what happens to a cluster ------------------------------------------------------------------------
 
-    def ranks(self, number: int) -> dict[int, psutil.Process]:
-        """The processes of the job's training ranks, by rank."""
-        found = {}
-        mark = str(self.directory / "slurm.conf")
+    def processes(self, *words: str, **environment: str) -> list[psutil.Process]:
+        """The Python processes of jobs with these words in their command and these variables."""
+        wanted = {"SLURM_CONF": str(self.directory / "slurm.conf"), **environment}
+        found = []
         for process in psutil.process_iter():
             try:
-                environment, command = process.environ(), process.cmdline()
+                variables, command = process.environ(), process.cmdline()
             except (psutil.Error, OSError):
                 continue
-            if environment.get("SLURM_CONF") != mark or environment.get("SLURM_JOB_ID") != str(number):
-                continue
-            if "SLURM_PROCID" in environment and "pretrain" in command and "train" in command:
-                if Path(command[0]).name.startswith("python"):
-                    found[int(environment["SLURM_PROCID"])] = process
+            python = bool(command) and Path(command[0]).name.startswith("python")
+            if python and wanted.items() <= variables.items() and set(words) <= set(command):
+                found.append(process)
         return found
+
+    def ranks(self, number: int) -> dict[int, psutil.Process]:
+        """The processes of a job's training ranks, by rank."""
+        found = self.processes("pretrain", "train", SLURM_JOB_ID=str(number))
+        return {int(process.environ()["SLURM_PROCID"]): process for process in found}
 
     def kill_node(self, node: str) -> None:
         self._tell(f"kill {node}")
 
     def start_node(self, node: str) -> None:
+        """Power on; returns when Slurm uses the node again."""
         self._tell(f"start {node}")
-        wait_until(self._is_idle_or_busy, f"{node} to come back", timeout=120)
+        up = ("idle", "allocated", "mixed", "completing")
+        wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs)
 
-    # --- starting -------------------------------------------------------------------------------------------------------
+    def _state_of(self, node: str) -> str:
+        return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
+
+    # --- starting -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        arguments = [
-            str(self.directory),
-            ",".join(self.nodes),
-            str(int(self.isolated)),
-            str(int(self.networks)),
-        ]
+        flags = [str(int(self.isolated)), str(int(self.networks)), self.bad_node if self.isolated else ""]
+        arguments = [str(self.directory), ",".join(self.nodes), *flags]
         namespaces = (
             [word for word in NAMESPACES if word != "--net" or self.networks] if self.isolated else []
         )
@@ -258,9 +262,6 @@ class Cluster:
 
     def _is_idle(self) -> bool:
         return self._states() == ["idle"] * len(self.nodes)
-
-    def _is_idle_or_busy(self) -> bool:
-        return all(state in ("idle", "allocated", "mixed", "completing") for state in self._states())
 
     def logs(self) -> str:
         """The daemons' last words."""

@@ -86,7 +86,7 @@ class Drills:
         self.directory = directory
         self.runs = directory / "runs"
 
-    def environment(self, **values: object) -> dict[str, str]:
+    def environment(self, values: Mapping[str, object]) -> dict[str, str]:
         """What a user of this machine would set, and a drill's own."""
         settings = {
             "ORA_PYTHON": sys.executable,
@@ -100,12 +100,18 @@ class Drills:
         self,
         name: str,
         *options: str,
-        environment: Mapping[str, object] | None = None,
-        doctor: bool = False,
+        settings: Mapping[str, object] | None = None,
+        bad_node: bool = False,
         **changes: object,
     ) -> Submitted:
-        """Submit slurm/pretrain_large.sh for a tiny run, off the bad node unless the doctor is to find it."""
-        where = () if doctor else (f"--exclude={self.cluster.bad_node}",)
+        """Submit slurm/pretrain_large.sh for a tiny run, off the bad node unless it is wanted.
+
+        Args:
+            options: of sbatch.
+            settings: variables; no doctor unless ORA_DOCTOR is 1 (it costs as much as a start).
+            changes: section__key=value.
+        """
+        where = () if bad_node else (f"--exclude={self.cluster.bad_node}",)
         log = self.directory / "logs" / f"{name}-%j.log"
         log.parent.mkdir(exist_ok=True)
         number = self.cluster.sbatch(
@@ -115,14 +121,14 @@ class Drills:
             f"--output={log}",
             "slurm/pretrain_large.sh",
             *training_overrides(self.shards, self.runs, name, **changes),
-            environment=self.environment(ORA_CONFIG="demo", ORA_DOCTOR=int(doctor), **(environment or {})),
+            environment=self.environment({"ORA_CONFIG": "demo", "ORA_DOCTOR": 0} | dict(settings or {})),
         )
         path = Path(str(log).replace("%j", str(number)))
         return Submitted(self.cluster, number, self.runs / name, path)
 
 
 def assert_finished_like(job: Submitted, reference: Path) -> None:
-    """The job's run has every step once and ended with the weights and metrics of the uninterrupted one, bit for bit."""
+    """The job's run has every step once, and metrics and weights of the uninterrupted one, bit for bit."""
     assert (job.run / "state").read_text() == "finished\n", job.describe()
     assert_same_run(job.run, reference)
 

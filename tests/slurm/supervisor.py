@@ -1,7 +1,7 @@
 """Starts and ends the daemons of a private Slurm; everything it started ends with it.
 
-Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that. Commands come on
-stdin, one a line: `start NODE`, `kill NODE` (the power goes off) and `stop`; each is answered by one line. When
+Run by `cluster.Cluster`, as the first process of new namespaces where the system allows that. Commands come
+on stdin, one a line: `start NODE` and `kill NODE` (the power goes off); each is answered by one line. When
 stdin ends, because the tests ended or were killed, it ends all processes of this Slurm and removes its
 directory.
 """
@@ -143,8 +143,6 @@ def serve(supervisor: Supervisor) -> None:
         while b"\n" in pending:
             line, pending = pending.split(b"\n", 1)
             words = line.decode().split()
-            if words == ["stop"]:
-                return
             action = {"start": supervisor.start_node, "kill": supervisor.kill_node}[words[0]]
             action(words[1])
             print("done", flush=True)

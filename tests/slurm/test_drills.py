@@ -1,6 +1,7 @@
 """What happens to jobs on a cluster, on a real Slurm: every run ends as the uninterrupted one, bit for bit.
 
-The jobs are the shipped scripts on two virtual nodes of two ranks, tensor parallel within a node, data parallel across.
+The jobs are the shipped scripts on two virtual nodes of two ranks: tensor parallel within a node, data
+parallel across.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def time_limited(drills: Drills) -> Submitted:
     return drills.train(
         "time_limit",
         *("--time=3", "--signal=B:USR1@120", "--nodelist=n1,n2"),
-        environment={"HOLD_AT": "3,5", "ORA_MAX_STALLED_SEGMENTS": 20},
+        settings={"HOLD_AT": "3,5", "ORA_MAX_STALLED_SEGMENTS": 20},
     )
 
 
@@ -31,7 +32,7 @@ def time_limited(drills: Drills) -> Submitted:
 def crashing(drills: Drills, time_limited: Submitted) -> Submitted:
     """Dies before step 3 again and again."""
     limits = {"KILL_AT": 3, "ORA_MAX_STALLED_SEGMENTS": 2}
-    return drills.train("crash_loop", "--nodelist=n1,n2", environment=limits)
+    return drills.train("crash_loop", "--nodelist=n1,n2", settings=limits)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +41,7 @@ def waiting_jobs(time_limited: Submitted, crashing: Submitted) -> None:
 
 
 def test_two_nodes_of_two_ranks(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("two_nodes", environment={"ORA_DOCTOR": 1})
+    job = drills.train("two_nodes", settings={"ORA_DOCTOR": 1})
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 0), job.describe()
     assert_finished_like(job, uninterrupted)
@@ -57,7 +58,7 @@ def test_two_nodes_of_two_ranks(drills: Drills, uninterrupted: Path) -> None:
 
 
 def test_preemption(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("preempted", "--nodelist=n3,n4", environment={"HOLD_AT": 4})
+    job = drills.train("preempted", "--nodelist=n3,n4", settings={"HOLD_AT": 4})
     job.wait_for_step(3)
     urgent = drills.cluster.sbatch(
         *("--partition=urgent", "--nodelist=n3,n4", "--nodes=2", "--exclusive", "--output=/dev/null"),
@@ -71,18 +72,18 @@ def test_preemption(drills: Drills, uninterrupted: Path) -> None:
 
 
 def test_rank_killed_in_the_middle_of_a_step(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("rank_killed", environment={"HOLD_AT": 6})
+    job = drills.train("rank_killed", settings={"HOLD_AT": 6})
     job.wait_for_step(5)
     drills.cluster.ranks(job.number)[2].kill()
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
     assert [segment["progress"] for segment in job.segments()] == [0, 4]
-    assert "crashed with exit code 137; goes on from progress 4" in job.log
+    assert "goes on from progress 4" in job.log
     assert_finished_like(job, uninterrupted)
 
 
 def test_lost_nodes(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("node_lost", environment={"HOLD_AT": "4,6"})
+    job = drills.train("node_lost", settings={"HOLD_AT": "4,6"})
     lost = []
     for segment, step in enumerate((3, 5)):  # the second node, then the head node with the job script
         job.wait_for_step(step)
@@ -98,7 +99,7 @@ def test_lost_nodes(drills: Drills, uninterrupted: Path) -> None:
 
 
 def test_scancel_saves_and_stays_dead(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("cancelled", environment={"HOLD_AT": 4})
+    job = drills.train("cancelled", settings={"HOLD_AT": 4})
     job.wait_for_step(3)
     drills.cluster.output_of("scancel", job.number)
     assert job.end().state == "CANCELLED", job.describe()
@@ -116,7 +117,7 @@ def test_scancel_saves_and_stays_dead(drills: Drills, uninterrupted: Path) -> No
 def test_bad_node_is_left_out(drills: Drills, uninterrupted: Path) -> None:
     if not drills.cluster.isolated:
         pytest.skip("nodes cannot differ here: that needs root")
-    job = drills.train("bad_node", doctor=True)
+    job = drills.train("bad_node", bad_node=True, settings={"ORA_DOCTOR": 1})
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
     assert f"requeued without {drills.cluster.bad_node}" in job.log
@@ -128,7 +129,7 @@ def test_mistakes_are_not_requeued(drills: Drills) -> None:
     job = drills.train("mistake", model__hidden_sizes=32)
     ended = job.end()
     assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), job.describe()
-    assert [line for line in job.log.splitlines() if "hidden_sizes" in line][0].startswith("error: ")
+    assert any(line.startswith("error: ") and "hidden_sizes" in line for line in job.log.splitlines())
 
 
 def test_time_limit(time_limited: Submitted, uninterrupted: Path) -> None:

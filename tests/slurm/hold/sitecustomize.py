@@ -1,8 +1,8 @@
-"""For the drills, through PYTHONPATH: a program stops where a drill wants to catch it, however fast the machine is.
+"""For the drills, through PYTHONPATH: a program stops where a drill wants to catch it, on any machine.
 
-HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a signal asks
-the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment rank 1 kills
-itself there. HOLD_TASK=1: task 1 of a tokenize array, in its first life, waits before it writes a unit.
+HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a
+signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment
+rank 1 kills itself there. HOLD_TASK=1: task 1 of a tokenize array, in its first life, waits before it writes.
 """
 
 import importlib.machinery
@@ -58,9 +58,7 @@ def hold_task(event, arguments):
 
 if "HOLD_AT" in os.environ or "KILL_AT" in os.environ:
     sys.meta_path.insert(0, Wrap())
-if (
-    os.environ.get("HOLD_TASK") == os.environ.get("SLURM_ARRAY_TASK_ID", "-")
-    and "data_pipeline" in sys.orig_argv
-):
-    if "SLURM_RESTART_COUNT" not in os.environ:
-        sys.addaudithook(hold_task)
+this_task = os.environ.get("HOLD_TASK") == os.environ.get("SLURM_ARRAY_TASK_ID", "none")
+first_life = "SLURM_RESTART_COUNT" not in os.environ
+if this_task and first_life and "data_pipeline" in sys.orig_argv:
+    sys.addaudithook(hold_task)
