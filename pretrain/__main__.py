@@ -124,6 +124,8 @@ def doctor(
             place = arguments.index("--local-ranks")
             del arguments[place : place + 2]
         sys.exit(launch_local_ranks([sys.executable, "-m", "pretrain", *arguments], local_ranks))
+    # The doctor says itself, in a sentence, what torch's sockets would warn of. Before torch is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from megatron_patches.compat import silence_expected_warnings
 
     silence_expected_warnings()

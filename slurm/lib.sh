@@ -59,7 +59,7 @@ ora_start() {
   [ -n "${SLURM_JOB_ID:-}" ] || ora_fail "no Slurm job: submit this script with sbatch"
   cd "$ORA_ROOT" || ora_fail "ORA_ROOT=$ORA_ROOT is not a directory on $(hostname)"
   local site=${ORA_SITE:-$ORA_ROOT/slurm/site.sh}
-  if [ -f "$site" ]; then
+  if [ -e "$site" ]; then # /dev/null: none
     # shellcheck source=slurm/site.example.sh
     . "$site" || ora_fail "the site file $site failed"
   elif [ -n "${ORA_SITE:-}" ]; then

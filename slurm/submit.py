@@ -58,7 +58,7 @@ def site_settings() -> dict[str, str]:
     """
     given = os.environ.get("ORA_SITE")
     path = Path(given) if given else ROOT / "slurm" / "site.sh"
-    if not path.is_file():
+    if not path.exists():
         if given:
             raise SubmitError(f"ORA_SITE={given} does not exist")
         return {}

@@ -7,7 +7,6 @@ first rank of a node also checks what the ranks of a node share: disk, /dev/shm,
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -21,10 +20,11 @@ from typing import Any
 import torch
 
 from data_pipeline.manifest import expected_files, file_problem
-from megatron_patches.orthonormal import ROLES, BankRecipe, rows_of_heads
-from megatron_patches.shards import head_digests
+from megatron_patches.orthonormal import ROLES, BankRecipe, Role, rows_of_heads
+from megatron_patches.policy import QKPolicy
+from megatron_patches.shards import head_digests, split_heads
 from pretrain.config import Config, load_config
-from pretrain.counting import checkpoint_bytes, count_parameters
+from pretrain.counting import checkpoint_bytes, count_attention, count_parameters
 from pretrain.doctor.meeting import Place, bounded
 from pretrain.inputs import check_inputs
 from pretrain.model import DTYPES, recipe_of
@@ -178,7 +178,7 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
     if recipe is None:
         return {"digests": [], "heads": 0}
     deadline, digests = time.monotonic() + seconds, []
-    units = bank_units(recipe, config.model.num_layers)
+    units = frozen_units(recipe, config.policy(), config.model.num_layers)
     for layer, role, heads in units:
         rows = torch.from_numpy(rows_of_heads(recipe, layer, role, heads)).to(DTYPES[config.precision.dtype])
         made = head_digests(rows, recipe.head_dim)
@@ -191,12 +191,19 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
     return {"digests": digests, "heads": sum(len(heads) for _, _, heads in units)}
 
 
-def bank_units(recipe: BankRecipe, num_layers: int) -> list[tuple[int, Any, Sequence[int]]]:
-    """(layer, role, heads) that are made at once: a head, or with scope `layer` all heads of a role."""
-    places = itertools.product(range(num_layers), ROLES)
-    if recipe.init == "orthogonal" and recipe.scope == "layer":
-        return [(layer, role, range(recipe.num_heads(role))) for layer, role in places]
-    units = [(layer, role, [head]) for layer, role in places for head in range(recipe.num_heads(role))]
+def frozen_units(
+    recipe: BankRecipe, policy: QKPolicy, num_layers: int
+) -> list[tuple[int, Role, Sequence[int]]]:
+    """(layer, role, frozen heads) that are made at once: a head, or with scope `layer` all of a role."""
+    units: list[tuple[int, Role, Sequence[int]]] = []
+    for layer in range(num_layers):
+        groups = policy.frozen_groups(layer, num_layers, recipe.num_query_groups)
+        heads = split_heads(recipe.num_attention_heads, recipe.num_query_groups, groups, 0, 1).frozen
+        for role in ROLES:
+            if recipe.scope == "layer" and heads[role]:
+                units.append((layer, role, heads[role]))
+            else:
+                units += [(layer, role, [head]) for head in heads[role]]
     return sorted(units, key=lambda unit: unit[2][0])
 
 
@@ -208,7 +215,8 @@ def disk_facts(config: Config) -> dict[str, Any]:
     """
     directory = config.run_path / "checkpoints"
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
-    count = count_parameters(config.shape(), frozen_query_key=config.policy().frozen)
+    shape = config.shape()
+    count = count_parameters(shape, count_attention(shape, config.policy()))
     size = checkpoint_bytes(count, config.precision.dtype)
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)

@@ -21,6 +21,8 @@ MAX_CLOCK_SKEW = 5.0
 minutes."""
 SLOW_SHARE = 0.5
 
+SHARED = ("disk", "shm")
+"""What one rank checks for its node."""
 HARDWARE = ("gpus", "all-reduce")
 """Of a single node these are the node's own; any other problem of a single node is the site's."""
 
@@ -175,7 +177,8 @@ def _own_failures(gathered: Gathered) -> list[Problem]:
             continue
         for node, ranks in gathered.ranks_of.items():
             if hit := [rank for rank in ranks if rank in failed]:
-                problems.append(Problem(check, gathered.where(hit) + failed[hit[0]], (node,)))
+                who = "" if check in SHARED else gathered.where(hit)
+                problems.append(Problem(check, who + failed[hit[0]], (node,)))
     return problems
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config import load_config
-from pretrain.counting import checkpoint_bytes, count_parameters
+from pretrain.counting import checkpoint_bytes, count_attention, count_parameters
 from pretrain.doctor.checks import Unfit, bank_facts, disk_facts, gpu_facts
 from pretrain.doctor.collectives import WrongSum, all_reduce_speed
 from pretrain.doctor.meeting import bounded, expand_hosts, missing_nodes
@@ -152,10 +152,10 @@ def test_a_rank_that_never_comes_and_one_that_falls_silent_are_named(
     ranks.start(1, "n2", [*overrides, "--timeout", "200"], **step)
     ranks.store.wait(["doctor/0/hello/1"], timedelta(seconds=200))
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)  # as a node that hangs
-    ranks.start(0, "n1", [*overrides, "--timeout", "5"], **step)
+    ranks.start(0, "n1", [*overrides, "--timeout", "3"], **step)
     said = ranks.wait(0, BAD_NODES)
-    assert {"n2", "n3"} <= set(ranks.report()["bad_nodes"])  # a busy machine may be too slow for n1's 5 s
-    assert "bad node n3: rank 2 did not answer within 5 s" in said
+    assert {"n2", "n3"} <= set(ranks.report()["bad_nodes"])  # a busy machine may be too slow for n1's 3 s
+    assert "bad node n3: rank 2 did not answer within 3 s" in said
     assert "bad node n2: rank 1 came, but did not end" in said
 
 
@@ -210,7 +210,8 @@ def test_size_of_a_checkpoint(tmp_path: Path, tiny_shards: Path) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "size", **sizes, precision__dtype="bf16")
     assert train(overrides, 1).returncode == 0
     config = load_config("demo", overrides)
-    count = count_parameters(config.shape(), frozen_query_key=True)
+    shape = config.shape()
+    count = count_parameters(shape, count_attention(shape, config.policy()))
     assert newest_checkpoint_bytes(config.run_path) == pytest.approx(
         checkpoint_bytes(count, "bf16"), rel=0.03
     )
@@ -227,6 +228,12 @@ def test_the_bank_check_keeps_its_time_and_its_order(tiny_shards: Path, tmp_path
         "layer 1 key head 0",
     ]
     assert bank_facts(config, 0) == {"digests": everything["digests"][:1], "heads": 16}
+    half = tiny_overrides(
+        tiny_shards, tmp_path, "half", attention__variant="hybrid", attention__frozen_heads='{"0": 0.5}'
+    )
+    assert [place for place, _ in bank_facts(load_config("demo", half), 9)["digests"]] == [
+        *("layer 0 query head 1", "layer 0 key head 1", "layer 0 query head 3", "layer 0 key head 3")
+    ]
     by_layer = load_config("demo", [*tiny_overrides(tiny_shards, tmp_path, "bank"), "attention.scope=layer"])
     assert len(bank_facts(by_layer, 0)["digests"]) == 4  # a layer's heads are made at once
 

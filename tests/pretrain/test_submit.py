@@ -13,13 +13,10 @@ import pytest
 from tests.ranks import ROOT, rank_environment
 from tests.runs import assert_refused
 
-EMPTY_FILE = ROOT / "tests" / "__init__.py"
-"""A site file that sets nothing, in place of the one that this checkout may have."""
-
 
 def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "slurm/submit.py", *arguments]
-    env = rank_environment() | {"ORA_SITE": str(EMPTY_FILE)} | environment
+    env = rank_environment() | {"ORA_SITE": "/dev/null"} | environment
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import sys
 
-from tests.ranks import ROOT
 from tests.runs import assert_refused
 from tests.slurm.cluster import Cluster
 
-EMPTY_FILE = ROOT / "tests" / "__init__.py"
-SITE = {"ORA_SITE": str(EMPTY_FILE)}
-"""A site file that sets nothing, in place of the one that this checkout may have."""
+SITE = {"ORA_SITE": "/dev/null"}
+"""In place of the site file that this checkout may have."""
 
 
 def test_the_dry_runs_own_commands_are_accepted_as_printed(cluster: Cluster) -> None:
