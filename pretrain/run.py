@@ -30,6 +30,7 @@ from pretrain.distributed import (
     shutdown_distributed,
 )
 from pretrain.errors import UserError
+from pretrain.hparams import hparams
 from pretrain.inputs import check_inputs
 from pretrain.metrics_file import read_metrics
 from pretrain.resilience import CONTINUE, FINISHED, RUNNING, STOPPED
@@ -240,7 +241,7 @@ def _open_telemetry(
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
         variance_window=config.telemetry.variance_window,
-        hparams=_hparams(config),
+        hparams=hparams(config),
         total_steps=config.total_steps,
         resume_step=progress.step,
     )
@@ -264,16 +265,6 @@ def _headline(config: Config, context: ParallelContext, audit: Mapping[str, Any]
         f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {_device_name(context.device)}, ZeRO-{audit['zero_stage']}"
     )
-
-
-def _hparams(config: Config) -> dict[str, str | float | int | bool]:
-    """What TensorBoard's HPARAMS page tells runs apart by."""
-    sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
-    resolved = config.resolved()
-    values = {f"{section}.{key}": value for section in sections for key, value in resolved[section].items()}
-    return {key: value for key, value in values.items() if isinstance(value, (str, float, int, bool))} | {
-        "run.seed": config.run.seed
-    }
 
 
 def _last_record(path: Path) -> dict[str, Any]:

@@ -34,6 +34,7 @@ import torch
 from rich.console import Console
 
 from pretrain.event_file import EventFile
+from pretrain.hparams import FIRST
 from pretrain.metrics_file import MetricsFile, cut_back
 from pretrain.progress import ConsoleProgress
 
@@ -256,7 +257,7 @@ class Telemetry:
         self._progress.close()
         if self._event_file is not None:
             if final is not None:
-                self._event_file.write_hparams(self._last_step, self._hparams, final)
+                self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)
             self._event_file.close()
         self._metrics_file.close()
 

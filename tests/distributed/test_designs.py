@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.compare.theory import expected_cost
+from pretrain.finished_run import read_finished_run
 from tests.conftest import make_shards
 from tests.distributed.designs import DESIGNS, STEPS, design_overrides
 from tests.ranks import run_ranks
@@ -108,6 +110,18 @@ def test_the_audit_agrees_with_the_formulas_under_every_layout(reports, design):
         assert report["audit"]["frozen_in_zero"] == 0
         assert totals["model_trainable_parameters"] == report["counted"]["trainable"], layout
         assert totals["model_frozen_parameters"] == report["counted"]["frozen"], layout
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_memory_is_what_the_formulas_of_compare_say(reports, runs, design):
+    """ZeRO pads each rank's part of a group, which is much for models this small."""
+    for layout in RUNS:
+        run = read_finished_run(runs / run_name(design, layout))
+        theory = expected_cost(run)
+        assert theory is not None and theory.trainable_parameters == run.trainable_parameters
+        for part in ("weight", "frozen", "gradient", "optimizer_state"):
+            held, expected = getattr(run, f"{part}_bytes"), getattr(theory, f"{part}_bytes")
+            assert held == pytest.approx(expected, rel=0.01), (layout, part)
 
 
 @pytest.mark.parametrize("design", DESIGNS)

@@ -413,10 +413,14 @@ def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:
     assert values["model.tied"].string_value == "true"
     experiment = plugin_data_pb2.HParamsPluginData.FromString(contents["_hparams_/experiment"]).experiment
     assert {info.name.tag for info in experiment.metric_infos} == {"perplexity/valid", "loss/train"}
+    shown_first = {info.name for info in experiment.hparam_infos if info.differs}
+    assert shown_first == {"attention.variant", "optimizer.learning_rate"}
     assert "_hparams_/session_end_info" in contents
     (layout_event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(layout_event.tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == ["throughput", "memory", "quality"]
+    assert [category.title for category in layout.category] == ["quality", "throughput", "memory"]
+    charts = {chart.title for category in layout.category for chart in category.chart}
+    assert {"training loss", "validation loss", "gradient norm", "tokens per second"} <= charts
 
 
 def test_without_tensorboard_only_metrics_are_written(tmp_path: Path) -> None:
