@@ -40,6 +40,10 @@ class Work(Protocol):
     def directory(self) -> Path: ...
 
     @property
+    def title(self) -> str:
+        """What a log calls it."""
+
+    @property
     def records(self) -> Path:
         """Where its segments are recorded, and their logs."""
 
@@ -58,6 +62,10 @@ class Training:
     """A training run; its directory says how it ended, which outranks the exit code."""
 
     directory: Path
+
+    @property
+    def title(self) -> str:
+        return str(self.directory)
 
     @property
     def records(self) -> Path:
@@ -83,6 +91,10 @@ class Tokenizing:
     directory: Path
     index: int
     count: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.directory}, task {self.index} of {self.count},"
 
     @property
     def records(self) -> Path:
@@ -213,7 +225,7 @@ class Segments:
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
         outcome = self.work.outcome(ending.exit_code)
         if outcome == FINISHED:
-            return Decision(FINISHED, f"{self.work.directory} is finished")
+            return Decision(FINISHED, f"{self.work.title} is finished")
         if ending.job_state != RUNNING_JOB:
             return Decision(STOP, f"Slurm has ended this segment itself (the job is {ending.job_state})")
         if outcome == CONTINUE:
