@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.ranks import ROOT, rank_environment
 
@@ -74,6 +75,12 @@ PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
 def missing_programs() -> list[str]:
     """The programs of Slurm and munge that this machine lacks."""
     return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+
+
+def require_slurm() -> None:
+    """Skip the test where Slurm is not installed; one place, so that pytest reports one line for all."""
+    if missing := missing_programs():
+        pytest.skip(f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge")
 
 
 @dataclass(frozen=True)

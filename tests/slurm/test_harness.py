@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.ranks import ROOT, rank_environment
-from tests.slurm.cluster import missing_programs, wait_until
+from tests.slurm.cluster import require_slurm, wait_until
 from tests.slurm.drills import Drills
 
 HARNESS = """
@@ -35,8 +35,7 @@ def test_nodes_have_names_and_addresses_of_their_own(drills: Drills) -> None:
 
 @pytest.mark.parametrize("mode", ["networks", "loopback", "plain"])
 def test_nothing_is_left_when_the_tests_are_killed(mode: str) -> None:
-    if missing := missing_programs():
-        pytest.skip(f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge")
+    require_slurm()
     harness = subprocess.Popen(
         [sys.executable, "-c", HARNESS],
         cwd=ROOT,
