@@ -186,7 +186,12 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own."""
+    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
+
+    In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried again.
+    """
+    if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
+        Path(os.environ["ORA_REFUSAL"]).write_text(f"{error}\n")
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if rank == "0" or getattr(error, "rank_specific", False):
         print(f"error: {error}", file=sys.stderr, flush=True)

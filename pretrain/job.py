@@ -18,6 +18,8 @@ from pretrain.errors import UserError
 from pretrain.resilience import FINISHED
 from pretrain.segments import REQUEUE, Ending, Segments, SlurmJob, Tokenizing, Training, Work, errors_in
 
+USER_MISTAKE = 2
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 MaxStalled = Annotated[int, typer.Option(envvar="ORA_MAX_STALLED_SEGMENTS", min=1)]
@@ -56,7 +58,10 @@ def end_training(
     max_stalled: MaxStalled = 3,
 ) -> None:
     """After the ranks ended. Answer: `finished`, `requeue` or `stop`."""
-    _end(Training(run), Ending(exit_code, job_state, preempted, asked), max_stalled)
+    work = Training(run)
+    refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
+    refused = refusal.read_text().strip() if refusal.is_file() else ""
+    _end(work, Ending(exit_code, job_state, preempted, asked, refused), max_stalled)
 
 
 @app.command("sweep-runs")
@@ -100,7 +105,8 @@ def end_tokenizing(
 ) -> None:
     """After a task of a tokenize array ended. Answer: `finished`, `requeue` or `stop`."""
     work = Tokenizing(shards.absolute(), index, count)
-    _end(work, Ending(exit_code, job_state, asked=asked), max_stalled)
+    refused = "mend what the error above says" if exit_code == USER_MISTAKE else ""
+    _end(work, Ending(exit_code, job_state, asked=asked, refused=refused), max_stalled)
 
 
 @app.command("after-doctor")

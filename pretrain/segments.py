@@ -26,7 +26,6 @@ from pretrain.run_directory import complete_checkpoints, read_state, write_state
 CRASHED = "crashed"
 REQUEUE = "requeue"
 STOP = "stop"
-USER_MISTAKE = 2
 RUNNING_JOB = "RUNNING"
 
 
@@ -145,12 +144,14 @@ class Ending:
         job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided.
         preempted: the job is being preempted.
         asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by it.
+        refused: what the ranks refused alike; they would again.
     """
 
     exit_code: int
     job_state: str
     preempted: bool = False
     asked: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,13 @@ class Segments:
         """How many of the job's latest segments began where the work still is.
 
         Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
-        something, a dead node wrote no end. A new submission counts from nought: somebody has looked at it.
+        something, a dead node wrote no end. Segments that found a bad node have a limit of their own. A new
+        submission counts from nought: somebody has looked at it.
         """
-        count = 0
-        for record in reversed(self._records(job)):
-            if record["event"] == "begin":
+        records, count = self._records(job), 0
+        bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
+        for record in reversed(records):
+            if record["event"] == "begin" and record["restart"] not in bad_nodes:
                 if record["progress"] != progress:
                     break
                 count += 1
@@ -236,10 +239,8 @@ class Segments:
             return Decision(STOP, "stopped and saved, as SIGTERM asked; the same sbatch command goes on")
         if ending.asked:
             return Decision(REQUEUE, "ended before the time limit; finished parts are kept")
-        if ending.exit_code == USER_MISTAKE:
-            return Decision(
-                STOP, "refused (exit code 2): a restart would end alike; mend what the error says"
-            )
+        if ending.refused:
+            return Decision(STOP, f"refused, and would be again: {ending.refused}")
         progress = self.work.progress()
         stalled = self.stalled(job, progress)
         if stalled >= max_stalled:

@@ -201,7 +201,8 @@ ora_pretrain() {
   ora_doctor "$run" "$logs" "$@"
   code=$?
   if [ "$code" = 0 ] && [ "$ORA_CONTINUE$ORA_STOPPED" = 00 ]; then
-    ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$@"
+    # What all ranks refuse alike they also write there: which exit code srun returns is a race among them.
+    ORA_REFUSAL=$logs/refused ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$@"
     code=$?
   fi
   ora_after "$run" "$code"
@@ -279,10 +280,11 @@ ora_excluded() {
 
 # ora_after RUN EXIT_CODE: finished, requeue or stop.
 ora_after() {
-  local answer state options=()
+  local answer state preempted options=()
   [ -z "$ORA_PASSING" ] || kill "$ORA_PASSING" 2>/dev/null
   state=$(ora_job_field JobState) || state=UNKNOWN
-  [ "$(ora_job_field PreemptTime)" = None ] || options+=(--preempted)
+  preempted=$(ora_job_field PreemptTime)
+  [ "${preempted:-None}" = None ] || options+=(--preempted)
   [ "$ORA_CONTINUE" = 0 ] || options+=(--asked)
   answer=$(ora_python -m pretrain.job end-training "$1" --exit-code "$2" --job-state "$state" ${options[@]+"${options[@]}"}) ||
     ora_fail "no decision about $1: submit again to go on"
@@ -314,7 +316,7 @@ ora_tokenize() {
   [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
   read -r -a inputs <<<"$ORA_CORPUS"
   ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return
-  code=0
+  code=1 # if it was asked to stop before it began
   [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ] || {
     ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \
       --workers "${ORA_WORKERS:-${SLURM_CPUS_PER_TASK:-1}}" --task "$index" --num-tasks "$ORA_NUM_TASKS" "$@"

@@ -50,7 +50,7 @@ def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> 
         (STOPPED, Ending(0, "RUNNING"), STOP, "as SIGTERM asked"),
         (STOPPED, Ending(0, "RUNNING", preempted=True), REQUEUE, "before preemption"),
         (RUNNING, Ending(137, "RUNNING"), REQUEUE, "goes on from progress 0 (1 of 3 segments"),
-        (RUNNING, Ending(2, "RUNNING"), STOP, "a restart would end alike"),
+        (RUNNING, Ending(143, "RUNNING", refused="the loss is nan"), STOP, "would be again: the loss is nan"),
         (None, Ending(1, "RUNNING"), REQUEUE, "crashed with exit code 1"),
         (None, Ending(0, "RUNNING", asked=True), REQUEUE, "before the time limit"),
     ],
@@ -113,6 +113,7 @@ def test_bad_nodes_are_left_out_up_to_a_number(tmp_path: Path) -> None:
     assert record.exclude(FIRST, ["n3"], ["n9"], 2) == ["n3", "n9"]
     record.begin(restart(1), 3)
     assert record.exclude(restart(1), ["n4"], ["n3", "n9"], 2) == ["n3", "n4", "n9"]
+    assert record.stalled(restart(2), 0) == 0  # not the run's fault
     with pytest.raises(
         UserError, match=r"3 nodes failed the preflight \(n3, n4, n5\), ORA_MAX_EXCLUDED_NODES=2"
     ):

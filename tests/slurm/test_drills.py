@@ -7,6 +7,7 @@ parallel across.
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -41,7 +42,13 @@ def waiting_jobs(time_limited: Submitted, crashing: Submitted) -> None:
 
 
 def test_two_nodes_of_two_ranks(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("two_nodes", settings={"ORA_DOCTOR": 1})
+    settings = {
+        "ORA_DOCTOR": 1,
+        "ORA_PREFIX": "env ORA_TEST=1",
+        "ORA_INTERFACE": "eth0" if drills.cluster.networks else "lo",
+        "ORA_TIMEOUT_SECONDS": 500,
+    }
+    job = drills.train("two_nodes", settings=settings)
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 0), job.describe()
     assert_finished_like(job, uninterrupted)
@@ -72,7 +79,8 @@ def test_preemption(drills: Drills, uninterrupted: Path) -> None:
 
 
 def test_rank_killed_in_the_middle_of_a_step(drills: Drills, uninterrupted: Path) -> None:
-    job = drills.train("rank_killed", settings={"HOLD_AT": 6})
+    # Any srun option makes the script start all of its Python by srun, as containers may need.
+    job = drills.train("rank_killed", settings={"HOLD_AT": 6, "ORA_SRUN_OPTIONS": "--mpi=none"})
     job.wait_for_step(5)
     drills.cluster.ranks(job.number)[2].kill()
     ended = job.end()
@@ -125,11 +133,17 @@ def test_bad_node_is_left_out(drills: Drills, uninterrupted: Path) -> None:
     assert_finished_like(job, uninterrupted)
 
 
-def test_mistakes_are_not_requeued(drills: Drills) -> None:
+def test_mistakes_are_not_requeued(drills: Drills, uninterrupted: Path) -> None:
     job = drills.train("mistake", model__hidden_sizes=32)
     ended = job.end()
     assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), job.describe()
     assert any(line.startswith("error: ") and "hidden_sizes" in line for line in job.log.splitlines())
+
+    shutil.copytree(uninterrupted, drills.runs / "changed")  # this one only the ranks can see
+    job = drills.train("changed", attention__variant="vanilla", schedule__steps=STEPS + 2)
+    ended = job.end()
+    assert (ended.state, ended.restarts) == ("FAILED", 0), job.describe()
+    assert "error: refused, and would be again: " in job.log and "attention.variant" in job.log
 
 
 def test_time_limit(time_limited: Submitted, uninterrupted: Path) -> None:
