@@ -1,11 +1,11 @@
-# make demo · make test · make lint · make bench · make results — each sets up .venv first if it is missing.
+# make demo · make test · make test-slurm · make lint · make bench · make results — each sets up .venv first if it is missing.
 # make bench needs nothing from outside; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
-PACKAGES := pretrain megatron_patches data_pipeline ds_configs tests benchmarks
+PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test lint bench clean
+.PHONY: demo demo-clean results test test-slurm lint bench clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
@@ -46,6 +46,10 @@ results: $(DEMO)/shards/manifest.json
 # --- checks -----------------------------------------------------------------------------------------------------------
 test: $(VENV)/installed
 	$(RUN) -m pytest
+
+# The drills on a private Slurm alone; `make test` includes them. Needs slurm-wlm and munge, else it says so and skips.
+test-slurm: $(VENV)/installed
+	$(RUN) -m pytest tests/slurm
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check $(PACKAGES)

@@ -56,6 +56,7 @@ def train(
     from pretrain.loop import train as run_training
 
     run_training(load_config(config, overrides or []), signals)
+    signals.ignore()
 
 
 @app.command()
@@ -113,6 +114,53 @@ def compare(
     typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 
 
+@app.command()
+def doctor(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    local_ranks: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
+        ),
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait for a rank to come, and for its checks.")
+    ] = 180,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs that every node must have; default: as Slurm says.")
+    ] = None,
+    digest_seconds: Annotated[
+        float, typer.Option(min=0, help="Regenerate and compare frozen heads for at most this long.")
+    ] = 30,
+    report: Annotated[Path | None, typer.Option(help="Write the results and bad nodes as JSON.")] = None,
+) -> None:
+    """Check every node before training: exit code 0 fit, 2 yours or the site's to mend, 3 bad nodes (named).
+
+    Example: srun python -m pretrain doctor large --report doctor.json
+    """
+    if local_ranks:
+        from pretrain.launch import launch_local_ranks
+
+        arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--local-ranks=")]
+        if "--local-ranks" in arguments:
+            place = arguments.index("--local-ranks")
+            del arguments[place : place + 2]
+        sys.exit(launch_local_ranks([sys.executable, "-m", "pretrain", *arguments], local_ranks))
+    # The doctor says itself, in a sentence, what torch's sockets would warn of. Before torch is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from megatron_patches.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    from pretrain.doctor.checks import Request
+    from pretrain.doctor.rank import run_doctor
+
+    request = Request(config, tuple(overrides or ()), timeout, gpus, digest_seconds, report)
+    code = run_doctor(request)
+    sys.stdout.flush()
+    os._exit(code)  # a check that hangs was left behind in a thread, which must not hold the process
+
+
 app.command()(sweep)
 
 
@@ -141,7 +189,12 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own."""
+    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
+
+    In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried again.
+    """
+    if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
+        Path(os.environ["ORA_REFUSAL"]).write_text(f"{error}\n")
     rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     if rank == "0" or getattr(error, "rank_specific", False):
         print(f"error: {error}", file=sys.stderr, flush=True)

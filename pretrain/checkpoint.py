@@ -23,9 +23,7 @@ from pretrain.config import Config
 from pretrain.distributed import ParallelContext, require_equal_on_all_ranks
 from pretrain.errors import UserError
 from pretrain.identity import accept_identity, run_identity
-from pretrain.run_directory import write_text_atomically
-
-MARKER = "COMPLETE"
+from pretrain.run_directory import MARKER, complete_checkpoints, write_text_atomically
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,6 @@ def find_newest_checkpoint(config: Config) -> tuple[Path | None, int]:
         "make the run directory visible and identical on every node",
     )
     return newest, int(newest.name.removeprefix("step_")) if newest is not None else 0
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Directories with a COMPLETE marker, newest first."""
-    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:

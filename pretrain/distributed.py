@@ -252,7 +252,7 @@ def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> 
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         else:
             if launch.rank > 0:
-                _wait_for_first_rank(timeout)
+                wait_for_first_rank(timeout)
             dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -264,7 +264,7 @@ def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> 
         ) from error
 
 
-def _wait_for_first_rank(timeout: timedelta) -> None:
+def wait_for_first_rank(timeout: timedelta) -> None:
     """Wait until rank 0 listens: torch would wait too, but twice as long and with pages of C++ on stderr."""
     deadline = time.monotonic() + timeout.total_seconds()
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -36,6 +36,14 @@ class StopSignals:
         signal.signal(signal.SIGINT, self._on_signal)
         return self
 
+    def ignore(self) -> None:
+        """From here on: the run is saved, and a late signal must not change the exit code.
+
+        Python puts the default action back when it ends, but leaves ignored signals ignored.
+        """
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGUSR1:
             self.continue_later = True

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard", "ora-pretrain")
+MARKER = "COMPLETE"
+"""In a checkpoint's directory: all of it is there."""
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -36,6 +38,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Directories with a COMPLETE marker, newest first."""
+    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
+
+
 def read_state(run_path: Path) -> str | None:
     """The run's one-word state (see `resilience`), or None for a run that never started."""
     path = run_path / "state"
@@ -50,7 +57,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
     """What environment.json records: versions, commit, host, start time, and the given facts."""
     return {
         "python": sys.version.split()[0],
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": package_versions(),
         "git_commit": _git_commit(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -58,6 +65,11 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **facts,
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """The installed versions of the packages that results may depend on; None if one is not installed."""
+    return {package: _version(package) for package in PACKAGES}
 
 
 def _version(package: str) -> str | None:

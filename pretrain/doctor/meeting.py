@@ -1,0 +1,207 @@
+"""Where the ranks meet: a key-value store on rank 0, every wait of which ends, and who should be there.
+
+A process group cannot say who is missing: it hangs, or fails on whoever happened to wait for the missing
+rank. Here every rank writes its own keys, and rank 0 reads each rank's with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pretrain.distributed import LaunchEnvironment, wait_for_first_rank
+from pretrain.errors import UserError
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """Rank 0 cannot be reached, or no longer."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is. `node` is the name that `sbatch --exclude` knows."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: str
+
+    @staticmethod
+    def read() -> Place:
+        """From the launcher's environment.
+
+        Raises:
+            UserError: a half-set environment.
+        """
+        launch = LaunchEnvironment.read()
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        return Place(launch.rank, launch.local_rank, launch.world_size, node)
+
+
+class Meeting:
+    """This rank's access to the common store. Values are JSON.
+
+    Args:
+        seconds: how long to wait for rank 0.
+
+    Raises:
+        NoAnswer: rank 0 does not answer.
+        UserError: on rank 0, if it cannot listen.
+    """
+
+    def __init__(self, place: Place, seconds: float) -> None:
+        self.place = place
+        self._alone = place.world_size == 1 and "MASTER_ADDR" not in os.environ
+        # A launcher's store (torchrun, --local-ranks) outlives its ranks, and a restarted rank must not read
+        # old answers.
+        self._prefix = f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._store = self._open(seconds, first=True)
+
+    def connection(self, name: str, seconds: float) -> dist.Store:
+        """A store of its own for a process group: a wait on a connection blocks all others on it."""
+        store = self._store if self._alone else self._open(seconds, first=False)
+        return dist.PrefixStore(f"{self._prefix}/{name}", store)
+
+    def post(self, key: str, value: Any) -> None:
+        """Let every rank know.
+
+        Raises:
+            NoAnswer
+        """
+        try:
+            self._store.set(f"{self._prefix}/{key}", json.dumps(value))
+        except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
+            raise NoAnswer(str(error)) from error
+
+    def read(self, key: str, seconds: float) -> Any:
+        """The value once it is there; None if it does not come in time.
+
+        Raises:
+            NoAnswer
+        """
+        name = f"{self._prefix}/{key}"
+        try:
+            self._store.wait([name], timedelta(seconds=max(0.001, seconds)))
+            return json.loads(self._store.get(name))
+        except dist.DistStoreError:
+            return None
+        except RuntimeError as error:
+            raise NoAnswer(str(error)) from error
+
+    def collect(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
+        """`KEY/RANK` of every rank that posts it in time.
+
+        Raises:
+            NoAnswer
+        """
+        deadline = time.monotonic() + seconds
+        found = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
+        return {rank: value for rank, value in found.items() if value is not None}
+
+    def _open(self, seconds: float, *, first: bool) -> dist.Store:
+        if self._alone:
+            return dist.HashStore()
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        host = first and self.place.rank == 0 and not launchers
+        timeout = timedelta(seconds=seconds)
+        try:
+            if not host:
+                wait_for_first_rank(timeout)
+            return dist.TCPStore(address, port, None, host, timeout, wait_for_workers=False)
+        except (RuntimeError, OSError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if host:
+                raise UserError(
+                    f"rank 0 on node {self.place.node} cannot listen at MASTER_ADDR={address} "
+                    f"MASTER_PORT={port} ({reason}); set them to the head node's address and a free port"
+                ) from error
+            raise NoAnswer(f"{address}:{port}: {reason}") from error
+
+
+def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
+    """The result of `action`, or TimeoutError.
+
+    The action runs in a thread: a read from a dead file server and a collective whose peer is gone cannot be
+    interrupted, only left behind.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"{what} did not end within {seconds:.0f} s")
+    return results[0]
+
+
+def missing_nodes(
+    missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
+) -> dict[int, str | None]:
+    """The node of each missing rank, as far as the launcher's environment and the other ranks tell.
+
+    Args:
+        present: rank -> node of those that came.
+    """
+    planned = _slurm_nodes(environment, world_size)
+    if planned and any(planned[rank] != node for rank, node in present.items()):
+        planned = []  # a distribution other than block
+    local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
+    found: dict[int, str | None] = {}
+    for rank in missing:
+        found[rank] = planned[rank] if planned else None
+        if not planned and local:
+            group = range(rank - rank % local, rank - rank % local + local)
+            found[rank] = next((present[other] for other in group if other in present), None)
+    return found
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Slurm's `n[1-3,7],gpu-a[01-02]` -> its host names."""
+    names: list[str] = []
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
+        bracket = re.search(r"\[([^\]]*)\]", part)
+        if not bracket:
+            names.append(part)
+            continue
+        head, tail = part[: bracket.start()], part[bracket.end() :]
+        for item in bracket[1].split(","):
+            first, _, last = item.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names += expand_hosts(f"{head}{number:0{len(first)}d}{tail}")
+    return names
+
+
+def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
+    """Node of every rank under srun's block distribution; empty if the variables do not say."""
+    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
+    counts: list[int] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != len(hosts) or sum(counts) != world_size:
+        return []
+    return [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]

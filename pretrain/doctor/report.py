@@ -1,0 +1,160 @@
+"""The table for people, and the JSON that the job script reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shutil import get_terminal_size
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, name_ranks
+from pretrain.run_directory import write_json
+
+MIN_WIDTH = 150
+CHECKS = ("gpus", "all-reduce", "disk", "shm", "clock", "data", "bank")
+
+
+def attempt() -> str:
+    """Tells this start of this job from an earlier one that used the same report file."""
+    names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
+def write_report(
+    path: Path, gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]
+) -> None:
+    """Atomically write the JSON; its `bad_nodes` are what `sbatch --exclude` may be given."""
+    nodes = {
+        node: {
+            "ranks": ranks,
+            "clock_ahead_seconds": gathered.clocks.get(node, (None,))[0],
+            "all_reduce_gb_per_s": (gathered.collectives.get(ranks[0]) or {}).get("node"),
+            **{
+                key: gathered.facts.get(ranks[0], {}).get(key)
+                for key in ("versions", "gpus", "disk", "shm", "data")
+            },
+        }
+        for node, ranks in gathered.ranks_of.items()
+    }
+    write_json(path, report_content(problems) | {"warnings": list(warnings), "nodes": nodes})
+
+
+def write_head_node_report(path: Path, problem: Problem) -> None:
+    """By a rank that does not reach rank 0: what it knows, unless rank 0 has spoken after all."""
+    try:
+        spoken = json.loads(path.read_text())["attempt"] == attempt()
+    except (OSError, ValueError, KeyError):
+        spoken = False
+    if not spoken:
+        write_json(path, report_content([problem]))
+
+
+def report_content(problems: Sequence[Problem]) -> dict[str, Any]:
+    """The part of the report that every report has."""
+    return {
+        "exit_code": exit_code(problems),
+        "bad_nodes": bad_nodes(problems),
+        "problems": [
+            {"nodes": list(problem.nodes), "check": problem.check, "text": problem.text}
+            for problem in problems
+        ],
+        "attempt": attempt(),
+    }
+
+
+def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]) -> None:
+    """The table, one row a node, and below it what is the same everywhere and what is wrong."""
+    columns = (
+        "node",
+        "ranks",
+        "GPUs",
+        "all-reduce GB/s: node, link, all",
+        "disk free, write",
+        "/dev/shm free",
+        "clock",
+        "data",
+        "bank",
+        "result",
+    )
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("node", "ranks", "result"))
+    for node, ranks in gathered.ranks_of.items():
+        table.add_row(*map(Text, _row(gathered, node, ranks, problems)))
+    console = Console(width=max(MIN_WIDTH, get_terminal_size().columns), no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    lines += _common_lines(gathered)
+    lines += [f"warning: {warning}" for warning in warnings]
+    nodes = len(gathered.ranks_of)
+    fine = f"fit for this run: all {gathered.world_size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+    lines += [problem.sentence for problem in problems if problem.nodes] or ([] if problems else [fine])
+    print("\n".join(lines), flush=True)
+
+
+def _row(
+    gathered: Gathered,
+    node: str,
+    ranks: Sequence[int],
+    problems: Sequence[Problem],
+) -> list[str]:
+    facts = gathered.facts.get(ranks[0], {})
+    found = gathered.collectives.get(ranks[0], {})
+    bad = {problem.check for problem in problems if node in problem.nodes}
+    failed = bad | {problem.check for problem in problems if not problem.nodes}
+    speeds = [found.get("node"), gathered.links.get(node), found.get("world")]
+    cells = {
+        "gpus": _gpus(facts.get("gpus")),
+        "all-reduce": ", ".join("-" if speed is None else f"{speed:.2f}" for speed in speeds),
+        "disk": _disk(facts.get("disk")),
+        "shm": _gigabytes(facts.get("shm"), "free"),
+        "clock": f"{gathered.clocks[node][0]:+.3f} s" if node in gathered.clocks else "-",
+        "data": facts["data"]["fingerprint"][:8] if "data" in facts else "-",
+        "bank": facts["bank"]["digests"][-1][1][:8] if facts.get("bank", {}).get("digests") else "-",
+    }
+    shown = [f"{cells[check]} BAD" if check in failed else cells[check] for check in CHECKS]
+    named = name_ranks(ranks).removeprefix("ranks ").removeprefix("rank ")
+    return [node, named, *shown, "BAD" if bad else "see below" if failed else "ok"]
+
+
+def _common_lines(gathered: Gathered) -> list[str]:
+    """What rank 0 speaks for all about; a difference from it is a problem of its own."""
+    facts = next(iter(gathered.facts.values()), {})
+    versions = [f"{name} {value}" for name, value in facts.get("versions", {}).items() if value]
+    lines = [f"versions: {', '.join(versions)}"] if versions else []
+    if disk := facts.get("disk"):
+        lines.append(
+            f"checkpoints: {disk['checkpoint'] / 1e9:.2f} GB each, {disk['needed'] / 1e9:.2f} GB needed, "
+            f"tried in {disk['directory']}"
+        )
+    made = [len(f["bank"]["digests"]) for f in gathered.facts.values() if "bank" in f]
+    if "bank" in facts:
+        heads = facts["bank"]["heads"]
+        part = f"all {heads}" if min(made) == heads else f"the first {min(made)} of {heads}, head by head,"
+        order = f"{part} heads regenerated and compared on {len(made)} ranks"
+        lines.append(f"frozen bank: {order}" if heads else "frozen bank: this variant has none")
+    return lines
+
+
+def _gpus(facts: Mapping[str, Any] | None) -> str:
+    if not facts:
+        return "-"
+    names = facts["names"]
+    return f"{len(names)} x {names[0]}" if names else "none (CPU)"
+
+
+def _disk(facts: Mapping[str, Any] | None) -> str:
+    if not facts:
+        return "-"
+    return f"{facts['free'] / 1e9:,.1f} GB, {facts['bytes_per_second'] / 1e6:,.0f} MB/s"
+
+
+def _gigabytes(facts: Mapping[str, Any] | None, key: str) -> str:
+    return f"{facts[key] / 2**30:.2f} GiB" if facts else "-"

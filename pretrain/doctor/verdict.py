@@ -1,0 +1,285 @@
+"""From the facts of all ranks to problems, each with the nodes it is about. Pure: no clock, files, ranks.
+
+A problem that every node has is not one of nodes: no other node would do better, and nothing is gained by
+excluding them. It is the user's or the site's to mend (exit code 2). One that some nodes have is theirs
+(exit code 3). Where values differ and none is in the majority, the head node's counts as right.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FINE, SITE, BAD_NODES = 0, 2, 3
+
+MAX_CLOCK_SKEW = 5.0
+"""Seconds. Training works with any; logs of different nodes cannot be read together, and credentials fail at
+minutes."""
+SLOW_SHARE = 0.5
+
+SHARED = ("disk", "shm")
+"""What one rank checks for its node."""
+HARDWARE = ("gpus", "all-reduce")
+"""Of a single node these are the node's own; any other problem of a single node is the site's."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, and with which nodes; no nodes: with none in particular."""
+
+    check: str
+    text: str
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        if not self.nodes:
+            return self.text
+        return f"bad node {', '.join(self.nodes)}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What rank 0 knows at the end.
+
+    Attributes:
+        world_size: ranks that should be there.
+        nodes: rank -> node, of the ranks that came.
+        facts: rank -> its `local_facts`.
+        collectives: rank -> what `Collectives.run` found; empty if it was not run.
+        last: rank -> what it last said it was doing.
+        missing: rank -> node (None: not known) of ranks that never came.
+        clocks: node -> seconds ahead of the head node, and the uncertainty.
+        seconds: how long was waited.
+        ran_collectives: they were begun.
+    """
+
+    world_size: int
+    nodes: Mapping[int, str]
+    facts: Mapping[int, dict[str, Any]]
+    collectives: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    last: Mapping[int, str] = field(default_factory=dict)
+    missing: Mapping[int, str | None] = field(default_factory=dict)
+    clocks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float = 0
+    ran_collectives: bool = False
+
+    @property
+    def ranks_of(self) -> dict[str, list[int]]:
+        """node -> its ranks that came; the head node first."""
+        found: dict[str, list[int]] = {}
+        for rank in sorted(self.nodes):
+            found.setdefault(self.nodes[rank], []).append(rank)
+        return found
+
+    @property
+    def links(self) -> dict[str, float | None]:
+        """node -> GB/s of all-reduce with the head node."""
+        links: dict[str, float | None] = self.collectives.get(0, {}).get("links", {})
+        return links
+
+    def where(self, ranks: Sequence[int]) -> str:
+        """How to speak of some ranks of one node: nothing if they are all of its ranks."""
+        node = self.nodes[ranks[0]]
+        return "" if len(ranks) == len(self.ranks_of[node]) else f"{name_ranks(ranks)}: "
+
+
+def exit_code(problems: Sequence[Problem]) -> int:
+    """SITE before BAD_NODES: other nodes would not help."""
+    if any(not problem.nodes for problem in problems):
+        return SITE
+    return BAD_NODES if problems else FINE
+
+
+def bad_nodes(problems: Sequence[Problem]) -> list[str]:
+    """Every node that has a problem of its own."""
+    return sorted({node for problem in problems for node in problem.nodes})
+
+
+def find_problems(gathered: Gathered) -> list[Problem]:
+    """All that is wrong, the most telling first."""
+    return [
+        *_absent(gathered),
+        *_own_failures(gathered),
+        *_differences(gathered),
+        *_clock_skew(gathered),
+        *_link_failures(gathered),
+        *_collective_failures(gathered),
+    ]
+
+
+def find_warnings(gathered: Gathered) -> list[str]:
+    """What does not stop a run but slows it: GPU nodes with half the all-reduce speed of the others, or
+    less."""
+    if not any(facts.get("gpus", {}).get("names") for facts in gathered.facts.values()):
+        return []  # CPU ranks share their cores with everything else: their speeds say little
+    within = {
+        node: found["node"]
+        for node, ranks in gathered.ranks_of.items()
+        if (found := gathered.collectives.get(ranks[0])) and found.get("node")
+    }
+    warnings = []
+    for what, speeds in (("within the node", within), ("with the head node", gathered.links)):
+        known = {node: speed for node, speed in speeds.items() if speed}
+        median = statistics.median(known.values()) if len(known) > 2 else 0
+        warnings += [
+            f"slow node {node}: all-reduce {what} at {speed:.1f} GB/s, the median is {median:.1f}"
+            for node, speed in known.items()
+            if speed <= SLOW_SHARE * median
+        ]
+    return warnings
+
+
+def _absent(gathered: Gathered) -> list[Problem]:
+    """Ranks that never came, and ranks that came and then fell silent."""
+    problems = []
+    by_node: dict[str | None, list[int]] = {}
+    for rank, node in gathered.missing.items():
+        by_node.setdefault(node, []).append(rank)
+    for node, ranks in by_node.items():
+        text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
+        unknown = (
+            "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the step"
+        )
+        problems.append(Problem("answer", text + ("" if node else unknown), (node,) if node else ()))
+    silent: dict[tuple[str, str], list[int]] = {}
+    for rank, node in gathered.nodes.items():
+        done = gathered.collectives if gathered.ran_collectives else gathered.facts
+        if rank not in done:
+            silent.setdefault((node, gathered.last.get(rank, "nothing")), []).append(rank)
+    for (node, doing), ranks in silent.items():
+        text = f"{name_ranks(ranks)} came, but did not end; the last check begun was of {doing}"
+        problems.append(Problem("answer", text, (node,)))
+    return problems
+
+
+def _own_failures(gathered: Gathered) -> list[Problem]:
+    """Checks that failed by themselves."""
+    problems = []
+    checks = list(dict.fromkeys(check for facts in gathered.facts.values() for check in facts["failures"]))
+    for check in checks:
+        failed = {
+            rank: facts["failures"][check]
+            for rank, facts in gathered.facts.items()
+            if check in facts["failures"]
+        }
+        tried = {
+            rank for rank, facts in gathered.facts.items() if check in facts or check in facts["failures"]
+        }
+        alone = len(gathered.ranks_of) == 1 and check in HARDWARE
+        if set(failed) == tried and not gathered.missing and not alone:
+            problems.append(Problem(check, failed[min(failed)]))
+            continue
+        for node, ranks in gathered.ranks_of.items():
+            if hit := [rank for rank in ranks if rank in failed]:
+                who = "" if check in SHARED else gathered.where(hit)
+                problems.append(Problem(check, who + failed[hit[0]], (node,)))
+    return problems
+
+
+def _differences(gathered: Gathered) -> list[Problem]:
+    """Facts that must be equal on all ranks."""
+    problems = []
+    names = sorted({name for facts in gathered.facts.values() for name in facts.get("versions", {})})
+    for name in names:
+        problems += _odd_ones(gathered, "versions", f"{name} is", _values(gathered, "versions", name))
+    for check, key, subject in (
+        ("gpus", "names", "the GPUs are"),
+        ("config", "sha256", "the config or its overrides differ: digest"),
+        ("data", "fingerprint", "the data has the manifest fingerprint"),
+    ):
+        problems += _odd_ones(gathered, check, subject, _values(gathered, check, key))
+    return problems + _bank_differences(gathered)
+
+
+def _bank_differences(gathered: Gathered) -> list[Problem]:
+    """The first head at which a rank differs; slower ranks have made fewer heads, which is no difference."""
+    digests = {rank: facts["bank"]["digests"] for rank, facts in gathered.facts.items() if "bank" in facts}
+    common = min(map(len, digests.values()), default=0)
+    problems: list[Problem] = []
+    named: set[str] = set()
+    for index in range(common):
+        values = {rank: made[index] for rank, made in digests.items()}
+        if len({sha256 for _, sha256 in values.values()}) == 1 and len({p for p, _ in values.values()}) == 1:
+            continue
+        shown = {rank: f"{sha256} at {place}" for rank, (place, sha256) in values.items()}
+        for problem in _odd_ones(gathered, "bank", "the frozen bank has the digest", shown):
+            if problem.nodes[0] not in named:
+                named.add(problem.nodes[0])
+                problems.append(problem)
+    return problems
+
+
+def _odd_ones(gathered: Gathered, check: str, subject: str, values: Mapping[int, Any]) -> list[Problem]:
+    """A problem for every node with ranks that do not have the value of the majority."""
+    texts = {rank: value if isinstance(value, str) else json.dumps(value) for rank, value in values.items()}
+    if len(set(texts.values())) < 2:
+        return []
+    counts = Counter(texts[rank] for rank in sorted(texts))
+    usual = max(counts, key=lambda text: counts[text])  # the first of equals: that of the lowest rank
+    problems = []
+    for node, ranks in gathered.ranks_of.items():
+        odd = [rank for rank in ranks if rank in texts and texts[rank] != usual]
+        if odd:
+            text = f"{gathered.where(odd)}{subject} {texts[odd[0]]}, elsewhere {usual}"
+            problems.append(Problem(check, text, (node,)))
+    return problems
+
+
+def _values(gathered: Gathered, check: str, key: str) -> dict[int, Any]:
+    return {rank: facts[check][key] for rank, facts in gathered.facts.items() if check in facts}
+
+
+def _clock_skew(gathered: Gathered) -> list[Problem]:
+    offsets = {node: offset for node, (offset, _) in gathered.clocks.items()}
+    usual = statistics.median(offsets.values()) if len(offsets) > 2 else 0.0
+    problems = []
+    for node, offset in offsets.items():
+        if abs(offset - usual) > MAX_CLOCK_SKEW + gathered.clocks[node][1]:
+            way = "ahead of" if offset > usual else "behind"
+            text = f"its clock is {abs(offset - usual):.1f} s {way} the others; its time service has stopped"
+            problems.append(Problem("clock", text, (node,)))
+    return problems
+
+
+def _link_failures(gathered: Gathered) -> list[Problem]:
+    """A node that the head node cannot reach; the head node, if it can reach none of several."""
+    failures: dict[str, str] = gathered.collectives.get(0, {}).get("link_failures", {})
+    head, *others = gathered.ranks_of
+    if len(failures) == len(others) > 1:
+        text = f"it cannot all-reduce with any other node: {next(iter(failures.values()))}"
+        return [Problem("all-reduce", text, (head,))]
+    return [Problem("all-reduce", text, (node,)) for node, text in failures.items()]
+
+
+def _collective_failures(gathered: Gathered) -> list[Problem]:
+    problems = []
+    for step in ("node", "world"):
+        failed = {r: f["failures"][step] for r, f in gathered.collectives.items() if step in f["failures"]}
+        hit = [node for node, ranks in gathered.ranks_of.items() if any(rank in failed for rank in ranks)]
+        if not hit:
+            continue
+        everywhere = len(hit) == len(gathered.ranks_of)
+        if everywhere and (step == "world" or len(hit) > 1):
+            advice = "; look at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, NCCL_DEBUG=INFO says more"
+            problems.append(Problem("all-reduce", failed[min(failed)] + advice))
+            continue
+        for node in hit:
+            ranks = [rank for rank in gathered.ranks_of[node] if rank in failed]
+            problems.append(Problem("all-reduce", gathered.where(ranks) + failed[ranks[0]], (node,)))
+    return problems
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 3, 4, 5`, `ranks 8-15`."""
+    ordered = sorted(ranks)
+    if len(ordered) == 1:
+        return f"rank {ordered[0]}"
+    if len(ordered) > 2 and ordered[-1] - ordered[0] == len(ordered) - 1:
+        return f"ranks {ordered[0]}-{ordered[-1]}"
+    return "ranks " + ", ".join(map(str, ordered))

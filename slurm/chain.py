@@ -1,0 +1,203 @@
+"""The chain of jobs that `submit.py` submits: what, with which settings, after what. Runs nothing itself."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
+CORPORA = {"small": "tinystories", "base": "openwebtext", "large": "slimpajama", "demo": "demo"}
+DEMO_TOKENIZER = ("--vocab-size", "4096")  # the demo corpus is too small for the others' 32,000 pieces
+
+
+class SubmitError(Exception):
+    """One sentence: what to mend."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of sbatch.
+
+    Attributes:
+        name: of the job, unique in the chain.
+        after: names of the jobs that must have ended well.
+        settings: ORA_* variables, see slurm/lib.sh.
+        options, arguments: of sbatch; of the script.
+    """
+
+    name: str
+    step: str
+    script: Path
+    settings: dict[str, str]
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def plan(options: argparse.Namespace) -> list[Job]:
+    """All jobs, in an order in which each comes after those it waits for.
+
+    Raises:
+        SubmitError: options that do not go together.
+    """
+    first, last = STEPS.index(getattr(options, "from")), STEPS.index(options.until)
+    if first > last:
+        raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
+    extra_options, extra_arguments = _by_step(options.sbatch, "--sbatch"), _by_step(options.args, "--args")
+    jobs = [job for job in _data_jobs(options) + _run_jobs(options) if first <= STEPS.index(job.step) <= last]
+    kept = {job.name for job in jobs}
+    return [
+        replace(
+            job,
+            options=(*job.options, *extra_options["all"], *extra_options[job.step]),
+            arguments=(*job.arguments, *extra_arguments["all"], *extra_arguments[job.step]),
+            after=tuple(name for name in job.after if name in kept),
+        )
+        for job in jobs
+    ]
+
+
+def _data_jobs(options: argparse.Namespace) -> list[Job]:
+    source = options.source or CORPORA.get(options.config)
+    name = source or Path(options.shards or "corpus").name
+    paths = {
+        "ORA_CORPUS": options.corpus or f"data/{name}-text",
+        "ORA_TOKENIZER": options.tokenizer or f"data/{name}.model",
+        "ORA_SHARDS": _shards(options),
+    }
+    if source is None and getattr(options, "from") == "download":
+        raise SubmitError(
+            f"config {options.config} has no corpus of its own: give --source, or --from {STEPS[1]}"
+        )
+    split = {"ORA_NUM_TASKS": str(options.tasks), "ORA_NAME": name}
+    array = f"--array=0-{options.tasks - 1}%{options.throttle or options.tasks}"
+    return [
+        Job(
+            "download",
+            "download",
+            _script("download"),
+            _pick(paths, "ORA_CORPUS") | {"ORA_SOURCE": source or ""},
+        ),
+        Job(
+            "tokenizer",
+            "tokenizer",
+            _script("tokenizer"),
+            _pick(paths, "ORA_CORPUS", "ORA_TOKENIZER"),
+            arguments=DEMO_TOKENIZER if options.config == "demo" else (),
+            after=("download",),
+        ),
+        Job("tokenize", "tokenize", _script("tokenize"), paths | split, (array,), after=("tokenizer",)),
+        Job("merge", "merge", _script("merge"), _pick(paths, "ORA_SHARDS"), after=("tokenize",)),
+    ]
+
+
+def _run_jobs(options: argparse.Namespace) -> list[Job]:
+    """One job a variant, and their comparison."""
+    variants = [variant for variant in options.variants.split(",") if variant]
+    if not variants or len(set(variants)) < len(variants):
+        raise SubmitError(f"--variants {options.variants} must name one or more variants, each once")
+    base = Path(options.config).stem
+    shipped = ROOT / "slurm" / f"pretrain_{options.config}.sh"
+    script = shipped if shipped.is_file() else _script("pretrain_small")
+    settings = {"ORA_CONFIG": options.config, "ORA_RUN_DIRECTORY": options.runs}
+    jobs = []
+    for variant in variants:
+        name = f"{base}-{variant}"
+        overrides = (f"run.name={name}", f"attention.variant={variant}", f"data.directory={_shards(options)}")
+        overrides += tuple(options.overrides)
+        jobs.append(Job(name, "pretrain", script, settings, arguments=overrides, after=("merge",)))
+    compare = {
+        "ORA_RUNS": " ".join(f"{options.runs}/{job.name}" for job in jobs),
+        "ORA_BASELINE": "vanilla" if "vanilla" in variants else f"{base}-{variants[0]}",
+        "ORA_OUT": f"{options.runs}/comparison-{base}",
+    }
+    runs = tuple(job.name for job in jobs)
+    return [*jobs, Job("compare", "compare", _script("compare"), compare, after=runs)]
+
+
+def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
+    """`STEP=WORDS`, several times, to step -> words."""
+    found: dict[str, tuple[str, ...]] = {step: () for step in ("all", *STEPS)}
+    for entry in given:
+        step, equals, words = entry.partition("=")
+        if not equals or step not in found:
+            raise SubmitError(f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(found)}")
+        found[step] += tuple(shlex.split(words))
+    return found
+
+
+def _pick(settings: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: settings[name] for name in names}
+
+
+def _shards(options: argparse.Namespace) -> str:
+    if options.shards:
+        return str(options.shards)
+    if options.config not in CORPORA:
+        raise SubmitError(
+            f"config {options.config} is your own: give --shards, where its tokens are or will be"
+        )
+    return f"data/{CORPORA[options.config]}"
+
+
+def _script(name: str) -> Path:
+    return ROOT / "slurm" / f"{name}.sh"
+
+
+def _path(text: str) -> str:
+    if re.search(r"\s", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} has a blank: the job scripts part lists of paths by blanks"
+        )
+    return text
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of submit.py."""
+    parser = argparse.ArgumentParser(
+        description="Submit download -> tokenizer -> tokenize -> merge -> pretrain -> compare as a chain.",
+        epilog='Example: python slurm/submit.py large --sbatch all="--partition=gpu --account=me" --dry-run',
+    )
+    parser.add_argument("config", type=_path, help="small, base, large, demo, or a YAML file")
+    parser.add_argument("overrides", nargs="*", help="section.key=value for every run")
+    parser.add_argument("--variants", default="vanilla,orthogonal", help="one run each; default: %(default)s")
+    parser.add_argument(
+        "--from", choices=STEPS, default=STEPS[0], help="first step; what is before it is there"
+    )
+    parser.add_argument("--until", choices=STEPS, default=STEPS[-1], help="last step")
+    parser.add_argument("--source", help="corpus to download; default: the config's")
+    parser.add_argument("--corpus", type=_path, help="directory of the text; default: data/SOURCE-text")
+    parser.add_argument("--tokenizer", type=_path, help="default: data/SOURCE.model")
+    parser.add_argument(
+        "--shards", type=_path, help="directory of the tokens; default: the config's data.directory"
+    )
+    parser.add_argument(
+        "--runs", type=_path, default="runs", help="directory of the runs; default: %(default)s"
+    )
+    parser.add_argument(
+        "--tasks", type=_positive, default=32, help="array tasks of tokenize; default: %(default)s"
+    )
+    parser.add_argument("--throttle", type=_positive, help="of them, at most this many at a time")
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="STEP=OPTIONS",
+        help="options of sbatch; STEP all: every job",
+    )
+    parser.add_argument(
+        "--args", action="append", default=[], metavar="STEP=WORDS", help="arguments of a step's script"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
+    return parser

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Compare finished runs. A directory in ORA_RUNS that is not a run stands for the runs in it.
+#   ORA_RUNS="runs/vanilla runs/orthogonal" ORA_OUT=runs/comparison sbatch slurm/compare.sh [option of `pretrain compare`]...
+#SBATCH --job-name=ora-compare
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=02:00:00
+#SBATCH --open-mode=append
+#SBATCH --output=slurm/logs/%x-%j.log
+ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+# shellcheck source=slurm/lib.sh
+. "$ORA_ROOT/slurm/lib.sh" || {
+  echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
+  exit 2
+}
+ora_start
+ora_need ORA_RUNS
+read -r -a given <<<"$ORA_RUNS"
+mapfile -t runs < <(ora_runs_in "${given[@]}")
+[ ${#runs[@]} -gt 0 ] || ora_fail "no run in ORA_RUNS=$ORA_RUNS"
+ora_work -m pretrain compare "${runs[@]}" --baseline "${ORA_BASELINE:-vanilla}" --out "${ORA_OUT:-comparison}" "$@"

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Finish the shard directory ORA_SHARDS that tokenize tasks have filled, then verify it.
+#   ORA_SHARDS=data/slimpajama sbatch slurm/merge.sh [option of `data_pipeline verify`]...
+#SBATCH --job-name=ora-merge
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=12:00:00
+#SBATCH --open-mode=append
+#SBATCH --output=slurm/logs/%x-%j.log
+ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+# shellcheck source=slurm/lib.sh
+. "$ORA_ROOT/slurm/lib.sh" || {
+  echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
+  exit 2
+}
+ora_start
+ora_need ORA_SHARDS
+ora_work -m data_pipeline merge-manifests "$ORA_SHARDS" && ora_work -m data_pipeline verify "$ORA_SHARDS" "$@"

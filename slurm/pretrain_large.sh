@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# 335.4 M parameters, 100 B tokens of SlimPajama, on two nodes of 8 GPUs:
+#   sbatch slurm/pretrain_large.sh [section.key=value]...
+# The job requeues itself until the run is finished. Settings: slurm/lib.sh; what the log says: docs/operations.md.
+#SBATCH --job-name=ora-large
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --gres=gpu:8
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm/logs/%x-%j.log
+ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+# shellcheck source=slurm/lib.sh
+. "$ORA_ROOT/slurm/lib.sh" || {
+  echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
+  exit 2
+}
+ora_start
+ora_shape
+ora_overrides ${ORA_RUN_DIRECTORY:+"run.directory=$ORA_RUN_DIRECTORY"} "$@"
+ora_pretrain "${ORA_CONFIG:-large}" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"}

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Submit a whole study: download -> tokenizer -> tokenize (array) -> merge and verify -> pretrain -> compare.
+
+    python slurm/submit.py large              # SlimPajama, vanilla and orthogonal, then their comparison
+    python slurm/submit.py large --dry-run    # the same commands, printed
+    python slurm/submit.py large --from pretrain --sbatch pretrain="--nodes=2 --time=24:00:00"
+
+Every script is first given to `sbatch --test-only`; nothing is submitted unless all would run here. Each job
+waits for the one before (afterok), and is removed if that one fails (--kill-on-invalid-dep=yes). Standard
+library only: login nodes have a Python, but often not the environment. See docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from chain import ROOT, Job, SubmitError, parser, plan
+
+SBATCH_TIMEOUT = 120
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for everything that the user can mend."""
+    options = parser().parse_intermixed_args(arguments)
+    try:
+        jobs = plan(options)
+        site = site_settings()
+        if options.dry_run:
+            _print_plan(jobs, site)
+            return 0
+        if not shutil.which("sbatch"):
+            raise SubmitError("there is no sbatch here; run this on a login node, or with --dry-run")
+        for directory in log_directories(jobs):
+            directory.mkdir(parents=True, exist_ok=True)
+        for job in _one_of_each_script(jobs):
+            _test(job, site)
+        _print_submitted(jobs, submit(jobs, site), options)
+    except SubmitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def site_settings() -> dict[str, str]:
+    """SBATCH_* variables of the site file: partition, account ... Jobs read the file themselves.
+
+    Raises:
+        SubmitError: the file fails.
+    """
+    given = os.environ.get("ORA_SITE")
+    path = Path(given) if given else ROOT / "slurm" / "site.sh"
+    if not path.exists():
+        if given:
+            raise SubmitError(f"ORA_SITE={given} does not exist")
+        return {}
+    environment = {"ORA_ROOT": str(ROOT)} | os.environ
+    command = ["bash", "-c", 'set -ae; . "$1" >&2; env -0', "site", str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SubmitError(f"the site file {path} failed: {reason}")
+    pairs = (entry.partition("=") for entry in done.stdout.split("\0"))
+    return {name: value for name, _, value in pairs if name.startswith("SBATCH_")}
+
+
+def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
+    """Submit in order; job name -> id.
+
+    Raises:
+        SubmitError: sbatch refused one; those submitted before it are cancelled.
+    """
+    ids: dict[str, str] = {}
+    for job in jobs:
+        done = _call(["sbatch", "--parsable", *_sbatch_words(job, ids)], job, site)
+        if done.returncode:
+            if ids:
+                subprocess.run(["scancel", *ids.values()], timeout=SBATCH_TIMEOUT, check=False)
+            cancelled = f"; the {len(ids)} jobs submitted before it are cancelled" if ids else ""
+            raise SubmitError(f"sbatch refused {_name(job)}: {_reason(done)}{cancelled}")
+        ids[job.name] = done.stdout.strip().split(";")[0]  # "id;cluster" in a federation
+    return ids
+
+
+def log_directories(jobs: Sequence[Job]) -> list[Path]:
+    """The directories of the scripts' `#SBATCH --output`: without one a job fails at once, without a word."""
+    found: dict[Path, None] = {}
+    for script in dict.fromkeys(job.script for job in jobs):
+        for line in script.read_text().splitlines():
+            match = re.match(r"#SBATCH\s+(?:--(?:output|error)[=\s]|-[oe]\s*)(\S+)", line)
+            if match and "%" not in str(Path(match[1]).parent):
+                found[ROOT / Path(match[1]).parent] = None
+    return list(found)
+
+
+def _sbatch_words(job: Job, ids: dict[str, str]) -> list[str]:
+    """sbatch's arguments for a job whose predecessors have these ids."""
+    words = [f"--job-name=ora-{job.name}"]
+    if job.after:
+        after = ":".join(ids[name] for name in job.after)
+        words += [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    return [*words, *job.options, str(job.script.relative_to(ROOT)), *job.arguments]
+
+
+def _test(job: Job, site: dict[str, str]) -> None:
+    """Would Slurm take this script here, with these options?"""
+    done = _call(["sbatch", "--test-only", *_sbatch_words(replace(job, after=()), {})], job, site)
+    if done.returncode:
+        raise SubmitError(
+            f"sbatch --test-only refuses {_name(job)}: {_reason(done)}; "
+            f'change it with --sbatch {job.step}="--nodes=… --gres=…" or in the site file'
+        )
+
+
+def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | site | job.settings,
+            capture_output=True,
+            text=True,
+            timeout=SBATCH_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        raise SubmitError(
+            f"sbatch did not answer within {SBATCH_TIMEOUT} s; is slurmctld up (sinfo)?"
+        ) from None
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    """sbatch's own words, without its prefixes."""
+    lines = [
+        re.sub(r"^(sbatch|allocation failure): (error: )?", "", line) for line in done.stderr.splitlines()
+    ]
+    lines = [re.sub(r"^allocation failure: ", "", line).rstrip(".") for line in lines if line.strip()]
+    return "; ".join(dict.fromkeys(lines)) or f"exit code {done.returncode} without a message"
+
+
+def _print_plan(jobs: Sequence[Job], site: dict[str, str]) -> None:
+    """Commands that a shell takes, with the job ids as its variables."""
+    print(f"cd {shlex.quote(str(ROOT))}")
+    for directory in log_directories(jobs):
+        print(f"mkdir -p {shlex.quote(os.path.relpath(directory, ROOT))}")
+    for name, value in site.items():
+        print(f"export {name}={shlex.quote(value)}")
+    for job in _one_of_each_script(jobs):
+        print(_line(job, ["sbatch", "--test-only", *_sbatch_words(replace(job, after=()), {})]))
+    names = {job.name: "$" + re.sub(r"\W", "_", job.name) for job in jobs}
+    for job in jobs:
+        command = _line(job, ["sbatch", "--parsable", *_sbatch_words(job, names)])
+        # A shell variable inside single quotes would stay as it is.
+        command = re.sub(r"'(--dependency=afterok:[$\w:]+)'", r'"\1"', command)
+        print(f"{names[job.name][1:]}=$({command})")
+
+
+def _line(job: Job, command: list[str]) -> str:
+    settings = [f"{name}={shlex.quote(value)}" for name, value in job.settings.items()]
+    return " ".join([*settings, shlex.join(command)])
+
+
+def _print_submitted(jobs: Sequence[Job], ids: dict[str, str], options: argparse.Namespace) -> None:
+    width = max(len(job.name) for job in jobs)
+    for job in jobs:
+        after = (
+            f"after {', '.join(ids[name] for name in job.after)}" if job.after else "as soon as there is room"
+        )
+        print(f"{ids[job.name]:>10}  {job.name:<{width}}  {after}")
+    every = ",".join(ids.values())
+    print(f"\nqueue:   squeue --jobs={every} --start")
+    print(f"logs:    tail -F {os.path.relpath(log_directories(jobs)[0])}/ora-*")
+    if any(job.step == "pretrain" for job in jobs):
+        print(f"curves:  tensorboard --logdir {options.runs}")
+    print(f"history: sacct --jobs={every} --format=JobID,JobName%30,State,ExitCode,Elapsed,NodeList")
+    print(f"stop:    scancel {every.replace(',', ' ')}")
+
+
+def _one_of_each_script(jobs: Sequence[Job]) -> list[Job]:
+    return list({job.script: job for job in reversed(jobs)}.values())[::-1]
+
+
+def _name(job: Job) -> str:
+    return f"{job.script.relative_to(ROOT)} (ora-{job.name})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

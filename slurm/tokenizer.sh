@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Train the tokenizer ORA_TOKENIZER (PREFIX.model) on ORA_CORPUS.
+#   ORA_CORPUS=data/slimpajama-text ORA_TOKENIZER=data/slimpajama.model sbatch slurm/tokenizer.sh [option of train-tokenizer]...
+#SBATCH --job-name=ora-tokenizer
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=12:00:00
+#SBATCH --open-mode=append
+#SBATCH --output=slurm/logs/%x-%j.log
+ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
+# shellcheck source=slurm/lib.sh
+. "$ORA_ROOT/slurm/lib.sh" || {
+  echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
+  exit 2
+}
+ora_start
+ora_need ORA_CORPUS ORA_TOKENIZER
+[ "${ORA_TOKENIZER%.model}" != "$ORA_TOKENIZER" ] || ora_fail "ORA_TOKENIZER=$ORA_TOKENIZER must end in .model"
+read -r -a inputs <<<"$ORA_CORPUS"
+ora_work -m data_pipeline train-tokenizer "${inputs[@]}" --out "${ORA_TOKENIZER%.model}" "$@"

@@ -1,0 +1,100 @@
+"""`python slurm/submit.py` without Slurm: what it would submit, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT, rank_environment
+from tests.runs import assert_refused
+
+
+def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "slurm/submit.py", *arguments]
+    env = rank_environment() | {"ORA_SITE": "/dev/null"} | environment
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+
+
+def submissions(printed: str) -> dict[str, list[str]]:
+    """Shell variable -> words of the command whose job id it gets."""
+    return {
+        match[1]: shlex.split(match[2]) for match in re.finditer(r"^(\w+)=\$\((.*)\)$", printed, re.MULTILINE)
+    }
+
+
+def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text("export SBATCH_ACCOUNT='my project'\n: ${ORA_INTERFACE:=ib0}\n")
+    given = ("large", "--dry-run", "--tasks", "8", "--sbatch", "pretrain=--nodes=4 --comment='a b'")
+    done = submit(*given, "model.dropout=0", ORA_SITE=str(site))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mkdir -p slurm/logs" in done.stdout and "export SBATCH_ACCOUNT='my project'" in done.stdout
+    chain = submissions(done.stdout)
+    after = {
+        name: re.findall(
+            r"\$(\w+)", " ".join(word for word in words if word.startswith("--dependency=afterok:"))
+        )
+        for name, words in chain.items()
+    }
+    assert after == {
+        "download": [],
+        "tokenizer": ["download"],
+        "tokenize": ["tokenizer"],
+        "merge": ["tokenize"],
+        "large_vanilla": ["merge"],
+        "large_orthogonal": ["merge"],
+        "compare": ["large_vanilla", "large_orthogonal"],
+    }
+    assert all(("--kill-on-invalid-dep=yes" in chain[name]) == bool(names) for name, names in after.items())
+    assert {"--array=0-7%8", "ORA_NUM_TASKS=8", "ORA_SHARDS=data/slimpajama"} <= set(chain["tokenize"])
+    run = chain["large_orthogonal"]
+    assert {"--nodes=4", "--comment=a b", "ORA_CONFIG=large"} <= set(run)
+    assert run[run.index("slurm/pretrain_large.sh") + 1 :] == [
+        "run.name=large-orthogonal",
+        "attention.variant=orthogonal",
+        "data.directory=data/slimpajama",
+        "model.dropout=0",
+    ]
+    assert "ORA_RUNS=runs/large-vanilla runs/large-orthogonal" in chain["compare"]
+
+
+def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
+    arguments = ("mine/tiny.yaml", "--shards", "data/tiny", "--variants", "gaussian")
+    done = submit(*arguments, "--from", "merge", "--until", "pretrain", "--dry-run")
+    chain = submissions(done.stdout)
+    assert list(chain) == ["merge", "tiny_gaussian"]
+    assert not [word for word in chain["merge"] if word.startswith("--dependency")]
+    assert {"ORA_CONFIG=mine/tiny.yaml", "slurm/pretrain_small.sh"} <= set(chain["tiny_gaussian"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragments"),
+    [
+        (("mine.yaml", "--from", "pretrain"), ("config mine.yaml is your own", "--shards")),
+        (("mine.yaml", "--shards", "data/x"), ("no corpus of its own", "--source")),
+        (("base", "--from", "merge", "--until", "tokenize"), ("--from merge comes after --until tokenize",)),
+        (
+            ("base", "--sbatch", "train=--nodes=2"),
+            ("--sbatch train=--nodes=2 must be STEP=WORDS", "pretrain"),
+        ),
+        (("base", "--variants", "vanilla,vanilla"), ("each once",)),
+    ],
+)
+def test_what_is_refused(arguments: tuple[str, ...], fragments: tuple[str, ...]) -> None:
+    assert_refused(submit(*arguments, "--dry-run"), *fragments)
+
+
+def test_a_site_file_that_fails_and_a_machine_without_slurm(tmp_path: Path) -> None:
+    site = tmp_path / "site.sh"
+    site.write_text("no_such_command_at_all\n")
+    assert_refused(
+        submit("base", ORA_SITE=str(site)), f"the site file {site} failed", "no_such_command_at_all"
+    )
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    (tmp_path / "env").symlink_to("/usr/bin/env")
+    assert_refused(submit("base", PATH=str(tmp_path)), "there is no sbatch here")

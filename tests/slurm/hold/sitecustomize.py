@@ -1,0 +1,64 @@
+"""For the drills, through PYTHONPATH: a program stops where a drill wants to catch it, on any machine.
+
+HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a
+signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment
+rank 1 kills itself there. HOLD_TASK=1: task 1 of a tokenize array, in its first life, waits before it writes.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import sys
+import time
+
+
+class Wrap:
+    """Finds `pretrain.loop` as usual, and puts `held` around its train_step."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "pretrain.loop":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_wrap(module):
+            execute(module)
+            module.train_step = held(module.train_step)
+
+        spec.loader.exec_module = execute_and_wrap
+        return spec
+
+
+def held(train_step):
+    def step(run, progress, signals):
+        number, rank = progress.step + 1, os.environ["SLURM_PROCID"]
+        if rank == "0" and number == hold_at():
+            while not (signals.stop or signals.continue_later):
+                time.sleep(0.02)
+        if rank == "1" and number == int(os.environ.get("KILL_AT", "0")):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(run, progress, signals)
+
+    return step
+
+
+def hold_at():
+    steps = [int(word) for word in os.environ.get("HOLD_AT", "").split(",") if word]
+    segment = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    return steps[segment] if segment < len(steps) else None
+
+
+def hold_task(event, arguments):
+    if event == "open" and "/units/" in str(arguments[0]):
+        while True:
+            time.sleep(1)
+
+
+if "HOLD_AT" in os.environ or "KILL_AT" in os.environ:
+    sys.meta_path.insert(0, Wrap())
+this_task = os.environ.get("HOLD_TASK") == os.environ.get("SLURM_ARRAY_TASK_ID", "none")
+first_life = "SLURM_RESTART_COUNT" not in os.environ
+if this_task and first_life and "data_pipeline" in sys.orig_argv:
+    sys.addaudithook(hold_task)

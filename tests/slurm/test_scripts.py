@@ -1,0 +1,83 @@
+"""The shipped scripts as shipped: accepted by Slurm for nodes of 8 GPUs, clean for shellcheck, clear."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT
+from tests.slurm.drills import Drills
+
+JOBS = sorted(path.name for path in (ROOT / "slurm").glob("*.sh") if "#SBATCH" in path.read_text())
+
+
+def test_all_job_scripts_are_there() -> None:
+    expected = {"download.sh", "tokenizer.sh", "tokenize.sh", "merge.sh", "sweep.sh", "compare.sh"}
+    assert set(JOBS) == expected | {"pretrain_small.sh", "pretrain_base.sh", "pretrain_large.sh"}
+
+
+def test_slurm_accepts_every_script_as_shipped(drills: Drills) -> None:
+    for name in JOBS:
+        done = drills.cluster.run("sbatch", "--test-only", f"slurm/{name}")
+        assert done.returncode == 0 and "to start at" in done.stderr, (name, done.stderr)
+
+
+def test_slurm_refuses_more_gpus_than_a_node_has(drills: Drills) -> None:
+    """The check of the check: `--test-only` really looks at the GPUs."""
+    done = drills.cluster.run("sbatch", "--test-only", "--gres=gpu:9", "slurm/pretrain_large.sh")
+    assert done.returncode != 0 and "Requested node configuration is not available" in done.stderr
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_options_are_in_the_header(name: str) -> None:
+    """sbatch silently ignores #SBATCH after the first command."""
+    lines = (ROOT / "slurm" / name).read_text().splitlines()
+    first_command = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]
+    options = {line.removeprefix("#SBATCH ").split("=")[0] for line in lines if line.startswith("#SBATCH ")}
+    assert {"--job-name", "--open-mode", "--output", "--time", "--nodes"} <= options
+    if name.startswith(("pretrain", "sweep")):
+        assert {"--gres", "--exclusive", "--requeue", "--signal", "--ntasks-per-node"} <= options
+
+
+def test_shellcheck(shellcheck: str) -> None:
+    scripts = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "slurm").glob("*.sh"))]
+    command = [shellcheck, "--external-sources", "--enable=quote-safe-variables", *scripts]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "message"),
+    [
+        (
+            "pretrain_small.sh",
+            {"ORA_SITE": "/nowhere/site.sh"},
+            "error: ORA_SITE=/nowhere/site.sh does not exist",
+        ),
+        ("pretrain_small.sh", {"ORA_ROOT": "/nowhere"}, "error: /nowhere is no checkout of ora-pretrain"),
+        ("pretrain_small.sh", {"ORA_PYTHON": "/nowhere/python"}, "error: /nowhere/python is not on "),
+        ("tokenize.sh", {}, "error: ORA_CORPUS is not set: see slurm/lib.sh"),
+        ("compare.sh", {"ORA_RUNS": "/nowhere"}, "error: no run in ORA_RUNS=/nowhere"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(
+    drills: Drills, tmp_path: Path, script: str, settings: dict[str, str], message: str
+) -> None:
+    shape = ["--nodes=1", "--cpus-per-task=1", f"--output={tmp_path}/log"]
+    if script == "tokenize.sh":
+        shape.append("--array=0")
+    number = drills.cluster.sbatch(*shape, f"slurm/{script}", environment=drills.environment(settings))
+    (ended,) = drills.cluster.wait_for_end(number)
+    log = (tmp_path / "log").read_text()
+    assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), log
+    assert [line for line in log.splitlines() if line.startswith(message)], log
+
+
+def test_outside_a_job_the_scripts_say_so() -> None:
+    done = subprocess.run(
+        ["bash", "slurm/pretrain_small.sh"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "submit this script with sbatch" in done.stderr
