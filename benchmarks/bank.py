@@ -32,6 +32,7 @@ from threadpoolctl import threadpool_limits
 from megatron_patches.exact import FloatArray
 from megatron_patches.orthonormal import CONSTRUCTIONS, ROLES, BankRecipe, rows_of_heads
 from megatron_patches.shards import layer_shard
+from megatron_patches.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -83,7 +84,9 @@ def measure_heads() -> dict[str, dict[str, float]]:
     for shape in HEAD_SHAPES:
         actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
         for construction in CONSTRUCTIONS:
-            if construction != "cayley" or shape[0] <= 1024:  # cubic in hidden_size
+            if construction == "cayley" and shape[0] > 1024:  # cubic in hidden_size
+                continue
+            if construction != "hadamard" or is_power_of_two(shape[0]):
                 actions[construction] = partial(make_heads, *shape, construction)
         seconds = {name: least_seconds(action, 5) / HEADS_TIMED for name, action in actions.items()}
         table[f"{shape[0]} x {shape[1]}"] = seconds

@@ -27,8 +27,8 @@ from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config import Config, parse_config  # noqa: E402
 from pretrain.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
 from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed  # noqa: E402
-from pretrain.engine import build_engine  # noqa: E402
 from pretrain.model import token_losses  # noqa: E402
+from pretrain.trainer import Trainer  # noqa: E402
 
 CONTENDERS = {"vanilla": "vanilla", "orthogonal": "orthogonal", "vanilla again": "vanilla"}
 WARM_UP_ROUNDS = 3
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    engines = {name: build_engine(benchmark_config(v), context).engine for name, v in CONTENDERS.items()}
+    engines = {name: Trainer(benchmark_config(v), context, 0).engine for name, v in CONTENDERS.items()}
     times = measure(engines, arguments.steps, context.device)
     shape = benchmark_config("vanilla").shape()
     saved = 1 - executed_flops_per_token(

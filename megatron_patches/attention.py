@@ -31,6 +31,7 @@ from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
 from megatron_patches.shards import layer_shard, split_heads
+from megatron_patches.unfreeze import phase_of_layer
 
 
 class FrozenQueryKeySelfAttention(SelfAttention):
@@ -92,6 +93,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             saves parameters, frozen or not.
         value_weight: parameter `[groups * head_dim, hidden]`, marked as tensor-parallel for DeepSpeed's
             gradient norm.
+        trains_from_bank: `trained_query_key` starts from the rows that the same heads have in the bank; else
+            from vanilla's values.
         trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
             where all heads of this rank are frozen.
         low_rank_down: parameter `[2 * rank, hidden]`, A_q above A_k of the adapter low_rank, or None.
@@ -139,6 +142,10 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.value_weight = self._sharded(self.num_groups, input_size, device)
         trainable = sum(len(self.heads.trainable[role]) for role in ROLES)
         self.trained_query_key = self._sharded(trainable, input_size, device) if trainable else None
+        self.trains_from_bank = bool(policy.unfreeze)
+        if policy.unfreeze and self.trained_query_key is not None:
+            group = phase_of_layer(policy.unfreeze, layer, config.num_layers)
+            self.trained_query_key.optimizer_group = group  # type: ignore[attr-defined]  # see `freeze`
         # Positions of (frozen, then trainable) heads that restore their order; unneeded if none are
         # trainable.
         orders = (

@@ -21,17 +21,21 @@ LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters only; no empty group.
 
+    Parameters with the same mark `optimizer_group` make a group after the others: what becomes trainable
+    later has a step count of its own, and leaves the groups before it as they were.
     Weight decay is for matrices: not for vectors (LayerNorm), nor for what starts as the identity and says so
     (`no_weight_decay`).
     """
-    decayed: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
+    members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            matrix = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
-            (decayed if matrix else others).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+            decayed = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
+            number = getattr(parameter, "optimizer_group", 0)
+            members.setdefault((number, not decayed), []).append(parameter)
+    return [
+        {"params": members[number, undecayed], "weight_decay": 0.0 if undecayed else weight_decay}
+        for number, undecayed in sorted(members)
+    ]
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:

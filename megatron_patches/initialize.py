@@ -8,33 +8,19 @@ variant equals V of vanilla.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.orthonormal import BankRecipe, rows_of_heads
 from megatron_patches.shards import heads_of_rank, layer_shard
-
-
-def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: float) -> torch.Tensor:
-    """Rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
-
-    A row depends on (seed, name, row number, columns) only, never on which other rows are asked for.
-    """
-    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
-    numbers = list(rows)
-    out = np.empty((len(numbers), columns), dtype=np.float32)
-    for position, row in enumerate(numbers):
-        stream = np.random.Philox(key=key, counter=[0, 0, row, 0])
-        np.random.Generator(stream).standard_normal(dtype=np.float32, out=out[position])
-    return torch.from_numpy(out).mul_(std)
+from megatron_patches.streams import normal_rows
+from megatron_patches.synthesizer import SynthesizerSelfAttention
 
 
 def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
@@ -92,13 +78,17 @@ class _Initializer:
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
         set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
 
-    def attention(self, name: str, attention: SelfAttention) -> None:
+    def attention(self, name: str, attention: SelfAttention | SynthesizerSelfAttention) -> None:
         self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
         head_dim = attention.hidden_size_per_attention_head
         num_groups = attention.config.num_query_groups
         groups = heads_of_rank(num_groups, self.rank, self.size)
         columns = attention.config.hidden_size
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
+        if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
+            self._fill(attention.linear_v.weight, value)
+            set_tensor_model_parallel_attributes(attention.linear_v.weight, is_parallel=True, dim=0, stride=1)
+            return
         if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
             self._fill(attention.linear_qkv.value_weight, value)
             self._beside_the_bank(name, attention.linear_qkv)
@@ -120,11 +110,14 @@ class _Initializer:
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
 
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
-        """What trains in a layer with frozen heads: its other heads, from vanilla's values, and adapters."""
+        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
         columns = linear.value_weight.size(1)
         if linear.trained_query_key is not None:
+            head_dim = linear.recipe.head_dim
             rows = [
-                self._head_rows(f"{name}.attention.{role}", heads, linear.recipe.head_dim, columns)
+                torch.from_numpy(rows_of_heads(linear.recipe, linear.layer, role, heads))
+                if linear.trains_from_bank
+                else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
                 for role, heads in linear.heads.trainable.items()
             ]
             self._fill(linear.trained_query_key, torch.cat(rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -16,12 +17,15 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from megatron_patches.attention import FrozenQueryKeySelfAttention
 from megatron_patches.norm import LayerNorm
 from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.policy import QKPolicy
+from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.scores import CausalDotProductAttention
+from megatron_patches.synthesizer import SynthesizerSelfAttention, SynthesizerSelfAttentionSubmodules
 
 
 def gpt_block_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, num_layers: int, num_query_groups: int
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, num_layers: int, num_query_groups: int
 ) -> TransformerBlockSubmodules:
     """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
 
@@ -35,7 +39,9 @@ def gpt_block_spec(
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
 
 
-def _layer_spec(policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]) -> ModuleSpec:
+def _layer_spec(
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -53,16 +59,29 @@ def _layer_spec(policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tupl
 
 
 def _self_attention_spec(
-    policy: QKPolicy, recipe: BankRecipe | None, frozen_groups: tuple[int, ...]
+    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
 ) -> ModuleSpec:
+    if policy.synthesizer:
+        return ModuleSpec(
+            module=SynthesizerSelfAttention,
+            params={"recipe": recipe, "trainable": policy.trainable},
+            submodules=SynthesizerSelfAttentionSubmodules(
+                linear_v=ColumnParallelLinear, linear_proj=RowParallelLinear
+            ),
+        )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
-    if frozen_groups:
+    # A layer that becomes trainable later keeps the class, and with it the names and shapes of its weights.
+    with_bank = bool(frozen_groups or policy.unfreeze)
+    if with_bank:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
+    # FrozenQueryKeySelfAttention puts its own in this place.
+    penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
+    linear_qkv = penalized if policy.penalty else ColumnParallelLinear
     return ModuleSpec(
-        module=FrozenQueryKeySelfAttention if frozen_groups else SelfAttention,
+        module=FrozenQueryKeySelfAttention if with_bank else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
-            linear_qkv=ColumnParallelLinear,  # FrozenQueryKeySelfAttention puts its own in this place
+            linear_qkv=linear_qkv,
             core_attention=CausalDotProductAttention,
             linear_proj=RowParallelLinear,
         ),

@@ -1,9 +1,9 @@
 """The frozen Query/Key bank: (seed, layer, role, head) -> rows. Pure, CPU, float64.
 
 Every head has a counter-based random stream of its own, so no head depends on which others were made, or
-where, or in what order. With the default construction, `qr`, the bits are also the same on every IEEE machine
-whatever its BLAS and thread count (see `exact`): a run may move between CPU models and tensor-parallel sizes
-and find its bank again.
+where, or in what order. With the default construction, `qr`, and with `hadamard` and `dct`, the bits are also
+the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`): a run may move
+between CPU models and tensor-parallel sizes and find its bank again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import FloatArray, orthonormalize_rows
+from megatron_patches.structured import dct_rows, hadamard_rows, is_power_of_two
 
 Role = Literal["query", "key"]
 
@@ -94,6 +95,11 @@ class BankRecipe:
             raise MethodError(
                 f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
                 "scope 'layer' cannot do that; use scope 'head'"
+            )
+        if self.construction == "hadamard" and not is_power_of_two(self.hidden_size):
+            raise MethodError(
+                f"hidden_size={self.hidden_size} is not a power of two: construction 'hadamard' needs one; "
+                "use construction 'dct', which takes any size"
             )
 
     def as_dict(self) -> dict[str, int | float | str | None]:
@@ -230,6 +236,13 @@ def _cayley(stream: np.random.Generator, hidden_size: int, num_rows: int) -> Flo
 
 Constructor = Callable[[np.random.Generator, int, int], FloatArray]
 _CONSTRUCTORS: Mapping[str, Constructor] = MappingProxyType(
-    {"qr": _qr, "svd": _svd, "householder": _householder, "cayley": _cayley}
+    {
+        "qr": _qr,
+        "svd": _svd,
+        "householder": _householder,
+        "cayley": _cayley,
+        "hadamard": hadamard_rows,
+        "dct": dct_rows,
+    }
 )
 CONSTRUCTIONS = tuple(_CONSTRUCTORS)

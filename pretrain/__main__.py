@@ -71,24 +71,44 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run directories of finished runs.")],
     baseline: Annotated[
-        str, typer.Option(help="The variant or run name the others are compared with.")
+        str, typer.Option(help="The variant (or the name of a run) the others are compared with.")
     ] = "vanilla",
-    out: Annotated[Path, typer.Option(help="Directory for comparison.md and comparison.json.")] = Path(
-        "comparison"
-    ),
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(help="A difference that is what is compared, such as model.num_layers; repeatable."),
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory for report.md, comparison.json, CSV tables, plots, TensorBoard links."),
+    ] = Path("comparison"),
 ) -> None:
-    """Compare finished runs: quality, throughput, memory.
+    """Compare finished runs, several seeds of each variant: quality, convergence, cost, with statistics.
 
-    Example: python -m pretrain compare runs/vanilla runs/orthogonal --baseline vanilla --out runs/comparison
+    Example: python -m pretrain compare runs/* --baseline vanilla --out comparison
     """
+    from shutil import get_terminal_size
+
     from rich.console import Console
 
-    from pretrain.compare import compare_runs
-    from pretrain.compare_report import print_comparison, write_comparison
+    from pretrain.compare.comparison import compare_runs
+    from pretrain.compare.console import print_comparison
+    from pretrain.compare.files import write_comparison
+    from pretrain.finished_run import holds_no_run
 
-    comparison = compare_runs(runs, baseline)
-    print_comparison(comparison, Console())
-    write_comparison(comparison, out)
+    found = [run for run in runs if not holds_no_run(run)] or runs
+    comparison = compare_runs(found, baseline, subject or [])
+    command = [
+        ("python", "-m", "pretrain", "compare"),
+        *((str(run),) for run in runs),
+        ("--baseline", baseline),
+    ]
+    command += [("--subject", name) for name in subject or []] + [("--out", str(out))]
+    write_comparison(comparison, out, command)
+    print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
+    if len(found) < len(runs):
+        others = ", ".join(str(run) for run in runs if run not in found)
+        typer.echo(f"left out, for there is no run in it: {others}")
+    typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 
 
 @app.command()

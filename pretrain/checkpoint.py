@@ -56,29 +56,29 @@ class Checkpoints:
 
     def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], blend: Blend) -> None:
         self.directory = config.run_path / "checkpoints"
+        self.config = config
+        self.blend = blend
         self.keep_last = config.checkpoint.keep_last
         self.context = context
-        self.identity = run_identity(config, context, bank, blend)
+        self.use_bank(bank)
         self.allow_data_change = config.data.allow_change
         self.changes: list[str] = []
+
+    def use_bank(self, bank: dict[str, str]) -> None:
+        """Say from now on that the run's frozen bank is this one."""
+        self.identity = run_identity(self.config, self.context, bank, self.blend)
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
         return next(iter(complete_checkpoints(self.directory)), None)
 
-    def resume(self, engine: Any) -> Progress:
-        """Load the newest complete checkpoint into `engine` (collective); without one, start from step 0.
+    def resume(self, engine: Any, newest: Path | None) -> Progress:
+        """Load a checkpoint of `find_newest_checkpoint` into `engine` (collective); None: start from step 0.
 
         Raises:
             UserError: the checkpoint belongs to another model, bank, data or layout, or a file of it is
                 damaged.
         """
-        newest = self.newest()
-        require_equal_on_all_ranks(
-            "the newest complete checkpoint",
-            str(newest),
-            "make the run directory visible and identical on every node",
-        )
         if newest is None:
             return Progress()
         _check_files(newest)
@@ -120,6 +120,21 @@ class Checkpoints:
         for old in complete_checkpoints(self.directory)[max(1, self.keep_last) :]:
             (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
             shutil.rmtree(old)
+
+
+def find_newest_checkpoint(config: Config) -> tuple[Path | None, int]:
+    """The newest complete checkpoint and the step it was saved after; None and 0 without one (collective).
+
+    Raises:
+        UserError: on every rank, if they see different ones.
+    """
+    newest = next(iter(complete_checkpoints(config.run_path / "checkpoints")), None)
+    require_equal_on_all_ranks(
+        "the newest complete checkpoint",
+        str(newest),
+        "make the run directory visible and identical on every node",
+    )
+    return newest, int(newest.name.removeprefix("step_")) if newest is not None else 0
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:

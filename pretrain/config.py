@@ -9,13 +9,14 @@ Paths in it are taken from the working directory. What is refused, and where: `c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError, model_validator
 
 from megatron_patches.policy import QKPolicy, policy_for
+from megatron_patches.unfreeze import Unfreeze
 from pretrain.config_file import (
     Draft,
     apply_overrides,
@@ -43,7 +44,18 @@ from pretrain.counting import ModelShape
 from pretrain.errors import UserError
 from pretrain.validation import check_layout, check_tree
 
-POLICY_AXES = ("scope", "construction", "gaussian_std", "frozen_heads", "adapters", "low_rank")
+POLICY_AXES = (
+    "scope",
+    "construction",
+    "gaussian_std",
+    "frozen_heads",
+    "adapters",
+    "low_rank",
+    "trainable",
+    "synthesizer_rank",
+    "penalty",
+    "unfreeze",
+)
 """Keys of the attention section that replace an axis of the variant's policy."""
 
 __all__ = [
@@ -139,8 +151,11 @@ class Config(Section):
             self.data.micro_batch_size * self.data_parallel_size(world_size)
         )
 
-    def policy(self) -> QKPolicy:
+    def policy(self, phase: int = 0) -> QKPolicy:
         """The Query/Key policy: the variant with the axes given in `attention` replaced.
+
+        Args:
+            phase: of a run in which layers become trainable on the way (see `phases`).
 
         Raises:
             MethodError: unknown variant, or axes that do not go together (never from a Config that exists).
@@ -149,7 +164,9 @@ class Config(Section):
         axes = {axis: getattr(given, axis) for axis in POLICY_AXES}
         if given.frozen_heads is not None:
             axes["frozen_heads"] = tuple(given.frozen_heads.items())
-        return policy_for(given.variant, axes)
+        if given.unfreeze is not None:
+            axes["unfreeze"] = tuple(Unfreeze(**entry.model_dump()) for entry in given.unfreeze)
+        return replace(policy_for(given.variant, axes), phase=phase)
 
     def shape(self) -> ModelShape:
         """The sizes that parameter and FLOP counts depend on."""
@@ -181,6 +198,10 @@ class Config(Section):
             adapters=list(policy.adapters),
             low_rank=policy.low_rank if "low_rank" in policy.adapters else None,
             frozen_heads=dict(policy.frozen_heads) or None,
+            trainable=policy.trainable if policy.synthesizer else None,
+            synthesizer_rank=policy.score_rank,
+            penalty=policy.penalty or None,
+            unfreeze=[asdict(entry) for entry in policy.unfreeze] or None,
         )
         if policy.init == "orthogonal":
             values["attention"].update(scope=policy.scope, construction=policy.construction)

@@ -22,6 +22,15 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _layers(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _text_keys(value: Any) -> Any:
+    """In YAML a layer's number alone is not text."""
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) and value else value
 
@@ -38,6 +47,8 @@ def _tuple(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
+Layers = Annotated[str, BeforeValidator(_layers)]
+LayerShares = Annotated[dict[str, Number], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
@@ -95,6 +106,18 @@ class ModelSection(Section):
     tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
 
 
+class UnfreezeEntry(Section):
+    """One entry of attention.unfreeze."""
+
+    at: Number = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
+    layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
+    learning_rate_factor: Number = Field(
+        default=1.0,
+        gt=0,
+        description="Of the learning-rate schedule from there on, in place of the last one.",
+    )
+
+
 class AttentionSection(Section):
     variant: str = Field(description="Query/Key policy: a name in megatron_patches.policy.VARIANTS.")
     seed: Int | None = Field(default=None, ge=0, description="Seed of the Query/Key bank; unset: run.seed.")
@@ -104,14 +127,20 @@ class AttentionSection(Section):
     )
     construction: str | None = Field(
         default=None,
-        description="How orthonormal rows are made: qr, svd, householder, cayley; unset: the variant's own.",
+        description="How orthonormal rows are made: qr, svd, householder, cayley, hadamard, dct; unset: the "
+        "variant's own.",
     )
     gaussian_std: float | None = Field(
         default=None,
         gt=0,
         description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
     )
-    frozen_heads: dict[str, Number] | None = Field(
+    penalty: float | None = Field(
+        default=None,
+        gt=0,
+        description="Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
+    )
+    frozen_heads: LayerShares | None = Field(
         default=None,
         description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
         "heads train, as vanilla's. Unset: the variant's own, mostly all.",
@@ -121,6 +150,19 @@ class AttentionSection(Section):
         description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
     )
     low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
+    trainable: bool | None = Field(
+        default=None,
+        description="Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+    )
+    synthesizer_rank: Int | None = Field(
+        default=None, ge=1, description="Rank of a factorized synthesizer's score matrices; unset: 8."
+    )
+    unfreeze: Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(_tuple)] | None = Field(
+        default=None,
+        min_length=1,
+        description="When which frozen layers become trainable: a list of {at, layers, "
+        "learning_rate_factor}; unset: the variant's own.",
+    )
 
 
 class OptimizerSection(Section):

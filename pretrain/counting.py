@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from megatron_patches.policy import QKPolicy
+from megatron_patches.policy import QKPolicy, score_recipe
 
 CAUSAL = 0.5
 FORWARD_AND_BACKWARD = (
@@ -50,14 +50,21 @@ class AttentionCount:
     """What a policy makes of the Query/Key weights of the whole model.
 
     Attributes:
-        frozen: elements of W_Q and W_K that never train.
+        frozen: elements of W_Q and W_K, or of score matrices, that never train.
         adapters: trainable elements added to them.
         adapter_multiplications: multiply-adds that the adapters add to the forward pass of one token.
+        scores: elements of a synthesizer's score matrices, which stand in the place of W_Q and W_K; frozen or
+            not.
     """
 
     frozen: int = 0
     adapters: int = 0
     adapter_multiplications: int = 0
+    scores: int = 0
+
+
+VANILLA = AttentionCount()
+"""Ordinary attention: nothing frozen, nothing added."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,12 @@ def count_attention(shape: ModelShape, policy: QKPolicy) -> AttentionCount:
     Raises:
         MethodError: the policy names layers or heads that this shape does not have.
     """
+    recipe = score_recipe(
+        policy, seed=0, num_attention_heads=shape.num_attention_heads, sequence_length=shape.sequence_length
+    )
+    if recipe is not None:
+        scores = shape.num_layers * recipe.elements_per_layer
+        return AttentionCount(frozen=0 if policy.trainable else scores, scores=scores)
     h, d, rank = shape.head_dim, shape.hidden_size, policy.low_rank
     queries_per_group = shape.num_attention_heads // shape.num_query_groups
     frozen = adapters = multiplications = 0
@@ -110,13 +123,15 @@ def count_parameters(shape: ModelShape, attention: AttentionCount) -> ParameterC
               + L [d (2 H + 2 G) h  +  2 d F  +  4 d] + 2 d + adapters
 
     4 d and 2 d are LayerNorm weights and biases: two norms a layer, one at the end. Nothing else has a bias.
+    A synthesizer has L H s² or 2 L H s k elements of score matrices and no L d (H + G) h of W_Q and W_K.
     """
     d = shape.hidden_size
+    query_key = attention.scores - query_key_parameters(shape) if attention.scores else 0
     embeddings = shape.vocab_size * d * (1 if shape.tied_embeddings else 2)
     positions = shape.sequence_length * d if shape.learned_positions else 0
     layer = 2 * d * (shape.query_size + shape.key_size) + 2 * d * shape.ffn_hidden_size + 4 * d
     return ParameterCount(
-        total=embeddings + positions + shape.num_layers * layer + 2 * d + attention.adapters,
+        total=embeddings + positions + shape.num_layers * layer + 2 * d + attention.adapters + query_key,
         frozen=attention.frozen,
     )
 
@@ -130,7 +145,9 @@ def checkpoint_bytes(count: ParameterCount, dtype: str) -> int:
     return count.trainable * ((2 if dtype == "bf16" else 4) + 12)
 
 
-def forward_flops_per_token(shape: ModelShape, causal_share: float = CAUSAL) -> float:
+def forward_flops_per_token(
+    shape: ModelShape, attention: AttentionCount = VANILLA, causal_share: float = CAUSAL
+) -> float:
     """FLOPs of one forward pass, per token.
 
         L [2 d (2 H + 2 G) h  +  4 d F  +  4 c s H h]  +  2 d V
@@ -138,18 +155,29 @@ def forward_flops_per_token(shape: ModelShape, causal_share: float = CAUSAL) -> 
     For ordinary multi-head attention (G = H, h = d / H) with F = f d: L (8 d² + 4 f d² + 4 c s d) + 2 d V.
     The default c = 1/2 counts the scores that a causal model needs; a kernel that makes the full matrix and
     masks it does more.
+
+    A synthesizer has no products with W_Q and W_K, 2 d (H + G) h, and none of q with k, half of the last term
+    of a layer. Making S_h of its factors happens once a micro batch, not for each token, and is not counted.
     """
     d = shape.hidden_size
     projections = 4 * d * (shape.query_size + shape.key_size)
-    scores = 4 * causal_share * shape.sequence_length * shape.query_size
-    return (
-        shape.num_layers * (projections + 4 * d * shape.ffn_hidden_size + scores) + 2 * d * shape.vocab_size
-    )
+    scores = 2 * score_products(shape, causal_share)
+    layers = shape.num_layers * (projections + 4 * d * shape.ffn_hidden_size + scores)
+    if attention.scores:
+        layers -= 2 * query_key_parameters(shape) + shape.num_layers * score_products(shape, causal_share)
+    return layers + 2 * d * shape.vocab_size
 
 
-def model_flops_per_token(shape: ModelShape, causal_share: float = CAUSAL) -> float:
+def score_products(shape: ModelShape, causal_share: float = CAUSAL) -> float:
+    """2 c s H h: FLOPs per token of q·k, and of probabilities times values, in one layer's forward pass."""
+    return 2 * causal_share * shape.sequence_length * shape.query_size
+
+
+def model_flops_per_token(
+    shape: ModelShape, attention: AttentionCount = VANILLA, causal_share: float = CAUSAL
+) -> float:
     """FLOPs per token of a training step if all weights train: 3 × forward. `mfu` is made of this."""
-    return FORWARD_AND_BACKWARD * forward_flops_per_token(shape, causal_share)
+    return FORWARD_AND_BACKWARD * forward_flops_per_token(shape, attention, causal_share)
 
 
 def executed_flops_per_token(
@@ -159,10 +187,13 @@ def executed_flops_per_token(
 
     Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else: the
     gradient still flows through the scores to the layer's input. For ordinary multi-head attention that is 4
-    L d².
+    L d². Freezing score matrices removes the gradient of the probabilities, 2 c s H h a layer.
     """
+    model = model_flops_per_token(shape, attention, causal_share)
+    if attention.scores:
+        return model - (shape.num_layers * score_products(shape, causal_share) if attention.frozen else 0)
     added = FORWARD_AND_BACKWARD * 2 * attention.adapter_multiplications
-    return model_flops_per_token(shape, causal_share) - 2 * attention.frozen + added
+    return model - 2 * attention.frozen + added
 
 
 # Dense bf16 tensor-core FLOP/s in units of 1e12, from NVIDIA's data sheets (some print only twice that, the

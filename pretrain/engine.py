@@ -11,27 +11,17 @@ from megatron_patches.freeze import audit, parameter_groups, reduce_partial_grad
 from pretrain.config import Config
 from pretrain.deepspeed_config import deepspeed_config
 from pretrain.distributed import ParallelContext, import_deepspeed
-from pretrain.model import build_model
 
 
 @dataclass(frozen=True)
-class Trainer:
+class WrappedModel:
     """A live engine and what was found in it."""
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
     audit: dict[str, Any]
 
 
-def build_engine(config: Config, context: ParallelContext) -> Trainer:
-    """Build the model, hand its trainable parameters (and nothing else) to DeepSpeed, and audit the result.
-
-    Raises:
-        MethodError: ZeRO holds a frozen weight.
-    """
-    return wrap_model(build_model(config, context), config, context)
-
-
-def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> Trainer:
+def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> WrappedModel:
     """Optimizer and DeepSpeed engine around a model of `build_model`, and the audit.
 
     Raises:
@@ -51,7 +41,7 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
         mpu=context.mpu,
         dist_init_required=False,
     )
-    return Trainer(engine, audit(engine, context.tensor_parallel_group))
+    return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

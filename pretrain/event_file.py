@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
@@ -25,6 +26,15 @@ FILE_PREFIX = "events.out.tfevents."
 
 # Category -> chart -> regular expressions of the tags in it (TensorBoard matches from the start of the tag).
 LAYOUT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "quality": {
+        "training loss": ("loss/train$",),
+        "validation loss": ("loss/valid$",),
+        "validation perplexity, all sources": ("perplexity/valid$",),
+        "validation perplexity, by source": ("perplexity/valid/",),
+        "loss variance": ("stability/loss_variance$",),
+        "gradient norm": ("optim/grad_norm$",),
+        "learning rate": ("optim/lr$",),
+    },
     "throughput": {
         "tokens per second": ("throughput/tokens_per_second$",),
         "tokens per second and GPU": ("throughput/tokens_per_second_per_gpu$",),
@@ -38,14 +48,6 @@ LAYOUT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "parameters": ("memory/trainable_parameters$", "memory/frozen_parameters$"),
         "bytes of gradients and optimizer state": ("memory/gradients$", "memory/optimizer_state$"),
         "bytes in use": ("memory/allocated_peak$", "memory/host_rss$"),
-    },
-    "quality": {
-        "loss": ("loss/train$", "loss/valid$"),
-        "validation perplexity, all sources": ("perplexity/valid$",),
-        "validation perplexity, by source": ("perplexity/valid/",),
-        "loss variance": ("stability/loss_variance$",),
-        "gradient norm": ("optim/grad_norm$",),
-        "learning rate": ("optim/lr$",),
     },
 }
 
@@ -84,17 +86,24 @@ class EventFile:
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_hparams(
-        self, step: int, values: Mapping[str, str | float | int | bool], metrics: Mapping[str, float]
+        self,
+        step: int,
+        values: Mapping[str, str | float | int | bool],
+        metrics: Mapping[str, float],
+        first: Collection[str] = (),
     ) -> None:
         """The hyper-parameters and the names of the result metrics, in this run's own directory.
 
         SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another run. The
-        HPARAMS page reads each metric from the scalar of the same name.
+        HPARAMS page reads each metric from the scalar of the same name. `first` names the columns to show
+        first.
         """
         plain = {
             name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()
         }
-        for summary in hparams(plain, dict(metrics)):
+        experiment, start, end = hparams(plain, dict(metrics))
+        _mark_as_differing(experiment, first)
+        for summary in (experiment, start, end):
             self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def sync(self) -> None:
@@ -108,6 +117,15 @@ class EventFile:
     def _write(self, event: Event) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()
+
+
+def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
+    """TensorBoard sorts its columns by name, those that are marked as differing between runs first."""
+    (value,) = experiment.value
+    content = plugin_data_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
+    for info in content.experiment.hparam_infos:
+        info.differs = info.name in names
+    value.metadata.plugin_data.content = content.SerializeToString()
 
 
 def _next_name(older: list[Path]) -> str:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pretrain.errors import UserError
-from pretrain.metrics_file import read_metrics
-
-WARM_UP_FRACTION = 0.1
+from pretrain.run_curves import RunCurves, read_curves
 
 
 @dataclass(frozen=True)
 class FinishedRun:
     """What a finished run left on disk.
 
-    `tokens_per_second` is the median over the logged steps after the first 10 % (start-up, caches) and None
-    if none was logged. Perplexity and loss are None where they were not finite. `gradient_bytes` and
-    `optimizer_state_bytes` are sums over ranks; `checkpoint_bytes` counts all files of the newest checkpoint.
+    Perplexity and loss are None where they were not finite. `weight_bytes` (what trains), `frozen_bytes` (the
+    bank), `gradient_bytes` and `optimizer_state_bytes` (master weights included) are sums over ranks, counted
+    in the live engine; `checkpoint_bytes` counts all files of the newest checkpoint.
     """
 
     path: Path
@@ -35,16 +32,20 @@ class FinishedRun:
     data_fingerprint: str
     unigram_perplexity: float
     validation_tokens: Mapping[str, int]
+    steps: int
     tokens: int
     validation_loss: float | None
     validation_perplexity: float | None
     perplexity_by_source: Mapping[str, float | None]
-    tokens_per_second: float | None
+    zero_stage: int
     trainable_parameters: int
     frozen_parameters: int
+    weight_bytes: int
+    frozen_bytes: int
     gradient_bytes: int
     optimizer_state_bytes: int
     checkpoint_bytes: int
+    curves: RunCurves = field(repr=False)
 
 
 def read_finished_run(path: Path) -> FinishedRun:
@@ -68,28 +69,27 @@ def read_finished_run(path: Path) -> FinishedRun:
         data_fingerprint=data.get("fingerprint"),
         unigram_perplexity=data.get("unigram_perplexity"),
         validation_tokens=data.get("validation_tokens"),
+        steps=summary.get("step"),
         tokens=summary.get("tokens"),
         validation_loss=summary.get("validation", "loss"),
         validation_perplexity=summary.get("validation", "perplexity"),
         perplexity_by_source=summary.get("validation", "perplexity_by_source"),
-        tokens_per_second=median_tokens_per_second(path / "metrics.jsonl"),
+        zero_stage=audit.get("zero_stage"),
         trainable_parameters=audit.get("totals", "model_trainable_parameters"),
         frozen_parameters=audit.get("totals", "model_frozen_parameters"),
+        weight_bytes=audit.get("totals", "trainable_bytes"),
+        frozen_bytes=audit.get("totals", "frozen_bytes"),
         gradient_bytes=audit.get("totals", "gradient_bytes"),
         optimizer_state_bytes=audit.get("totals", "optimizer_state_bytes"),
         checkpoint_bytes=newest_checkpoint_bytes(path),
+        curves=read_curves(path / "metrics.jsonl"),
     )
 
 
-def median_tokens_per_second(metrics_path: Path) -> float | None:
-    """Median of `throughput/tokens_per_second` over the steps after the first 10 %; None if none has it."""
-    if not metrics_path.is_file():
-        raise UserError(f"{metrics_path} is missing: the run's directory is incomplete; restore the file")
-    key = "throughput/tokens_per_second"
-    measured = [(record["step"], record.get(key)) for record in read_metrics(metrics_path)]
-    last_step = measured[-1][0] if measured else 0
-    steady = [value for step, value in measured if step > WARM_UP_FRACTION * last_step and value is not None]
-    return statistics.median(steady) if steady else None
+def holds_no_run(path: Path) -> bool:
+    """Whether `path` is there but is no run, whole or damaged: what else `runs/*` may find."""
+    parts = ("config.yaml", "state", "metrics.jsonl", "checkpoints")
+    return path.exists() and not any((path / part).exists() for part in parts)
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int:

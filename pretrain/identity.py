@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.blend import Blend
 from data_pipeline.changes import data_changes
+from megatron_patches.unfreeze import last_steps
 from pretrain.config import Config
 from pretrain.deepspeed_config import zero_stage
 from pretrain.distributed import ParallelContext
@@ -43,6 +44,10 @@ def run_identity(
         "deepspeed: zero_optimization.stage": zero_stage(config),
         "the number of ranks": context.world_size,
     }
+    schedule = config.policy().unfreeze
+    if schedule:  # its fractions are of the run's length, which may otherwise change
+        steps = last_steps(schedule, config.total_steps)
+        keys["the steps after which attention.unfreeze applies"] = steps
     return {
         "keys": keys,
         "data": blend.describe(),
@@ -69,7 +74,7 @@ def accept_identity(
     """
     for key, value in live["keys"].items():
         was = saved["keys"].get(key)
-        if was == value or (key in DATA_KEYS and not _fixed_by_positions(key, saved["keys"])):
+        if was == value or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         raise UserError(
             f"checkpoint {checkpoint} was written with {key}={was} but this run has {value}; set it back, or "
@@ -90,9 +95,12 @@ def accept_identity(
     return changes
 
 
-def _fixed_by_positions(key: str, saved: Mapping[str, Any]) -> bool:
-    """Learned positions are a matrix of sequence_length rows: another length does not fit the weights."""
-    return key == "data.sequence_length" and saved.get("model.position_embedding") == "learned"
+def _fixed_by_weights(key: str, saved: Mapping[str, Any]) -> bool:
+    """Learned positions and learned scores have sequence_length rows: another length does not fit them."""
+    if key != "data.sequence_length":
+        return False
+    learned_scores = key.removeprefix("data.") in (saved["frozen_bank"]["recipe"] or {})
+    return learned_scores or saved["keys"].get("model.position_embedding") == "learned"
 
 
 def _check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:

@@ -11,12 +11,14 @@ a signal asks for it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 import torch
 
+from megatron_patches.auxiliary import take_auxiliary_losses
 from pretrain.checkpoint import Progress
 from pretrain.config import Config
 from pretrain.distributed import agree, set_seeds
@@ -48,6 +50,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     """The loop. Every rank runs it in step with the others and leaves it with the same answer."""
     config, progress = run.config, run.progress
     while progress.step < config.total_steps:
+        run.enter_phase_of(progress.step + 1)
         result = train_step(run, progress, signals)
         progress = progress.after_step(config)
         if not np.isfinite(result.loss):
@@ -77,6 +80,7 @@ class StepResult:
     """What one optimizer step gave, equal on every rank except for the times (seconds)."""
 
     loss: float
+    auxiliary: Mapping[str, float]
     gradient_norm: float
     learning_rate: float
     stop: bool
@@ -90,12 +94,14 @@ class StepResult:
 def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult:
     """One optimizer step over one global batch.
 
-    The loss is the mean over the predictions of the global batch that count. Signals are agreed on here, in
-    the same small all-reduce as the loss, so that all ranks stop after the same step.
+    The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
+    are reported apart. Signals are agreed on here, in the same small all-reduce as the loss, so that all
+    ranks stop after the same step.
     """
     config, context, engine = run.config, run.context, run.engine
     step = progress.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
+    rate *= run.trainer.phase.learning_rate_factor
     set_learning_rate(engine, rate)
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     micro_batches = config.gradient_accumulation_steps(context.world_size)
@@ -109,7 +115,8 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
         losses = token_losses(engine, tokens.to(context.device), run.data.boundary)
         # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
         loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
-        engine.backward(loss)
+        auxiliary = take_auxiliary_losses(engine.module)
+        engine.backward(sum(auxiliary.values(), loss))
         loss_sum += loss.detach()
         if index < micro_batches - 1:
             engine.step()  # DeepSpeed counts the micro batch; the weights move after the last one, below
@@ -119,11 +126,17 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
     engine.step()
     _synchronize(context.device)
     seconds_optimizer = time.perf_counter() - mark
-    loss_total, stop, continue_later = agree(
-        [loss_sum.item() / micro_batches, float(signals.stop), float(signals.continue_later)], context.device
+    # Auxiliary terms are a tensor-parallel rank's own part, and of the weights: equal in all micro batches.
+    terms = [term.item() for term in auxiliary.values()]
+    loss_total, stop, continue_later, *terms = agree(
+        [loss_sum.item() / micro_batches, float(signals.stop), float(signals.continue_later), *terms],
+        context.device,
     )
     return StepResult(
         loss=loss_total / context.world_size,
+        auxiliary={
+            name: term / context.data_parallel_size for name, term in zip(auxiliary, terms, strict=True)
+        },
         gradient_norm=float(engine.get_global_grad_norm()),
         learning_rate=rate,
         stop=stop > 0,
@@ -179,6 +192,7 @@ def _step_record(
         consumed_samples=progress.consumed_samples,
         consumed_tokens=progress.consumed_tokens,
         loss=result.loss,
+        auxiliary=result.auxiliary,
         learning_rate=result.learning_rate,
         gradient_norm=result.gradient_norm,
         seconds_step=result.seconds_step,

@@ -9,7 +9,8 @@ from megatron.core.transformer import TransformerConfig
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import bank_recipe
+from megatron_patches.policy import bank_recipe, score_recipe
+from megatron_patches.score_recipe import ScoreRecipe
 from pretrain.config import Config
 from pretrain.distributed import ParallelContext
 from pretrain.packing import document_layout
@@ -17,10 +18,21 @@ from pretrain.packing import document_layout
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def recipe_of(config: Config) -> BankRecipe | None:
-    """How this run's Query/Key bank is drawn; None for variants that start like every other weight."""
+def recipe_of(config: Config) -> BankRecipe | ScoreRecipe | None:
+    """How this run's Query/Key bank, or what stands in its place, is drawn.
+
+    None for variants whose queries and keys start like every other weight.
+    """
+    policy = config.policy()
+    if policy.synthesizer:
+        return score_recipe(
+            policy,
+            seed=config.bank_seed,
+            num_attention_heads=config.model.num_attention_heads,
+            sequence_length=config.data.sequence_length,
+        )
     return bank_recipe(
-        config.policy(),
+        policy,
         seed=config.bank_seed,
         hidden_size=config.model.hidden_size,
         head_dim=config.head_dim,
@@ -29,10 +41,14 @@ def recipe_of(config: Config) -> BankRecipe | None:
     )
 
 
-def build_model(config: Config, context: ParallelContext) -> GPTModel:
-    """This rank's shard of the model, initialised, on its device, in the compute dtype."""
+def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPTModel:
+    """This rank's shard of the model, initialised, on its device, in the compute dtype.
+
+    Args:
+        phase: of a run in which layers become trainable on the way (see `phases`).
+    """
     recipe = recipe_of(config)
-    policy = config.policy()
+    policy = config.policy(phase)
     model = GPTModel(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(
@@ -44,7 +60,7 @@ def build_model(config: Config, context: ParallelContext) -> GPTModel:
         rotary_base=config.model.rotary_base,
         share_embeddings_and_output_weights=config.model.tied_embeddings,
     )
-    start = recipe if policy.trainable else None
+    start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
     return model.to(context.device)
 

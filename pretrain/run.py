@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.manifest import check_shards
 from megatron_patches.errors import MethodError
 from pretrain.batches import Batches
-from pretrain.checkpoint import Checkpoints, Progress, bank_digests
+from pretrain.checkpoint import Checkpoints, Progress, bank_digests, find_newest_checkpoint
 from pretrain.config import Config
 from pretrain.counting import count_attention, executed_flops_per_token, model_flops_per_token, peak_flops
 from pretrain.data import RunData, data_facts, open_data
@@ -28,13 +29,14 @@ from pretrain.distributed import (
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
-from pretrain.engine import build_engine
 from pretrain.errors import UserError
+from pretrain.hparams import hparams
 from pretrain.inputs import check_inputs
 from pretrain.metrics_file import read_metrics
 from pretrain.resilience import CONTINUE, FINISHED, RUNNING, STOPPED
 from pretrain.run_directory import describe_environment, write_json, write_state, write_text_atomically
 from pretrain.telemetry import RunFacts, StepRecord, Telemetry
+from pretrain.trainer import Trainer
 
 T = TypeVar("T")
 
@@ -45,12 +47,27 @@ class Run:
 
     config: Config
     context: ParallelContext
-    engine: Any  # deepspeed.DeepSpeedEngine
+    trainer: Trainer
     data: RunData
     batches: Batches
     checkpoints: Checkpoints
     progress: Progress
     telemetry: Telemetry | None
+
+    @property
+    def engine(self) -> Any:
+        """The deepspeed.DeepSpeedEngine of now: do not keep it over `enter_phase_of`."""
+        return self.trainer.engine
+
+    def enter_phase_of(self, step: int) -> None:
+        """Where other weights are trained from `step` on than before, rebuild the engine (collective)."""
+        if not self.trainer.enter(step):
+            return
+        self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
+        if self.telemetry is not None:
+            _write_audit(self.config, self.trainer)
+            facts = _run_facts(self.config, self.context, self.trainer)
+            self.telemetry.change_facts(facts, _phase_line(self.trainer, facts))
 
     def record(self, record: StepRecord) -> None:
         """Hand one step's numbers to telemetry (rank 0)."""
@@ -139,16 +156,17 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
     for manifest in blend.manifests:
         _on_first_rank(context, partial(check_shards, manifest))
     data = open_data(config, blend)
-    trainer = build_engine(config, context)
+    newest, step = find_newest_checkpoint(config)
+    trainer = Trainer(config, context, step)
     bank = bank_digests(trainer.engine.module, context)
     checkpoints = Checkpoints(config, context, bank, blend)
-    progress = checkpoints.resume(trainer.engine)
+    progress = checkpoints.resume(trainer.engine, newest)
     _on_first_rank(context, lambda: data.samples.prepare(progress.consumed_samples))
 
     def open_records() -> Telemetry:
         _check_steps_left(config, progress)
-        _write_run_files(config, context, data, trainer.audit)
-        telemetry = _open_telemetry(config, context, trainer.audit["totals"], progress)
+        _write_run_files(config, context, data, trainer)
+        telemetry = _open_telemetry(config, context, trainer, progress)
         telemetry.say(_headline(config, context, trainer.audit, progress))
         for change in checkpoints.changes:
             telemetry.say(f"changed on resume, as data.allow_change permits: {change}")
@@ -156,16 +174,14 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
 
     telemetry = _on_first_rank(context, open_records)
     batches = Batches(config, context, data)
-    return Run(config, context, trainer.engine, data, batches, checkpoints, progress, telemetry)
+    return Run(config, context, trainer, data, batches, checkpoints, progress, telemetry)
 
 
-def _write_run_files(
-    config: Config, context: ParallelContext, data: RunData, audit: Mapping[str, Any]
-) -> None:
+def _write_run_files(config: Config, context: ParallelContext, data: RunData, trainer: Trainer) -> None:
     path = config.run_path
     (path / "summary.json").unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(path / "config.yaml", config.to_yaml())
-    write_json(path / "audit.json", audit)
+    _write_audit(config, trainer)
     layout = {
         "device": _device_name(context.device),
         "world_size": context.world_size,
@@ -175,6 +191,15 @@ def _write_run_files(
     write_json(path / "environment.json", describe_environment(**layout))
     write_json(path / "data.json", data_facts(config, data))
     write_state(path, RUNNING)
+
+
+def _write_audit(config: Config, trainer: Trainer) -> None:
+    path = config.run_path / "audit.json"
+    try:
+        on_disk = json.loads(path.read_text())
+    except (OSError, ValueError):  # none yet, or of a run that was killed while it started
+        on_disk = {}
+    write_json(path, trainer.audit_of_phases(on_disk))
 
 
 def _check_steps_left(config: Config, progress: Progress) -> None:
@@ -190,30 +215,44 @@ def _check_steps_left(config: Config, progress: Progress) -> None:
         )
 
 
-def _open_telemetry(
-    config: Config, context: ParallelContext, totals: Mapping[str, int], progress: Progress
-) -> Telemetry:
+def _run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> RunFacts:
     shape, device_name = config.shape(), _device_name(context.device)
-    facts = RunFacts(
+    totals = trainer.audit["totals"]
+    attention = count_attention(shape, config.policy(trainer.phase.number))
+    return RunFacts(
         world_size=context.world_size,
         device_name=device_name,
-        model_flops_per_token=model_flops_per_token(shape),
-        executed_flops_per_token=executed_flops_per_token(shape, count_attention(shape, config.policy())),
+        model_flops_per_token=model_flops_per_token(shape, attention),
+        executed_flops_per_token=executed_flops_per_token(shape, attention),
         peak_flops_per_device=peak_flops(device_name, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],
         gradient_bytes=totals["gradient_bytes"],
         optimizer_state_bytes=totals["optimizer_state_bytes"],
     )
+
+
+def _open_telemetry(
+    config: Config, context: ParallelContext, trainer: Trainer, progress: Progress
+) -> Telemetry:
     return Telemetry(
         config.run_path,
-        facts,
+        _run_facts(config, context, trainer),
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
         variance_window=config.telemetry.variance_window,
-        hparams=_hparams(config),
+        hparams=hparams(config),
         total_steps=config.total_steps,
         resume_step=progress.step,
+    )
+
+
+def _phase_line(trainer: Trainer, facts: RunFacts) -> str:
+    layers = ", ".join(map(str, trainer.phase.newly_trainable))
+    return (
+        f"from step {trainer.phase.first_step} on Query and Key train in layer {layers} too: "
+        f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen parameters, "
+        f"learning rate x {trainer.phase.learning_rate_factor:g}"
     )
 
 
@@ -226,16 +265,6 @@ def _headline(config: Config, context: ParallelContext, audit: Mapping[str, Any]
         f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {_device_name(context.device)}, ZeRO-{audit['zero_stage']}"
     )
-
-
-def _hparams(config: Config) -> dict[str, str | float | int | bool]:
-    """What TensorBoard's HPARAMS page tells runs apart by."""
-    sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
-    resolved = config.resolved()
-    values = {f"{section}.{key}": value for section in sections for key, value in resolved[section].items()}
-    return {key: value for key, value in values.items() if isinstance(value, (str, float, int, bool))} | {
-        "run.seed": config.run.seed
-    }
 
 
 def _last_record(path: Path) -> dict[str, Any]:

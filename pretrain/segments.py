@@ -1,9 +1,9 @@
 """What a Slurm job did so far, and whether it goes on: the job scripts' decisions, from what is on disk.
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
-its beginning and its end into DIRECTORY/slurm/segments.jsonl (DIRECTORY: the run's, or the shards'), so a
-segment whose node died without a word is known too, by its missing end. Progress is the newest complete
-checkpoint's step, or the number of finished units of a tokenize task.
+its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
+whose node died without a word is known too, by its missing end. Progress is the newest complete checkpoint's
+step, or the number of finished units of a tokenize task.
 """
 
 from __future__ import annotations
@@ -39,6 +39,14 @@ class Work(Protocol):
     @property
     def directory(self) -> Path: ...
 
+    @property
+    def title(self) -> str:
+        """What a log calls it."""
+
+    @property
+    def records(self) -> Path:
+        """Where its segments are recorded, and their logs."""
+
     def start(self) -> None:
         """Forget how the segment before ended, so that this one's end is not taken from it."""
 
@@ -54,6 +62,14 @@ class Training:
     """A training run; its directory says how it ended, which outranks the exit code."""
 
     directory: Path
+
+    @property
+    def title(self) -> str:
+        return str(self.directory)
+
+    @property
+    def records(self) -> Path:
+        return self.directory / "slurm"
 
     def start(self) -> None:
         if read_state(self.directory) is not None:
@@ -72,20 +88,25 @@ class Training:
 class Tokenizing:
     """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
 
-    shards: Path
+    directory: Path
     index: int
     count: int
 
     @property
-    def directory(self) -> Path:
-        return self.shards / "slurm" / f"task_{self.index:04d}"
+    def title(self) -> str:
+        return f"{self.directory}, task {self.index} of {self.count},"
+
+    @property
+    def records(self) -> Path:
+        """Beside the shards: tokenize wants its directory for itself."""
+        return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
 
     def start(self) -> None:
         """Its only state is which units are there."""
 
     def progress(self) -> int:
         try:
-            _, units = read_plan(self.shards)
+            _, units = read_plan(self.directory)
         except DataError:
             return 0  # no task has written the plan yet
         return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
@@ -145,7 +166,7 @@ class Segments:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.path = work.directory / "slurm" / "segments.jsonl"
+        self.path = work.records / "segments.jsonl"
 
     def begin(self, job: SlurmJob, max_stalled: int) -> Path:
         """Record a segment's beginning.
@@ -204,7 +225,7 @@ class Segments:
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
         outcome = self.work.outcome(ending.exit_code)
         if outcome == FINISHED:
-            return Decision(FINISHED, f"{self.work.directory} is finished")
+            return Decision(FINISHED, f"{self.work.title} is finished")
         if ending.job_state != RUNNING_JOB:
             return Decision(STOP, f"Slurm has ended this segment itself (the job is {ending.job_state})")
         if outcome == CONTINUE:

@@ -18,6 +18,7 @@ from pretrain.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.phases import Phase, phases_of
 
 MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
 
@@ -69,7 +70,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     shape = config.shape()
     attention = count_attention(shape, config.policy())
     count = count_parameters(shape, attention)
-    model_flops = model_flops_per_token(shape)
+    model_flops = model_flops_per_token(shape, attention)
     saved = 1 - executed_flops_per_token(shape, attention) / model_flops
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
@@ -78,12 +79,24 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
             "parameters, frozen",
             f"{count.frozen:,} ({count.frozen / 1e6:.2f} M, {count.frozen / count.total:.1%})",
         ),
+        *(_phase_row(config, phase) for phase in phases_of(config)[1:]),
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
         ("training FLOPs per token", f"{model_flops:.4g}; freezing saves {saved:.1%} of them"),
         ("run directory", str(config.run_path)),
     ]
+
+
+def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
+    shape = config.shape()
+    count = count_parameters(shape, count_attention(shape, config.policy(phase.number)))
+    layers = ", ".join(map(str, phase.newly_trainable))
+    return (
+        f"from step {phase.first_step:,} on",
+        f"{count.trainable:,} trainable (also Query/Key of layer {layers}), learning rate x "
+        f"{phase.learning_rate_factor:g}",
+    )
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ the same name and value in metrics.jsonl and in TensorBoard (x axis: steps).
 Tags, and when a record has them:
 
     loss/train, optim/lr, optim/grad_norm              always
+    loss/<term>                                        a term that the model adds to the training loss
     stability/loss_variance                            always; see `Telemetry`
     loss/valid, perplexity/valid,
       perplexity/valid/<source>                        steps after which validation ran
@@ -25,7 +26,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,7 @@ import torch
 from rich.console import Console
 
 from pretrain.event_file import EventFile
+from pretrain.hparams import FIRST
 from pretrain.metrics_file import MetricsFile, cut_back
 from pretrain.progress import ConsoleProgress
 
@@ -42,7 +44,8 @@ class StepRecord:
     """What the loop measured in one optimizer step. Losses are means in nats per token; times are seconds.
 
     `seconds_step` is the training part alone: data, forward, backward and optimizer, without validation and
-    checkpoint. `validation` maps each source to (sum of token losses, number of tokens).
+    checkpoint. `loss` is the language-model loss alone, `auxiliary` the terms that were trained on besides.
+    `validation` maps each source to (sum of token losses, number of tokens).
     """
 
     step: int
@@ -56,12 +59,13 @@ class StepRecord:
     seconds_forward_backward: float
     seconds_optimizer: float
     seconds_checkpoint: float | None = None
+    auxiliary: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, tuple[float, int]] | None = None
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What stays the same through a run.
+    """What stays the same through a run, unless it changes what it trains (`Telemetry.change_facts`).
 
     FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device` is None
     where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the device.
@@ -204,6 +208,7 @@ class Telemetry:
         validation = validation_metrics(record.validation) if record.validation is not None else {}
         metrics = {
             "loss/train": record.loss,
+            **{f"loss/{name}": term for name, term in record.auxiliary.items()},
             **validation,
             "optim/lr": record.learning_rate,
             "optim/grad_norm": record.gradient_norm,
@@ -224,6 +229,11 @@ class Telemetry:
         self._progress.step(record.step, metrics)
         if validation:
             self._progress.say(self._validation_line(record.step, validation))
+
+    def change_facts(self, facts: RunFacts, why: str) -> None:
+        """From the next record on, count with these facts; `why` goes to the console."""
+        self._facts = facts
+        self.say(why)
 
     def say(self, message: str) -> None:
         """One line on the console, above the progress bar where there is one."""
@@ -247,7 +257,7 @@ class Telemetry:
         self._progress.close()
         if self._event_file is not None:
             if final is not None:
-                self._event_file.write_hparams(self._last_step, self._hparams, final)
+                self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)
             self._event_file.close()
         self._metrics_file.close()
 

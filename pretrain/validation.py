@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megatron_patches.errors import MethodError
-from megatron_patches.policy import bank_recipe
+from megatron_patches.policy import bank_recipe, score_recipe
+from megatron_patches.unfreeze import check_unfreeze
 from pretrain.deepspeed_config import filled_settings, zero_stage
 from pretrain.errors import UserError
 
@@ -65,6 +66,7 @@ def check_layout(config: Config, world_size: int) -> None:
         )
     filled_settings(config, world_size)
     _check_zero_stage(config)
+    _check_unfreeze_stage(config)
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -135,11 +137,16 @@ def _check_query_key(config: Config) -> None:
         policy.frozen_groups(layer, config.model.num_layers, config.num_query_groups)
         for layer in range(config.model.num_layers)
     ]
-    if not policy.trainable and not any(frozen):
+    if not policy.trainable and not policy.synthesizer and not any(frozen):
         raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
-    if policy.init == "default":
-        return
+    check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
     try:
+        score_recipe(
+            policy,
+            seed=config.bank_seed,
+            num_attention_heads=config.model.num_attention_heads,
+            sequence_length=config.data.sequence_length,
+        )
         bank_recipe(
             policy,
             seed=config.bank_seed,
@@ -150,6 +157,15 @@ def _check_query_key(config: Config) -> None:
         )
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_unfreeze_stage(config: Config) -> None:
+    stage = zero_stage(config)
+    if config.policy().unfreeze and stage not in (1, 2):
+        raise UserError(
+            "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
+            f"under ZeRO stage {stage}; set deepspeed.config=zero1 or zero2"
+        )
 
 
 def _check_zero_stage(config: Config) -> None:

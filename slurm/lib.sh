@@ -218,7 +218,7 @@ ora_sweep() {
     ora_pretrain "${words[@]}" </dev/null || failed=1
     [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
   done <<<"$answer"
-  return $failed
+  return "$failed"
 }
 
 # Ranks per node and threads per rank.

@@ -17,6 +17,11 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard directory of the Python installation's own prose under a 512-piece tokenizer."""
     directory = tmp_path_factory.mktemp("data")
     data_pipeline("demo-corpus", directory / "corpus")
+    return make_shards(directory)
+
+
+def make_shards(directory: Path) -> Path:
+    """Tokenizer and shards of `directory`/corpus, beside it."""
     data_pipeline(
         "train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", "--vocab-size", VOCAB_SIZE
     )

@@ -86,11 +86,11 @@ def logged_steps(run: Path) -> list[int]:
     return [int(line.split('"step":')[1].split(",")[0]) for line in lines]
 
 
-def deterministic_metrics(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without clock and memory readings."""
+def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """metrics.jsonl, or a copy of it, without clock and memory readings."""
     return [
         {key: value for key, value in record.items() if not key.startswith(MEASURED)}
-        for record in read_metrics(run / "metrics.jsonl")
+        for record in read_metrics(run / name)
     ]
 
 

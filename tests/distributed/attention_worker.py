@@ -15,11 +15,12 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_patches.initialize import initialize_parameters, normal_rows
+from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import bank_recipe, policy_for
 from megatron_patches.shards import layer_shard
+from megatron_patches.streams import normal_rows
 from pretrain.distributed import (
     LaunchEnvironment,
     ParallelContext,
@@ -130,9 +131,9 @@ def _attention_case(
         else _value_rows(attention.linear_qkv.weight.grad, groups // context.world_size)
     )
     return {
-        "output": _distance(output, reference["output"][rows]),
-        "input_grad": _distance(hidden.grad, reference["input_grad"][rows]),
-        "value_grad": _distance(value_grad, reference["value_grad"][heads]),
+        "output": worst_difference(output, reference["output"][rows]),
+        "input_grad": worst_difference(hidden.grad, reference["input_grad"][rows]),
+        "value_grad": worst_difference(value_grad, reference["value_grad"][heads]),
         "collectives_forward": dict(forward.collectives),
         "collectives_backward": dict(backward.collectives),
         "gemm_shapes_backward": backward.gemm_shapes,
@@ -183,13 +184,14 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     for variant in payload["variants"]:
         model, _ = build(context, variant, payload["groups"], False, torch.float32)
         answer[variant] = {
-            name: _digest(weight) for name, weight in _full_weights(model, context, payload["groups"])
+            name: _digest(weight) for name, weight in full_weights(model, context, payload["groups"])
         }
     shutdown_distributed(context)
     return answer
 
 
-def _full_weights(model: GPTModel, context: ParallelContext, groups: int) -> list[tuple[str, torch.Tensor]]:
+def full_weights(model: GPTModel, context: ParallelContext, groups: int) -> list[tuple[str, torch.Tensor]]:
+    """(name, whole weight) of every parameter; Q, K and V of the fused layout apart."""
     weights = []
     for name, parameter in model.named_parameters():
         full = parameter.detach()
@@ -217,7 +219,7 @@ def _sequence_slice(context: ParallelContext) -> slice:
     return slice(context.rank * length, (context.rank + 1) * length)
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+def worst_difference(a: torch.Tensor, b: torch.Tensor) -> float:
     """Worst absolute difference on any rank."""
     worst = (a - b).abs().max().detach()
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)

@@ -1,6 +1,4 @@
-"""Every kind of attention that a config can ask for, as overrides of the tiny run, for the tests that must hold
-for all of them.
-"""
+"""Every kind of attention that a config can ask for, for the tests that must hold for all of them."""
 
 from __future__ import annotations
 
@@ -16,6 +14,10 @@ DESIGNS: dict[str, dict[str, str]] = {
     "orthogonal_trainable": {"variant": "orthogonal_trainable"},
     "gaussian": {"variant": "gaussian"},
     "gaussian_naive": {"variant": "gaussian_naive"},
+    "hadamard": {"variant": "hadamard"},
+    "dct": {"variant": "dct", "scope": "layer"},
+    "orthogonal_penalty": {"variant": "orthogonal_penalty", "penalty": "0.3"},
+    "unfreeze": {"variant": "unfreeze"},
     "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},
     "logit_scale": {"variant": "orthogonal", "adapters": "[logit_scale]"},
     "qk_norm": {"variant": "orthogonal", "adapters": "[qk_norm]"},
@@ -26,6 +28,10 @@ DESIGNS: dict[str, dict[str, str]] = {
         "frozen_heads": "{0: 0.5}",
         "adapters": "[logit_scale, qk_norm, core, low_rank]",
     },
+    "synthesizer_random": {"variant": "synthesizer_random"},
+    "synthesizer_random-frozen": {"variant": "synthesizer_random", "trainable": "false"},
+    "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
+    "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
 }
 
 

@@ -9,6 +9,7 @@ from pretrain.config import load_config
 from pretrain.counting import count_attention, count_parameters
 from pretrain.loop import train
 from pretrain.metrics_file import read_metrics
+from pretrain.phases import phases_of
 from pretrain.resilience import StopSignals
 
 
@@ -29,7 +30,8 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         assert (config.run_path / "state").read_text() == "stopped\n"
     train(config, StopSignals())
     records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    counted = count_parameters(config.shape(), count_attention(config.shape(), config.policy()))
+    last_policy = config.policy(phases_of(config)[-1].number)
+    counted = count_parameters(config.shape(), count_attention(config.shape(), last_policy))
     return {
         "loss": [record["loss/train"] for record in records],
         "gradient_norm": [record["optim/grad_norm"] for record in records],

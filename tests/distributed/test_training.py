@@ -4,10 +4,15 @@ import json
 import math
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pretrain.compare.comparison import compare_runs
+from pretrain.compare.theory import expected_cost
+from pretrain.finished_run import read_finished_run
 from pretrain.metrics_file import read_metrics
 from tests.ranks import run_ranks
+from tests.run_files import write_run
 from tests.runs import logged_steps
 from tests.tiny import tiny_overrides
 
@@ -128,6 +133,35 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(single, 
     events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if not tag.startswith("_hparams_")}
     assert scalars == ALWAYS | saved | VALIDATED
+
+
+@pytest.mark.parametrize("name", VARIED)
+def test_the_formulas_count_what_the_engine_held(single, runs, name):
+    run = read_finished_run(runs / name.replace(" ", "_"))
+    theory = expected_cost(run)
+    assert theory.trainable_parameters == run.trainable_parameters
+    assert theory.frozen_parameters == run.frozen_parameters
+    for part in ("weight", "frozen", "gradient", "optimizer_state"):
+        assert getattr(theory, f"{part}_bytes") == getattr(run, f"{part}_bytes"), part
+    assert 0 < run.checkpoint_bytes - theory.checkpoint_bytes < 40_000  # headers, names, the run's identity
+
+
+def test_written_run_files_have_the_form_of_real_ones(single, runs, tmp_path):
+    """What the tests of `compare` write is what `train` leaves."""
+    real, written = runs / "full", write_run(tmp_path, "written", "orthogonal")
+    assert len(compare_runs([real], "full").runs) == 1
+    config, other = (yaml.safe_load((path / "config.yaml").read_text()) for path in (real, written))
+    assert {key: list(section) for key, section in other.items()} == {
+        key: list(section) for key, section in config.items()
+    }
+    for stem in ("environment", "data", "audit", "summary"):
+        expected, found = (json.loads((path / f"{stem}.json").read_text()) for path in (real, written))
+        assert found.keys() <= expected.keys() if stem == "environment" else found.keys() == expected.keys()
+    assert found["validation"].keys() == expected["validation"].keys()
+    totals = [json.loads((path / "audit.json").read_text())["totals"].keys() for path in (real, written)]
+    assert totals[0] == totals[1]
+    plain = records(real)[0].keys() - {"time/checkpoint"}
+    assert list(records(written)[0]) == [key for key in records(real)[0] if key in plain]
 
 
 def test_keep_last_keeps_one_and_training_a_finished_run_again_changes_nothing(single, runs):

@@ -23,10 +23,16 @@ from megatron_patches.orthonormal import BankRecipe, head_rows
 sha256 = hashlib.sha256()
 for hidden_size, head_dim in [(768, 64), (64, 64), (200, 160), (1024, 1)]:
     sha256.update(head_rows(BankRecipe(1, hidden_size, head_dim, 1, 1), 0, "query", 0))
+    sha256.update(head_rows(BankRecipe(1, hidden_size, head_dim, 1, 1, construction="dct"), 0, "query", 0))
     # head_rows allows one thread only; this does not
     normal = numpy.random.default_rng(head_dim).standard_normal((head_dim, hidden_size))
     sha256.update(orthonormalize_rows(normal))
+sha256.update(head_rows(BankRecipe(1, 2048, 64, 1, 1, construction="hadamard"), 0, "query", 0))
 print(sha256.hexdigest())
+"""
+PRINT_DISPATCHED = """
+from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
+print(" ".join(name for name in __cpu_dispatch__ if __cpu_features__[name]))
 """
 
 
@@ -91,20 +97,26 @@ def test_nearly_dependent_rows_are_orthonormalised_or_refused(generator: np.rand
     assert orthonormalize_rows(np.zeros((1, 5))) is None
 
 
-def test_the_bits_do_not_depend_on_blas_kernel_or_threads() -> None:
-    """OPENBLAS_CORETYPE makes OpenBLAS take the kernels of another CPU model (no-op for another BLAS)."""
-    seen = set()
+def test_the_bits_do_not_depend_on_blas_kernel_vector_width_or_threads() -> None:
+    """OPENBLAS_CORETYPE makes OpenBLAS take the kernels of another CPU model (no-op for another BLAS).
+
+    NPY_DISABLE_CPU_FEATURES makes numpy itself take its plainest loops.
+    """
+    seen = {_output(PRINT_BITS, {"NPY_DISABLE_CPU_FEATURES": _output(PRINT_DISPATCHED, {}).strip()})}
     for core in ("", "Haswell", "SkylakeX", "Sandybridge", "Nehalem"):
         for threads in ("1", "4"):
             settings = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads} | (
                 {"OPENBLAS_CORETYPE": core} if core not in ("", *_unavailable()) else {}
             )
-            command = [sys.executable, "-c", PRINT_BITS]
-            done = subprocess.run(
-                command, env=os.environ | settings, capture_output=True, text=True, check=True
-            )
-            seen.add(done.stdout)
+            seen.add(_output(PRINT_BITS, settings))
     assert len(seen) == 1
+
+
+def _output(program: str, settings: dict[str, str]) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(
+        command, env=os.environ | settings, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _unavailable() -> tuple[str, ...]:

@@ -53,11 +53,12 @@ def test_the_check_above_sees_imports() -> None:
 
 def test_orthonormal_rows_depend_on_nothing_else_of_ours() -> None:
     ours = {name for name in imports(ROOT / "megatron_patches/orthonormal.py") if name.split(".")[0] in OURS}
-    assert {name.rsplit(".", 1)[0] for name in ours} <= {"megatron_patches.errors", "megatron_patches.exact"}
+    allowed = {f"megatron_patches.{name}" for name in ("errors", "exact", "structured")}
+    assert {name.rsplit(".", 1)[0] for name in ours} <= allowed
 
 
 def test_the_frozen_bank_is_made_without_torch_or_megatron() -> None:
-    for name in ("orthonormal", "exact"):
+    for name in ("orthonormal", "exact", "structured"):
         assert {name.split(".")[0] for name in imports(ROOT / f"megatron_patches/{name}.py")}.isdisjoint(
             {"torch", "megatron", "deepspeed"}
         )
@@ -86,8 +87,9 @@ def test_the_loop_names_no_variant() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         }
         found = texts & set(VARIANTS)
-        # `compare` needs a default baseline, and "orthogonal" is also how Q and K start (QKPolicy.init).
-        allowed = {"__main__.py": {"vanilla"}, "config.py": {"orthogonal"}}.get(path.name, set())
+        # `compare` needs a default baseline, "orthogonal" is also how Q and K start (QKPolicy.init), and
+        # "unfreeze" the axis.
+        allowed = {"__main__.py": {"vanilla"}, "config.py": {"orthogonal", "unfreeze"}}.get(path.name, set())
         assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
     assert "variant" not in (ROOT / "pretrain/loop.py").read_text()
 

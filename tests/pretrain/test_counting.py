@@ -96,8 +96,8 @@ def test_forward_flops_reduce_to_the_textbook_formula() -> None:
     d, s, layers, vocab, f = 768, 512, 12, 32000, 4
     for share in (0.5, 1.0):
         textbook = layers * (8 * d**2 + 4 * f * d**2 + 4 * share * s * d) + 2 * d * vocab
-        assert forward_flops_per_token(shape, share) == textbook
-        assert model_flops_per_token(shape, share) == 3 * textbook
+        assert forward_flops_per_token(shape, causal_share=share) == textbook
+        assert model_flops_per_token(shape, causal_share=share) == 3 * textbook
 
 
 def test_forward_flops_are_twice_the_weights_of_the_gemms_plus_the_scores() -> None:

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,33 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp
     assert math.isnan(losses[2]) and losses[3] == math.inf
 
 
+def test_terms_of_the_loss_are_recorded_apart(tmp_path: Path) -> None:
+    telemetry = open_telemetry(tmp_path)
+    record = make_record(1)
+    telemetry.log(replace(record, auxiliary={"some_penalty": 0.25}))
+    telemetry.log(make_record(2))
+    telemetry.close()
+    first, second = read_strictly(tmp_path)
+    assert (first["loss/train"], first["loss/some_penalty"]) == (record.loss, 0.25)
+    assert "loss/some_penalty" not in second
+    assert read_scalars(tmp_path)["loss/some_penalty"] == [(1, 0.25)]
+
+
+def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
+    output = io.StringIO()
+    telemetry = open_telemetry(tmp_path, console=Console(file=output, width=200))
+    telemetry.log(make_record(1))
+    facts = replace(make_facts(), trainable_parameters=950_000, executed_flops_per_token=5.5e6)
+    telemetry.change_facts(facts, "from step 2 on more is trained")
+    telemetry.log(make_record(2))
+    telemetry.close()
+    first, second = read_strictly(tmp_path)
+    assert [r["memory/trainable_parameters"] for r in (first, second)] == [900_000, 950_000]
+    utilisation = [r["throughput/hfu"] / r["throughput/mfu"] for r in (first, second)]
+    assert utilisation == pytest.approx([5 / 6, 5.5 / 6])
+    assert "from step 2 on more is trained" in output.getvalue()
+
+
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path, every=4, total_steps=14)
     for step in range(1, 15):
@@ -385,10 +413,14 @@ def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:
     assert values["model.tied"].string_value == "true"
     experiment = plugin_data_pb2.HParamsPluginData.FromString(contents["_hparams_/experiment"]).experiment
     assert {info.name.tag for info in experiment.metric_infos} == {"perplexity/valid", "loss/train"}
+    shown_first = {info.name for info in experiment.hparam_infos if info.differs}
+    assert shown_first == {"attention.variant", "optimizer.learning_rate"}
     assert "_hparams_/session_end_info" in contents
     (layout_event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(layout_event.tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == ["throughput", "memory", "quality"]
+    assert [category.title for category in layout.category] == ["quality", "throughput", "memory"]
+    charts = {chart.title for category in layout.category for chart in category.chart}
+    assert {"training loss", "validation loss", "gradient norm", "tokens per second"} <= charts
 
 
 def test_without_tensorboard_only_metrics_are_written(tmp_path: Path) -> None:

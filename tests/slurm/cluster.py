@@ -2,8 +2,8 @@
 
 Where the system allows it (root), it lives in process, mount and network namespaces of its own: every node
 has its own host name and address, and nothing can be left behind. Elsewhere all nodes share the machine's
-loopback address. Set ORA_TEST_SLURM_NETWORK=loopback to choose that. The last node is bad where nodes can
-differ: its /dev/shm has 4 MB.
+loopback address. ORA_TEST_SLURM=loopback and ORA_TEST_SLURM=plain choose less: one network for all, and no
+namespaces at all. The last node is bad where nodes can differ: its /dev/shm has 4 MB.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.ranks import ROOT, rank_environment
 
@@ -76,6 +77,12 @@ def missing_programs() -> list[str]:
     return [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
 
 
+def require_slurm() -> None:
+    """Skip the test where Slurm is not installed; one place, so that pytest reports one line for all."""
+    if missing := missing_programs():
+        pytest.skip(f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge")
+
+
 @dataclass(frozen=True)
 class Job:
     """What `scontrol show job` says of a job."""
@@ -95,8 +102,8 @@ class Cluster:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.bad_node = self.nodes[-1]
         self.directory = Path(tempfile.mkdtemp(prefix="ora-slurm-"))
-        self.isolated = os.geteuid() == 0 and _can("unshare", *NAMESPACES[1:], "true")
-        wanted = os.environ.get("ORA_TEST_SLURM_NETWORK", "own")
+        wanted = os.environ.get("ORA_TEST_SLURM", "networks")
+        self.isolated = wanted != "plain" and os.geteuid() == 0 and _can(*NAMESPACES, "true")
         self.networks = self.isolated and wanted != "loopback" and _can_have_networks()
         self._supervisor: subprocess.Popen[str] | None = None
         self._first_process = 0

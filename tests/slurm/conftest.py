@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.runs import train
-from tests.slurm.cluster import Cluster, missing_programs
+from tests.slurm.cluster import Cluster, require_slurm
 from tests.slurm.drills import Drills, training_overrides
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    if missing := missing_programs():
-        pytest.skip(f"no Slurm here ({', '.join(missing)} missing): apt-get install slurm-wlm munge")
+    require_slurm()
     with Cluster() as running:
         yield running
 

@@ -90,6 +90,7 @@ class Drills:
         """What a user of this machine would set, and a drill's own."""
         settings = {
             "ORA_PYTHON": sys.executable,
+            "ORA_SITE": ROOT / "tests/slurm/__init__.py",  # an empty one, whatever this checkout has
             "ORA_DOCTOR_OPTIONS": "--gpus 0",  # the nodes' GPUs are links to /dev/null
             "PYTHONPATH": f"{ROOT / 'tests/slurm/hold'}:{ROOT}",
             **values,

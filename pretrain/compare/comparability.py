@@ -1,0 +1,182 @@
+"""What must be equal for runs to be comparable, which of it may be the subject, and what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pretrain.compare.labels import Groups, settings_of, text_of
+from pretrain.errors import UserError
+from pretrain.finished_run import FinishedRun
+
+# Settings that name or place a run, or are what is compared; everything else that differs is reported.
+_EXPECTED_TO_DIFFER = (
+    "run.",
+    "attention.",
+    "data.directory",
+    "data.seed",
+    "data.cache_directory",
+    "data.loader_workers",
+    "data.allow_change",
+    "checkpoint.",
+)
+
+# Facts that follow from another one: naming that one as the subject releases these too.
+_FOLLOWS = {
+    "data.validation_tokens": "data.fingerprint",
+    "data.validation_sources": "data.fingerprint",
+}
+
+
+def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
+    """{name: its value in each run} of the differences named as the subject.
+
+    A name is a fact that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers` ...) or any
+    other setting of the config.
+
+    Raises:
+        UserError: unknown, an attention setting (those tell variants apart anyway), or no difference.
+    """
+    subjects: dict[str, list[Any]] = {}
+    for name in names:
+        if name.startswith("attention."):
+            raise UserError(
+                f"--subject {name} is not needed: attention settings tell variants apart "
+                "without it; leave it out"
+            )
+        known = [settings_of(run) | _facts(run) for run in runs]
+        if not any(name in values for values in known):
+            examples = ", ".join(_facts(runs[0]))
+            raise UserError(
+                f"--subject {name} is nothing these runs have; give a config key (section.key) or one of "
+                f"{examples}"
+            )
+        values = [values.get(name) for values in known]
+        if len({text_of(value) for value in values}) == 1:
+            raise UserError(f"--subject {name} is {text_of(values[0])} in every run; leave it out")
+        subjects[name] = values
+    return subjects
+
+
+def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> None:
+    """Refuse runs that differ in data, tokens, model shape or evaluation, but for the named subjects.
+
+    Raises:
+        UserError: names every difference, with a run for each side, and the option that makes it the subject.
+    """
+    facts = [_facts(run) for run in runs]
+    differences, names = [], []
+    for name, value in facts[0].items():
+        if name in subjects or _FOLLOWS.get(name) in subjects or _is_derived(name, runs):
+            continue
+        other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
+        if other is not None:
+            names.append(name)
+            differences.append(
+                f"{name} is {text_of(value)} in {runs[0].path} but {text_of(facts[other][name])} in "
+                f"{runs[other].path}"
+            )
+    if differences:
+        options = " ".join(f"--subject {name}" for name in names)
+        raise UserError(
+            f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
+            f"tokens, model shape and evaluation, or say {options} if that is what is compared"
+        )
+
+
+def _facts(run: FinishedRun) -> dict[str, Any]:
+    """What must agree: data, training tokens, the model's shape, and how it is evaluated."""
+    data, model = run.config["data"], run.config["model"]
+    return {
+        "data.fingerprint": run.data_fingerprint,
+        "tokens": run.tokens,
+        **{
+            f"model.{key}": model[key]
+            for key in (
+                "num_layers",
+                "hidden_size",
+                "num_attention_heads",
+                "vocab_size",
+                "position_embedding",
+            )
+        },
+        **{f"model.{key}": model.get(key) or value for key, value in _derived(model).items()},
+        "model.rotary_base": model.get("rotary_base") if model["position_embedding"] == "rope" else None,
+        "model.tied_embeddings": model.get("tied_embeddings", True),
+        "data.sequence_length": data["sequence_length"],
+        "data.reset_at_document_end": data.get("reset_at_document_end", False),
+        "data.validation_samples": data["validation_samples"],
+        "data.validation_tokens": dict(run.validation_tokens),
+        "data.validation_sources": sorted(run.perplexity_by_source),
+    }
+
+
+def _derived(model: Mapping[str, Any]) -> dict[str, int]:
+    """What these keys are where a config leaves them open."""
+    heads, hidden = model["num_attention_heads"], model["hidden_size"]
+    return {"num_query_groups": heads, "head_dim": hidden // heads, "ffn_hidden_size": 4 * hidden}
+
+
+def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
+    """Whether the fact is, in every run, only what follows from another one that is judged by itself."""
+    key = name.removeprefix("model.")
+    if key not in ("num_query_groups", "head_dim", "ffn_hidden_size"):
+        return False
+    return all(_facts(run)[name] == _derived(run.config["model"])[key] for run in runs)
+
+
+def settings_notes(groups: Groups, subjects: Mapping[str, Any]) -> list[str]:
+    """One sentence for each other setting that is not the same in all runs."""
+    runs = [run for group in groups.groups for run in group.runs]
+    settings = {run.path: _other_settings(run) for run in runs}
+    notes = []
+    for key in sorted(set().union(*settings.values()) - set(subjects)):
+        places: dict[str, list[str]] = {}
+        for group in groups.groups:
+            values = {run.name: text_of(settings[run.path].get(key)) for run in group.runs}
+            whole = len(set(values.values())) == 1
+            for name, value in values.items():
+                places.setdefault(value, []).append(group.name if whole else name)
+        if len(places) > 1:
+            listed = "; ".join(f"{value} in {_list(names)}" for value, names in places.items())
+            notes.append(f"The runs also differ in {key}: {listed}.")
+    return notes
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def seed_notes(groups: Groups) -> list[str]:
+    """What keeps a pair of equal run.seed from seeing the same samples in the same order, if anything."""
+    notes = []
+    for group in groups.groups:
+        base = {run.seed: run for run in groups.baseline_of(group).runs}
+        unequal = [
+            run.name
+            for run in group.runs
+            if run.seed in base and _data_seed(run) != _data_seed(base[run.seed])
+        ]
+        if unequal:
+            notes.append(
+                f"{_list(unequal)} and the baseline's run of the same run.seed have different data.seed: "
+                "these pairs did not see the same samples in the same order."
+            )
+    return notes
+
+
+def _data_seed(run: FinishedRun) -> Any:
+    seed = run.config["data"].get("seed")
+    return run.seed if seed is None else seed
+
+
+def _other_settings(run: FinishedRun) -> dict[str, Any]:
+    facts = _facts(run)
+    settings = {
+        key: value
+        for key, value in settings_of(run).items()
+        if key not in facts and not key.startswith(_EXPECTED_TO_DIFFER)
+    }
+    for key in ("device", "world_size", "tensor_model_parallel_size"):
+        settings[f"environment.{key}"] = run.environment.get(key)
+    return settings

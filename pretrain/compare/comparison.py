@@ -1,0 +1,247 @@
+"""The comparison of finished runs as one value; everything shown or written is made from it.
+
+comparison = compare_runs([Path("runs/vanilla-1"), Path("runs/orthogonal-1")], baseline="vanilla")
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pretrain.compare.comparability import find_subjects, refuse_incomparable, seed_notes, settings_notes
+from pretrain.compare.convergence import Reach, Stability, reaches, stability
+from pretrain.compare.cost import Cost, measured_cost
+from pretrain.compare.labels import Group, Groups, group_runs
+from pretrain.compare.significance import (
+    FEWEST_SEEDS,
+    PairedGap,
+    Spread,
+    adjust,
+    paired_gap,
+    spread,
+)
+from pretrain.compare.theory import Theory, expected_cost
+from pretrain.errors import UserError
+from pretrain.finished_run import FinishedRun, read_finished_run
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run. Losses are in nats per token; None where not finite."""
+
+    name: str
+    variant: str
+    seed: int
+    path: str
+    steps: int
+    tokens: int
+    validation_loss: float | None
+    validation_perplexity: float | None
+    unigram_perplexity: float
+    perplexity_by_source: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The runs of one variant (in one stratum of the subject) and all that is said of them.
+
+    `name` is `label` and `stratum`. `gap` is None for the baseline itself and where no pair of runs exists;
+    `source_gaps` are descriptive and not tested. `theory` is None where the formulas do not know the config.
+    """
+
+    name: str
+    label: str
+    stratum: str
+    baseline: str
+    runs: tuple[ComparedRun, ...]
+    validation_loss: Spread | None
+    validation_perplexity: Spread | None
+    perplexity_by_source: Mapping[str, Spread | None]
+    gap: PairedGap | None
+    source_gaps: Mapping[str, PairedGap | None]
+    reaches: tuple[Reach, ...]
+    stability: Stability
+    cost: Cost
+    theory: Theory | None
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.name == self.baseline
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`variants` has a stratum's baseline first, then the others in the order given. `notes` are sentences.
+
+    `groups` holds the runs themselves, with their curves, for the plots.
+    """
+
+    baseline: str
+    subjects: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...]
+    groups: Groups
+
+    @property
+    def runs(self) -> tuple[ComparedRun, ...]:
+        """Every run, variant by variant."""
+        return tuple(run for variant in self.variants for run in variant.runs)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every validated source."""
+        return tuple(sorted({source for variant in self.variants for source in variant.perplexity_by_source}))
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name."""
+        return next(variant for variant in self.variants if variant.name == name)
+
+
+def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] = ()) -> Comparison:
+    """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
+
+    Args:
+        subjects: facts or settings whose difference is what is compared; other runs must agree in data,
+            tokens, model shape and evaluation.
+
+    Raises:
+        UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
+            differ in what is not the subject, or one variant has two runs with one seed.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("a run was given twice: give each run directory once")
+    runs = _named_apart([read_finished_run(path) for path in paths])
+    found = find_subjects(runs, subjects)
+    refuse_incomparable(runs, found)
+    groups = group_runs(runs, baseline, found)
+    variants = [_variant(group, groups) for group in groups.groups]
+    gaps = adjust([variant.gap for variant in variants])
+    variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
+    notes = (
+        *_sample_notes(variants),
+        *seed_notes(groups),
+        *settings_notes(groups, found),
+        *_theory_notes(variants),
+    )
+    return Comparison(groups.baseline, tuple(subjects), tuple(variants), notes, groups)
+
+
+def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    """Runs that share a name are called by their path."""
+    names = [run.name for run in runs]
+    return [run if names.count(run.name) == 1 else replace(run, name=str(run.path)) for run in runs]
+
+
+def _variant(group: Group, groups: Groups) -> Variant:
+    base = groups.baseline_of(group)
+    is_base = base.name == group.name
+    sources = sorted(group.runs[0].perplexity_by_source)
+    by_source = {source: _source_losses(group, source) for source in sources}
+    return Variant(
+        name=group.name,
+        label=group.label,
+        stratum=group.stratum,
+        baseline=base.name,
+        runs=tuple(_compared(run, group) for run in group.runs),
+        validation_loss=spread(list(_losses(group).values())),
+        validation_perplexity=spread(
+            [p for run in group.runs if (p := run.validation_perplexity) is not None]
+        ),
+        perplexity_by_source={
+            source: spread([math.exp(loss) for loss in losses.values()])
+            for source, losses in by_source.items()
+        },
+        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base)),
+        source_gaps={
+            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source))
+            for source, losses in by_source.items()
+        },
+        reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),
+        stability=stability(group.runs),
+        cost=measured_cost(group.runs),
+        theory=expected_cost(group.runs[0]),
+    )
+
+
+def _compared(run: FinishedRun, group: Group) -> ComparedRun:
+    return ComparedRun(
+        name=run.name,
+        variant=group.name,
+        seed=run.seed,
+        path=str(run.path),
+        steps=run.steps,
+        tokens=run.tokens,
+        validation_loss=run.validation_loss,
+        validation_perplexity=run.validation_perplexity,
+        unigram_perplexity=run.unigram_perplexity,
+        perplexity_by_source=dict(run.perplexity_by_source),
+    )
+
+
+def _losses(group: Group) -> dict[int, float]:
+    """{seed: validation loss}, without the runs whose loss is not finite."""
+    return {run.seed: run.validation_loss for run in group.runs if run.validation_loss is not None}
+
+
+def _source_losses(group: Group, source: str) -> dict[int, float]:
+    values = {run.seed: run.perplexity_by_source.get(source) for run in group.runs}
+    return {seed: math.log(value) for seed, value in values.items() if value}
+
+
+def _sample_notes(variants: Sequence[Variant]) -> list[str]:
+    """How many samples there are, what they allow to claim, and which of them could not be used."""
+    notes = []
+    pairs = {
+        variant.name: variant.gap.n if variant.gap else 0 for variant in variants if not variant.is_baseline
+    }
+    few = {name: n for name, n in pairs.items() if n < FEWEST_SEEDS}
+    if not pairs:
+        notes.append("Only the baseline was given: there is nothing to compare it with.")
+    elif few:
+        counts = sorted(set(few.values()))
+        sizes = " and ".join(f"n = {n}" for n in counts)
+        which = "any variant" if len(few) == len(pairs) else ", ".join(few)
+        notes.append(
+            f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}) for {which}: no statistical significance is "
+            "claimed there."
+        )
+    by_name = {variant.name: variant for variant in variants}
+    for variant in variants:
+        diverged = [run.name for run in variant.runs if run.validation_loss is None]
+        if diverged:
+            notes.append(
+                f"The validation loss of {', '.join(diverged)} is not finite: left out of the means and gaps "
+                f"of {variant.name}, which therefore look better than it is."
+            )
+        notes += _unpaired_note(variant, by_name[variant.baseline])
+    return notes
+
+
+def _unpaired_note(variant: Variant, base: Variant) -> list[str]:
+    seeds, others = {run.seed for run in variant.runs}, {run.seed for run in base.runs}
+    alone = sorted(seeds ^ others)
+    if not alone:
+        return []
+    listed = ", ".join(map(str, alone))
+    return [
+        f"Only one of {variant.name} and {base.name} has a run with seed {listed}: such runs count in the "
+        "means but not in the gap, which is paired by seed."
+    ]
+
+
+def _theory_notes(variants: Sequence[Variant]) -> list[str]:
+    unknown = [variant.name for variant in variants if variant.theory is None]
+    notes = []
+    if unknown:
+        which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
+        notes.append(f"The formulas say nothing of {which}: this version does not understand the config.")
+    for variant in variants:
+        if variant.theory and variant.theory.trainable_parameters != variant.cost.trainable_parameters:
+            notes.append(
+                f"{variant.name} trains {variant.cost.trainable_parameters:,} parameters but the formulas "
+                f"count {variant.theory.trainable_parameters:,}: they do not cover all of its parts, and its "
+                "other figures by formula are off alike."
+            )
+    return notes

@@ -1,0 +1,174 @@
+"""How the runs got there: tokens to the baseline's loss, loss variance, gradient norms and their spikes.
+
+All of it is read off the training curves, which have a value for every step; runs of one seed are compared,
+for they saw the same samples in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pretrain.compare.significance import Spread, spread
+from pretrain.finished_run import FinishedRun
+from pretrain.run_curves import Floats, RunCurves
+
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+SMOOTHING = 0.05
+"""A smoothed loss is the mean over this share of a run's records, up to and with its own."""
+TAIL = 0.25
+"""Loss variance is taken over this last share of the records."""
+WARM_UP = 0.1
+"""This first share of the steps counts as start-up for speeds and, at least, for gradient norms."""
+SPIKE_FACTOR = 2.0
+SPIKE_WINDOW = 50
+SPIKE_HISTORY = 10
+"""A spike is a gradient norm above SPIKE_FACTOR times the median of the SPIKE_WINDOW records before it
+(SPIKE_HISTORY of them at least), or one that is not finite."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """When a variant's runs had the smoothed loss that the baseline's run of their seed had at `fraction`.
+
+    `reached` of `pairs` runs got there at all; `steps`, `tokens` and `token_ratio` (to the tokens that the
+    baseline needed) are None unless all did, for a mean over the lucky ones would mislead.
+    """
+
+    fraction: float
+    pairs: int
+    reached: int
+    steps: Spread | None
+    tokens: Spread | None
+    token_ratio: Spread | None
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Over the runs of a variant; the norms are those before clipping, after the learning rate's warm-up.
+
+    `loss_variance` is of the training loss about a straight line through the last quarter of the records,
+    `logged_loss_variance` the last value of stability/loss_variance. `spikes` are those among the `records`
+    of all runs.
+    """
+
+    loss_variance: Spread | None
+    logged_loss_variance: Spread | None
+    gradient_norm: Spread | None
+    gradient_norm_variation: Spread | None
+    spikes: int
+    records: int
+
+
+def smoothed_loss(curves: RunCurves) -> Floats:
+    """Trailing mean of the training loss, [records]; NaN where its window is not full."""
+    width = max(1, round(SMOOTHING * len(curves.loss)))
+    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(curves.loss))])
+    missing = np.concatenate([[0], np.cumsum(np.isnan(curves.loss))])
+    smooth = np.full(len(curves.loss), np.nan)
+    smooth[width - 1 :] = (sums[width:] - sums[:-width]) / width
+    smooth[width - 1 :][missing[width:] > missing[:-width]] = np.nan
+    return smooth
+
+
+def reaches(runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> tuple[Reach, ...]:
+    """One Reach for each of FRACTIONS; both arguments are {seed: run}."""
+    return tuple(_reach(fraction, runs, base) for fraction in FRACTIONS)
+
+
+def _reach(fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> Reach:
+    seeds = sorted(runs.keys() & base.keys())
+    found = []
+    for seed in seeds:
+        target = _loss_at(base[seed].curves, fraction)
+        own, theirs = _first_at_most(runs[seed].curves, target), _first_at_most(base[seed].curves, target)
+        if own is not None and theirs is not None:
+            found.append((*own, own[1] / theirs[1]))
+    steps, tokens, ratios = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
+    whole = bool(seeds) and len(found) == len(seeds)
+    return Reach(
+        fraction=fraction,
+        pairs=len(seeds),
+        reached=len(found),
+        steps=spread(steps) if whole else None,
+        tokens=spread(tokens) if whole else None,
+        token_ratio=spread(ratios) if whole else None,
+    )
+
+
+def _loss_at(curves: RunCurves, fraction: float) -> float:
+    """The smoothed loss of the last record that had used at most this share of the run's tokens."""
+    index = int(np.searchsorted(curves.tokens, fraction * curves.tokens[-1], side="right")) - 1
+    return float(smoothed_loss(curves)[index]) if index >= 0 else np.nan
+
+
+def _first_at_most(curves: RunCurves, target: float) -> tuple[int, int] | None:
+    """(step, tokens) of the first record whose smoothed loss is at most `target`."""
+    hits = np.flatnonzero(smoothed_loss(curves) <= target)
+    return (int(curves.steps[hits[0]]), int(curves.tokens[hits[0]])) if len(hits) else None
+
+
+def stability(runs: Sequence[FinishedRun]) -> Stability:
+    """Summarise the runs of one variant."""
+    norms = [run.curves.gradient_norm[after_warm_up(run)] for run in runs]
+    finite = [values[np.isfinite(values)] for values in norms]
+    enough = [values for values in finite if len(values) > 1]
+    return Stability(
+        loss_variance=spread(_finite(tail_variance(run.curves.loss) for run in runs)),
+        logged_loss_variance=spread(_finite(float(run.curves.loss_variance[-1]) for run in runs)),
+        gradient_norm=spread([float(values.mean()) for values in enough]),
+        gradient_norm_variation=spread([float(values.std(ddof=1) / values.mean()) for values in enough]),
+        spikes=sum(
+            int((spikes(run.curves.gradient_norm) & after_warm_up(run)).sum())
+            for run in runs
+            if not np.isnan(run.curves.gradient_norm).all()
+        ),
+        records=sum(len(values) for values in norms),
+    )
+
+
+def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
+    """Records after both the first tenth of the steps and the learning rate's warm-up, [records].
+
+    If the warm-up leaves nothing, the first tenth alone is dropped.
+    """
+    start = WARM_UP * run.steps
+    warmed = run.curves.after(max(start, run.config.get("schedule", {}).get("warmup_steps", 0)))
+    return warmed if warmed.any() else run.curves.after(start)
+
+
+def tail_variance(loss: Floats) -> float:
+    """Variance (n - 2 in the denominator) about the least-squares line of the tail; NaN if too short."""
+    tail = loss[-max(1, round(TAIL * len(loss))) :]
+    if len(tail) < 3 or not np.isfinite(tail).all():
+        return float("nan")
+    x = np.arange(len(tail), dtype=np.float64)
+    slope, intercept = np.polyfit(x, tail, 1)
+    return float(((tail - slope * x - intercept) ** 2).sum() / (len(tail) - 2))
+
+
+def spikes(norms: Floats) -> NDArray[np.bool_]:
+    """Which gradient norms are spikes, [records]; see SPIKE_FACTOR."""
+    usual = np.full(len(norms), np.nan)
+    for index in range(SPIKE_HISTORY, min(SPIKE_WINDOW, len(norms))):
+        usual[index] = _median(norms[None, :index])[0]
+    if len(norms) > SPIKE_WINDOW:
+        windows = np.lib.stride_tricks.sliding_window_view(norms[:-1], SPIKE_WINDOW)
+        chunks = np.array_split(windows, -(-len(windows) // 20_000))  # a median sorts a copy of its windows
+        usual[SPIKE_WINDOW:] = np.concatenate([_median(chunk) for chunk in chunks])
+    return (norms > SPIKE_FACTOR * usual) | ~np.isfinite(norms)
+
+
+def _median(windows: Floats) -> Floats:
+    """Median of the finite values of each row, [rows]; NaN where a row has none."""
+    if np.isfinite(windows).all():
+        return np.median(windows, axis=1)
+    rows = [row[np.isfinite(row)] for row in windows]
+    return np.array([np.median(row) if len(row) else np.nan for row in rows])
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [value for value in values if np.isfinite(value)]

@@ -1,0 +1,125 @@
+"""Everything that `compare` writes into its directory, each file whole or not at all.
+
+report.md comparison.json variants.csv runs.csv loss.png gap.png memory.png throughput.png tensorboard/
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pretrain.compare.comparison import ComparedRun, Comparison, Variant
+from pretrain.compare.overlay import link_event_files
+from pretrain.compare.plots import write_plots
+from pretrain.compare.report import report_markdown
+from pretrain.run_directory import write_json, write_text_atomically
+
+
+def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
+    """Write all of it into `out` (made if missing). `command` is what the report says it was
+    made by, cut where a line may break."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "comparison.json", as_json(comparison))
+    write_text_atomically(out / "variants.csv", _csv([_variant_row(v) for v in comparison.variants]))
+    write_text_atomically(out / "runs.csv", _csv([_run_row(run) for run in comparison.runs]))
+    plots = write_plots(comparison, out)
+    write_text_atomically(out / "report.md", report_markdown(comparison, plots, command))
+    link_event_files(comparison, out / "tensorboard")
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The content of comparison.json; numbers that are not finite are null."""
+    content = {
+        "baseline": comparison.baseline,
+        "subjects": list(comparison.subjects),
+        "variants": [asdict(variant) for variant in comparison.variants],
+        "notes": list(comparison.notes),
+    }
+    finite = _finite(content)
+    return finite
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _variant_row(variant: Variant) -> dict[str, Any]:
+    """One line of variants.csv: everything about a variant that is one number."""
+    row: dict[str, Any] = {
+        "variant": variant.name,
+        "label": variant.label,
+        "stratum": variant.stratum,
+        "baseline": variant.baseline,
+        "runs": len(variant.runs),
+    }
+    for name, value in (
+        ("validation_loss", variant.validation_loss),
+        ("validation_perplexity", variant.validation_perplexity),
+        *((f"perplexity.{source}", value) for source, value in variant.perplexity_by_source.items()),
+        ("loss_variance", variant.stability.loss_variance),
+        ("gradient_norm", variant.stability.gradient_norm),
+        ("gradient_norm_variation", variant.stability.gradient_norm_variation),
+    ):
+        row |= {f"{name}.mean": value.mean if value else None, f"{name}.sd": value.sd if value else None}
+    row["spikes"] = variant.stability.spikes
+    gap = asdict(variant.gap) if variant.gap else {}
+    row["gap.pairs"] = variant.gap.n if variant.gap else 0
+    row |= {f"gap.{key}": gap.get(key) for key in _GAP_KEYS}
+    for reach in variant.reaches:
+        at = f"to_{reach.fraction:.0%}"
+        row |= {f"{at}.reached": reach.reached, f"{at}.pairs": reach.pairs}
+        row[f"{at}.steps"] = reach.steps.mean if reach.steps else None
+        row[f"{at}.tokens"] = reach.tokens.mean if reach.tokens else None
+    row |= _flat(asdict(variant.cost), "cost")
+    return row | (_flat(asdict(variant.theory), "theory") if variant.theory else {})
+
+
+_GAP_KEYS = (
+    "mean",
+    "sd",
+    "low",
+    "high",
+    "perplexity_ratio",
+    "cohens_dz",
+    "t",
+    "t_p",
+    "t_p_holm",
+    "wilcoxon",
+    "wilcoxon_p",
+    "wilcoxon_p_holm",
+)
+
+
+def _run_row(run: ComparedRun) -> dict[str, Any]:
+    row = asdict(run)
+    sources = row.pop("perplexity_by_source")
+    return row | {f"perplexity.{source}": value for source, value in sources.items()}
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}.{key}")
+        else:
+            flat[f"{prefix}.{key}"] = value
+    return flat
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows under the union of their columns, in order of first appearance; what a row lacks is empty."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,137 @@
+"""Loss by token: the variants' training curves, and below them their distance to the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from pretrain.compare.comparison import Comparison
+from pretrain.compare.convergence import SMOOTHING, smoothed_loss
+from pretrain.compare.labels import Group
+from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, WIDTH, style_of
+from pretrain.compare.text import share
+from pretrain.run_curves import Floats
+
+_POINTS = 400
+_MOST_BANDS = 3
+"""Bands of more variants than this hide each other."""
+_SHOWN_FROM = 0.15
+"""The loss falls most in the first steps; an axis that showed all of that would show nothing else."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Smoothed losses of a group's runs, {seed: [points]}, on the same tokens, [points]."""
+
+    tokens: Floats
+    losses: Mapping[int, Floats]
+
+    @property
+    def mean(self) -> Floats:
+        return np.mean(list(self.losses.values()), axis=0)
+
+
+def loss_figure(comparison: Comparison) -> Figure | None:
+    """Two rows of axes: loss, and distance to the baseline; one column for each stratum of the subject."""
+    groups = comparison.groups.groups
+    strata = list(dict.fromkeys(group.stratum for group in groups))
+    labels = list(dict.fromkeys(group.label for group in groups))
+    with_gap = any(not variant.is_baseline for variant in comparison.variants)
+    # Different shapes end at different losses, so each column of a subject has axes of its own.
+    figure = Figure(figsize=(max(WIDTH, 3.6 * len(strata)), 6.4 if with_gap else 4.0), layout="constrained")
+    banded = len(labels) <= _MOST_BANDS + 1
+    axes = figure.subplots(
+        1 + with_gap, len(strata), squeeze=False, sharex="col", height_ratios=(3, 2) if with_gap else (1,)
+    )
+    for column, stratum in enumerate(strata):
+        members = [group for group in groups if group.stratum == stratum]
+        curves = {group.name: _curve(group) for group in members}
+        for group in members:
+            look = _look(labels.index(group.label), len(labels))
+            _draw_loss(axes[0][column], curves[group.name], look, f"{group.label} (n = {len(group.runs)})")
+            base = comparison.groups.baseline_of(group)
+            if with_gap and base.name != group.name:
+                _draw_distance(axes[1][column], curves[group.name], _curve(base), look, banded)
+        _finish(list(axes[:, column]), stratum, list(curves.values()))
+    if with_gap:
+        axes[1][0].set_ylabel(
+            f"distance to {comparison.baseline}" + ("\n(band: all seeds)" if banded else "")
+        )
+    axes[0][0].set_ylabel(f"training loss, nats/token\n(mean of the last {share(SMOOTHING)})")
+    handles = {h.get_label(): h for column in axes[0] for h in column.get_legend_handles_labels()[0]}
+    figure.legend(
+        handles=list(handles.values()),
+        loc="outside lower center",
+        ncols=_columns(list(handles), figure.get_figwidth()),
+        frameon=False,
+        handlelength=4.5,
+    )
+    return figure
+
+
+def _columns(labels: Sequence[str], inches: float) -> int:
+    """Columns of a legend that fit the figure: about 0.08 inches a letter and 0.9 for the line."""
+    fitting = int(inches / (0.08 * max(map(len, labels)) + 0.9))
+    return max(1, min(4, fitting, len(labels)))
+
+
+def _curve(group: Group) -> _Curve:
+    end = min(int(run.curves.tokens[-1]) for run in group.runs)
+    tokens = np.linspace(end * SMOOTHING, end, _POINTS)
+    losses = {}
+    for run in group.runs:
+        smooth = smoothed_loss(run.curves)
+        there = np.isfinite(smooth)
+        losses[run.seed] = np.interp(tokens, run.curves.tokens[there], smooth[there], left=np.nan)
+    return _Curve(tokens, losses)
+
+
+def _look(index: int, count: int) -> dict[str, Any]:
+    """How a variant's lines look, in every column; markers are set off so that they don't hide each other."""
+    return {
+        "color": style_of(index, COLOURS),
+        "linestyle": style_of(index, DASHES),
+        "marker": style_of(index, MARKERS),
+        "markersize": 5,
+        "markerfacecolor": "white",
+        "markevery": (_POINTS // 10 + index * (_POINTS // 10) // max(1, count), _POINTS // 10),
+        "linewidth": 1.8,
+    }
+
+
+def _draw_loss(axes: Axes, curve: _Curve, look: dict[str, Any], label: str) -> None:
+    axes.plot(curve.tokens, curve.mean, label=label, **look)
+
+
+def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], banded: bool) -> None:
+    seeds = sorted(curve.losses.keys() & base.losses.keys())
+    if not seeds:
+        return
+    rows = [curve.losses[seed] - np.interp(curve.tokens, base.tokens, base.losses[seed]) for seed in seeds]
+    axes.plot(curve.tokens, np.mean(rows, axis=0), **look)
+    if banded and len(seeds) > 1:
+        low, high = np.min(rows, axis=0), np.max(rows, axis=0)
+        axes.fill_between(curve.tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
+    top = column[0]
+    shown = [curve.mean[int(_POINTS * _SHOWN_FROM) :] for curve in curves]
+    values = np.concatenate(shown)
+    values = values[np.isfinite(values)]
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+        margin = 0.05 * max(high - low, 1e-3)
+        top.set_ylim(low - margin, high + margin)
+    if stratum:
+        top.set_title(stratum, fontsize="medium")
+    if len(column) > 1:
+        column[1].axhline(0, color="black", linewidth=0.8)
+    column[-1].set_xlabel("training tokens")
+    column[-1].xaxis.set_major_formatter(EngFormatter())

@@ -1,0 +1,198 @@
+"""The plots of a comparison: loss by token, gap with intervals, memory, throughput, as PNG files.
+
+Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008) and differ
+in lightness too, and every line has its own dashes and marker, every part of a bar its own hatching. The same
+comparison gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.style import context as style_context
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from pretrain.compare.comparison import Comparison, Variant
+from pretrain.compare.loss_plot import loss_figure
+from pretrain.compare.plot_style import COLOURS, LABEL_WIDTH, RC, WIDTH
+from pretrain.compare.text import byte_count, percent, signed
+
+DOTS_PER_INCH = 150
+
+
+def write_plots(comparison: Comparison, out: Path) -> list[str]:
+    """Write the plots that have something to show, remove older ones that have not; returns their names."""
+    makers: dict[str, Callable[[Comparison], Figure | None]] = {
+        "loss.png": loss_figure,
+        "gap.png": gap_figure,
+        "memory.png": memory_figure,
+        "throughput.png": throughput_figure,
+    }
+    written = []
+    with style_context(["default", RC]):
+        for name, maker in makers.items():
+            figure = maker(comparison)
+            if figure is None:
+                (out / name).unlink(missing_ok=True)
+                continue
+            image = io.BytesIO()
+            figure.savefig(image, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+            (out / name).write_bytes(image.getvalue())
+            written.append(name)
+    return written
+
+
+def gap_figure(comparison: Comparison) -> Figure | None:
+    """Each variant's gap with its 95 % interval, and the single pairs behind it."""
+    variants = [variant for variant in comparison.variants if variant.gap is not None]
+    if not variants:
+        return None
+    figure, axes = _rows(variants, f"gap to {comparison.baseline} in nats per token (right is worse)")
+    axes.axvline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    for row, variant in enumerate(variants):
+        gap = variant.gap
+        assert gap is not None
+        axes.plot(gap.differences, [row + 0.22] * gap.n, "o", ms=4, mfc="white", mec="#555555")
+        if gap.low is not None and gap.high is not None:
+            axes.plot([gap.low, gap.high], [row, row], color=COLOURS[1], linewidth=3, solid_capstyle="butt")
+        axes.plot([gap.mean], [row], "D", markersize=7, color="black")
+        text = f"{signed(gap.mean, 3)}  ({percent(gap.perplexity_ratio)} perplexity), n = {gap.n}"
+        _note_at_right(axes, row, text)
+    _legend_below(
+        figure,
+        [("D", "black", "mean", True), ("o", "#555555", "one pair of runs of one seed", False)],
+        line=(COLOURS[1], "95 % interval of the mean"),
+    )
+    return figure
+
+
+def memory_figure(comparison: Comparison) -> Figure:
+    """Bytes of model states by kind, summed over ranks, as the live engine held them."""
+    variants = list(comparison.variants)
+    kinds: tuple[tuple[str, str, str, Callable[[Variant], int]], ...] = (
+        ("weights that train", "#0072B2", "", lambda v: v.cost.weight_bytes),
+        ("frozen bank", "#F0E442", "xx", lambda v: v.cost.frozen_bytes),
+        ("gradients", "#E69F00", "//", lambda v: v.cost.gradient_bytes),
+        ("optimizer state", "#D0D0D0", "..", lambda v: v.cost.optimizer_state_bytes),
+    )
+    figure, axes = _rows(variants, "memory of model states, all ranks together")
+    left = [0.0] * len(variants)
+    for title, colour, hatch, of in kinds:
+        widths = [float(of(variant)) for variant in variants]
+        axes.barh(
+            range(len(variants)),
+            widths,
+            0.6,
+            left,
+            color=colour,
+            hatch=hatch,
+            label=title,
+            edgecolor="black",
+            linewidth=0.6,
+        )
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for row, (variant, total) in enumerate(zip(variants, left, strict=True)):
+        base = comparison.variant(variant.baseline).cost
+        base_total = base.weight_bytes + base.frozen_bytes + base.gradient_bytes + base.optimizer_state_bytes
+        change = "" if total == base_total else f"  ({percent(total / base_total)})"
+        _note_at_right(axes, row, byte_count(total) + change)
+    _byte_ticks(axes, max(left))
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def throughput_figure(comparison: Comparison) -> Figure | None:
+    """Tokens per second: median and quartiles over all steady steps, and what FLOPs alone would give."""
+    variants = [variant for variant in comparison.variants if variant.cost.tokens_per_second is not None]
+    if not variants:
+        return None
+    figure, axes = _rows(variants, "tokens per second")
+    markers = [("D", "black", "median step", True)]
+    for row, variant in enumerate(variants):
+        speed, base = variant.cost.tokens_per_second, comparison.variant(variant.baseline)
+        assert speed is not None
+        axes.plot([speed.low, speed.high], [row, row], color=COLOURS[2], linewidth=6, solid_capstyle="butt")
+        axes.plot([speed.median], [row], "D", markersize=7, color="black")
+        change = ""
+        if not variant.is_baseline and base.cost.tokens_per_second is not None:
+            change = f"  ({percent(speed.median / base.cost.tokens_per_second.median)})"
+            if variant.theory and base.theory:
+                ratio = base.theory.executed_flops_per_token / variant.theory.executed_flops_per_token
+                expected = base.cost.tokens_per_second.median * ratio
+                axes.plot([expected], [row - 0.25], "v", ms=7, mfc="white", mec="black")
+                markers[1:] = [("v", "black", "if time went with FLOPs", False)]
+        _note_at_right(axes, row, f"{speed.median:,.0f}{change}")
+    axes.xaxis.set_major_formatter(EngFormatter())
+    _legend_below(figure, markers, line=(COLOURS[2], "middle half of the steps"))
+    return figure
+
+
+def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
+    """A figure with one row for each variant, the first on top."""
+    figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(variants)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_yticks(range(len(variants)), [_in_lines(variant) for variant in variants])
+    axes.set_ylim(len(variants) - 0.45, -0.55)
+    axes.set_xlabel(title)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    return figure, axes
+
+
+def _in_lines(variant: Variant) -> str:
+    parts = [*textwrap.wrap(variant.label, LABEL_WIDTH), *textwrap.wrap(variant.stratum, LABEL_WIDTH)]
+    return "\n".join(parts)
+
+
+def _note_at_right(axes: Axes, row: int, text: str) -> None:
+    axes.annotate(
+        text.replace("-", "−"),
+        (1.0, row),
+        (6, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="center",
+        fontsize="small",
+        annotation_clip=False,
+    )
+
+
+def _byte_ticks(axes: Axes, largest: float) -> None:
+    """Round numbers of the binary unit that suits the longest bar."""
+    power = max(0, min(4, int(math.log(max(largest, 1), 1024))))
+    steps = [
+        step
+        for step in MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, largest / 1024**power)
+        if step >= 0
+    ]
+    axes.set_xticks([step * 1024**power for step in steps], [f"{step:g}" for step in steps])
+    axes.set_xlim(0, largest * 1.02)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    axes.set_xlabel(f"memory of model states, all ranks together, {unit}")
+
+
+def _legend_below(
+    figure: Figure, markers: Sequence[tuple[str, str, str, bool]], line: tuple[str, str]
+) -> None:
+    """`markers` are (marker, colour, text, filled); `line` is (colour, text)."""
+    handles = [
+        Line2D(
+            [],
+            [],
+            marker=marker,
+            color=colour,
+            linestyle="none",
+            label=text,
+            markerfacecolor=colour if filled else "white",
+        )
+        for marker, colour, text, filled in markers
+    ]
+    handles.append(Line2D([], [], color=line[0], linewidth=4, label=line[1]))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

@@ -1,0 +1,86 @@
+"""report.md: the comparison for people, the formulas behind its numbers, the command that remakes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from pretrain.compare.comparison import Comparison
+from pretrain.compare.console import headlines
+from pretrain.compare.definitions import definitions
+from pretrain.compare.tables import (
+    convergence_grid,
+    cost_grid,
+    gap_grid,
+    runs_grid,
+    source_gap_grid,
+    stability_grid,
+    validation_grid,
+)
+from pretrain.compare.text import gap_sentence, markdown
+
+
+def report_markdown(comparison: Comparison, plots: Sequence[str], command: Sequence[Sequence[str]]) -> str:
+    """The whole report.
+
+    Args:
+        plots: file names of the plots, beside the report: loss, gap, memory, throughput, where there are any.
+        command: the command that made it, cut where a line may break.
+    """
+    shown = {name.removesuffix(".png"): f"![{name.removesuffix('.png')}]({name})" for name in plots}
+    gaps = sum(not variant.is_baseline for variant in comparison.variants)
+    lines = ["# Comparison of runs", "", *_paragraphs(headlines(comparison))]
+    lines += [*_summary(comparison), *_quality(comparison, shown), *_convergence(comparison, shown)]
+    lines += [*_cost(comparison, shown), "## Runs", "", *markdown(runs_grid(comparison), (0, 4)), ""]
+    lines += ["## How the numbers are made", "", *(f"* {text}" for text in definitions(gaps)), ""]
+    lines += ["## Made by", "", "```", " \\\n    ".join(map(shlex.join, command)), "```", ""]
+    return "\n".join(lines)
+
+
+def _summary(comparison: Comparison) -> list[str]:
+    gaps = [
+        gap_sentence(variant.name, variant.gap) for variant in comparison.variants if not variant.is_baseline
+    ]
+    return ["## In short", "", *(f"* {text}" for text in (*gaps, *comparison.notes)), ""]
+
+
+def _quality(comparison: Comparison, shown: dict[str, str]) -> list[str]:
+    lines = ["## Validation", "", *markdown(validation_grid(comparison)), ""]
+    if any(not variant.is_baseline for variant in comparison.variants):
+        lines += ["The gap to the baseline, paired by seed; positive is worse:", ""]
+        lines += [*markdown(gap_grid(comparison), (0, 10)), "", *_plot(shown, "gap")]
+        if len(comparison.sources) > 1:
+            lines += ["The gap by source, in nats per token (not tested):", ""]
+            lines += [*markdown(source_gap_grid(comparison)), ""]
+    return lines
+
+
+def _convergence(comparison: Comparison, shown: dict[str, str]) -> list[str]:
+    return [
+        "## Convergence",
+        "",
+        *_plot(shown, "loss"),
+        "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, 50, 75 "
+        "and 100 % of its tokens; in parentheses, tokens against the baseline's:",
+        "",
+        *markdown(convergence_grid(comparison)),
+        "",
+        *markdown(stability_grid(comparison)),
+        "",
+    ]
+
+
+def _cost(comparison: Comparison, shown: dict[str, str]) -> list[str]:
+    lines = ["## Cost", "", *_plot(shown, "throughput"), *_plot(shown, "memory")]
+    for stratum in dict.fromkeys(variant.stratum for variant in comparison.variants):
+        lines += [f"### {stratum}", ""] if stratum else []
+        lines += [*markdown(cost_grid(comparison, stratum)), ""]
+    return lines
+
+
+def _plot(shown: dict[str, str], name: str) -> list[str]:
+    return [shown[name], ""] if name in shown else []
+
+
+def _paragraphs(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in (text, "")]

@@ -1,0 +1,146 @@
+"""Statistics over seeds: mean and spread, the gap to the baseline paired by seed, tests, Holm's correction.
+
+With d_i = loss of the variant - loss of the baseline at seed i, over the n seeds that both have:
+
+    gap         mean(d); positive is worse
+    interval    mean(d) ± t(0.975, n - 1) sd(d) / √n, sd with n - 1 in the denominator
+    t-test      paired, two-sided: t = mean(d) √n / sd(d)
+    Wilcoxon    signed-rank test of the d_i, two-sided, exact for small n
+    Cohen's d   d_z = mean(d) / sd(d), the formula for paired samples
+
+Holm (1979) adjusts p values for the number of comparisons made in one report: sorted ascending, the i-th of m
+becomes max over j ≤ i of min(1, (m - j + 1) p_j).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+LEVEL = 0.05
+FEWEST_SEEDS = 5
+"""Below this many pairs no significance is claimed, whatever the p values are."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean of n values and their standard deviation (n - 1 in the denominator; None for a single value)."""
+
+    n: int
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True)
+class PairedGap:
+    """A variant's losses minus the baseline's, in nats per token, over the seeds that both have.
+
+    The perplexity ratio is exp(gap), with the interval's ends transformed alike. What n or equal differences
+    leave undefined is None. `*_holm` are adjusted over all comparisons of the report.
+    """
+
+    baseline: str
+    seeds: tuple[int, ...]
+    differences: tuple[float, ...]
+    mean: float
+    sd: float | None = None
+    low: float | None = None
+    high: float | None = None
+    perplexity_ratio: float = 1.0
+    perplexity_ratio_low: float | None = None
+    perplexity_ratio_high: float | None = None
+    cohens_dz: float | None = None
+    t: float | None = None
+    t_p: float | None = None
+    t_p_holm: float | None = None
+    wilcoxon: float | None = None
+    wilcoxon_p: float | None = None
+    wilcoxon_p_holm: float | None = None
+
+    @property
+    def n(self) -> int:
+        """Pairs of runs."""
+        return len(self.seeds)
+
+    @property
+    def significance_claimed(self) -> bool:
+        """Whether n allows a claim at all and the adjusted t-test makes it."""
+        return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and standard deviation; None for no values."""
+    if not values:
+        return None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(n=len(values), mean=float(np.mean(values)), sd=sd)
+
+
+def paired_gap(baseline: str, losses: Mapping[int, float], base: Mapping[int, float]) -> PairedGap | None:
+    """The gap of `losses` to `base`, both {seed: loss}; None if they have no seed in common."""
+    seeds = tuple(sorted(losses.keys() & base.keys()))
+    if not seeds:
+        return None
+    pairs = np.array([[losses[seed], base[seed]] for seed in seeds])
+    differences = pairs[:, 0] - pairs[:, 1]
+    mean = float(differences.mean())
+    gap = PairedGap(
+        baseline=baseline,
+        seeds=seeds,
+        differences=tuple(differences.tolist()),
+        mean=mean,
+        perplexity_ratio=math.exp(mean),
+    )
+    if len(seeds) < 2:
+        return gap
+    sd = float(differences.std(ddof=1))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * sd / math.sqrt(len(seeds))
+    gap = replace(
+        gap,
+        sd=sd,
+        low=mean - half,
+        high=mean + half,
+        perplexity_ratio_low=math.exp(mean - half),
+        perplexity_ratio_high=math.exp(mean + half),
+    )
+    # Equal differences (a rounding error apart) have no spread to test against.
+    return gap if sd <= 1e-12 * float(np.abs(pairs).max()) else _tested(gap, pairs, sd)
+
+
+def _tested(gap: PairedGap, pairs: np.ndarray, sd: float) -> PairedGap:
+    t_test = stats.ttest_rel(pairs[:, 0], pairs[:, 1])
+    signed_rank = stats.wilcoxon(gap.differences)
+    return replace(
+        gap,
+        cohens_dz=gap.mean / sd,
+        t=float(t_test.statistic),
+        t_p=float(t_test.pvalue),
+        wilcoxon=float(signed_rank.statistic),
+        wilcoxon_p=float(signed_rank.pvalue),
+    )
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down adjustment of the p values that are there; None stays None and does not count."""
+    ranked = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for position, (p, index) in enumerate(ranked):
+        largest = max(largest, min(1.0, (len(ranked) - position) * p))
+        adjusted[index] = largest
+    return adjusted
+
+
+def adjust(gaps: Sequence[PairedGap | None]) -> list[PairedGap | None]:
+    """The same gaps with Holm's correction over all of them, for each of the two tests."""
+    by_t = holm([gap.t_p if gap else None for gap in gaps])
+    by_wilcoxon = holm([gap.wilcoxon_p if gap else None for gap in gaps])
+    return [
+        replace(gap, t_p_holm=t, wilcoxon_p_holm=w) if gap else None
+        for gap, t, w in zip(gaps, by_t, by_wilcoxon, strict=True)
+    ]

@@ -1,0 +1,95 @@
+"""What the formulas say a run costs, to be put beside what was measured.
+
+FLOPs and parameter counts come from `counting`. Bytes of model states, summed over all ranks, for T trainable
+and F frozen parameters, w bytes a weight (2 in bf16, 4 in fp32), g bytes a gradient, on D data-parallel
+replicas:
+
+    weights            T w D           under ZeRO-3 T w
+    frozen bank        F w D           a buffer that ZeRO neither splits nor sees
+    gradients          T g D           under ZeRO-2 and 3 T g
+    optimizer state    T 12            two moments and a master weight in fp32; at stage 0 once on each
+                                       replica, and without the master weight if weights are fp32
+    checkpoint         T (w + 12)      the frozen bank is not in it; under ZeRO-3 T 12, for there the weights
+                                       are kept only as master weights
+
+Each tensor-parallel rank has its own copy of the parameters that tensor parallelism does not split (norms,
+learned positions, the shared half of the low_rank adapter): T counts those once per rank. Not counted: ZeRO's
+padding and the headers of files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_patches.errors import MethodError
+from pretrain.config import Config, parse_config
+from pretrain.counting import (
+    count_attention,
+    count_parameters,
+    executed_flops_per_token,
+    model_flops_per_token,
+)
+from pretrain.errors import UserError
+from pretrain.finished_run import FinishedRun
+
+_BYTES = {"fp32": 4, "bf16": 2}
+_ADAM_MOMENTS = 8
+_MASTER_WEIGHT = 4
+
+
+@dataclass(frozen=True)
+class Theory:
+    """By formula. FLOPs are per token of a training step; bytes are sums over ranks."""
+
+    trainable_parameters: int
+    frozen_parameters: int
+    model_flops_per_token: float
+    executed_flops_per_token: float
+    weight_bytes: int
+    frozen_bytes: int
+    gradient_bytes: int
+    optimizer_state_bytes: int
+    checkpoint_bytes: int
+
+
+def expected_cost(run: FinishedRun) -> Theory | None:
+    """The formulas at this run's settings; None if its config is not one that this version understands."""
+    try:
+        config = parse_config(run.config)
+    except (UserError, MethodError):
+        return None
+    trainable, frozen, executed = _counts(config)
+    tensor_parallel = config.parallel.tensor_model_parallel_size
+    replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
+    held = trainable + (tensor_parallel - 1) * _not_split(config)
+    stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
+    gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
+    master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
+    return Theory(
+        trainable_parameters=trainable,
+        frozen_parameters=frozen,
+        model_flops_per_token=model_flops_per_token(config.shape()),
+        executed_flops_per_token=executed,
+        weight_bytes=held * weight * (1 if stage == 3 else replicas),
+        frozen_bytes=frozen * weight * replicas,
+        gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
+        optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
+        checkpoint_bytes=held * ((weight if stage < 3 else 0) + _ADAM_MOMENTS + master),
+    )
+
+
+def _counts(config: Config) -> tuple[int, int, float]:
+    """(trainable parameters, frozen parameters, executed FLOPs per token): the one call of the formulas."""
+    shape = config.shape()
+    attention = count_attention(shape, config.policy())
+    count = count_parameters(shape, attention)
+    return count.trainable, count.frozen, executed_flops_per_token(shape, attention)
+
+
+def _not_split(config: Config) -> int:
+    """Parameters that every tensor-parallel rank holds whole: norms, learned positions, low-rank inputs."""
+    d, shape, policy = config.model.hidden_size, config.shape(), config.policy()
+    layers, groups = shape.num_layers, shape.num_query_groups
+    frozen = sum(bool(policy.frozen_groups(layer, layers, groups)) for layer in range(layers))
+    low_rank = 2 * policy.low_rank * d * frozen if "low_rank" in policy.adapters else 0
+    return 4 * d * layers + 2 * d + (shape.sequence_length * d if shape.learned_positions else 0) + low_rank

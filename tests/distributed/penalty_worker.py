@@ -1,0 +1,69 @@
+"""What the ranks of test_penalty.py do: train with the penalty, and once more in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron_patches.freeze import parameter_groups
+from pretrain.config import Config, load_config
+from pretrain.loop import train
+from pretrain.metrics_file import read_metrics
+from pretrain.model import build_model, token_losses
+from pretrain.resilience import StopSignals
+from pretrain.run import open_run
+from pretrain.schedule import learning_rate
+
+TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
+
+
+def curves(payload: dict[str, Any]) -> list[dict[str, list[float]]]:
+    """{tag: values} of each config's metrics.jsonl."""
+    found = []
+    for overrides in payload["runs"]:
+        config = load_config("demo", overrides)
+        train(config, StopSignals())
+        records = list(read_metrics(config.run_path / "metrics.jsonl"))
+        found.append({tag: [record[tag] for record in records if tag in record] for tag in TAGS})
+    return found
+
+
+def curves_and_reference(payload: dict[str, Any]) -> dict[str, Any]:
+    """On one rank: `curves`, and the same training written out without DeepSpeed and without our Function."""
+    return {"curves": curves(payload), "reference": _reference(load_config("demo", payload["reference"]))}
+
+
+def _reference(config: Config) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    with open_run(config) as run:  # for its data
+        plain = config.attention.model_copy(update={"variant": "orthogonal_trainable", "penalty": None})
+        model = build_model(config.model_copy(update={"attention": plain}), run.context)
+        optimizer = torch.optim.AdamW(
+            parameter_groups(model, config.optimizer.weight_decay),
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+        )
+        for step in range(1, config.total_steps + 1):
+            batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
+            loss, penalty = token_losses(model, batch).mean(), _penalty(model, config)
+            optimizer.zero_grad()
+            (loss + penalty).backward()
+            squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
+            values = (loss, penalty, torch.stack(squares).sum().sqrt())
+            for tag, value in zip(TAGS, values, strict=False):
+                found[tag].append(value.item())
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
+            optimizer.step()
+    return found
+
+
+def _penalty(model: torch.nn.Module, config: Config) -> torch.Tensor:
+    total = torch.zeros(())
+    for layer in model.decoder.layers:
+        weight = layer.self_attention.linear_qkv.weight
+        for group in weight.view(config.num_query_groups, -1, config.head_dim, config.model.hidden_size):
+            for rows in group[:-1]:
+                total = total + (rows @ rows.T - torch.eye(config.head_dim)).square().sum()
+    return config.policy().penalty * total

@@ -1,0 +1,117 @@
+"""orthogonal_penalty: the right term exactly once, whatever the layout, ZeRO stage and micro batches."""
+
+import pytest
+
+from tests.distributed.penalty_worker import TAGS
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.timeout(900)
+STEPS = 6
+STRENGTH = 0.1
+# Of a deviation of 1e-3 from orthonormal, fp32 leaves three digits; a wrong factor is far outside.
+TOLERANCE = {"loss/orthogonal_penalty": 2e-3}
+ONE_RANK = {
+    "zero1": {},
+    "zero2": {"deepspeed__config": "zero2"},
+    "zero3": {"deepspeed__config": "zero3"},
+    "one micro batch": {"data__micro_batch_size": 8},
+    "eight micro batches": {"data__micro_batch_size": 1},
+    "bf16 zero3": {"precision__dtype": "bf16", "deepspeed__config": "zero3"},
+    "weak": {"attention__penalty": 1e-6},
+    "no penalty": {"attention__penalty": "null", "attention__variant": "orthogonal_trainable"},
+}
+TWO_RANKS = {
+    "tp2 zero1": {"parallel__tensor_model_parallel_size": 2},
+    "tp2 zero3": {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero3"},
+    "tp2 sp zero3": {
+        "parallel__tensor_model_parallel_size": 2,
+        "parallel__sequence_parallel": "true",
+        "deepspeed__config": "zero3",
+    },
+    "dp2 zero1": {},
+    "dp2 zero2": {"deepspeed__config": "zero2"},
+    "dp2 zero3": {"deepspeed__config": "zero3"},
+}
+SAME = [name for name in (*ONE_RANK, *TWO_RANKS) if name not in ("zero1", "bf16 zero3", "weak", "no penalty")]
+
+
+@pytest.fixture(scope="module")
+def found(tiny_shards, tmp_path_factory):
+    """{case: {tag: values}}, "reference" among them."""
+    runs = tmp_path_factory.mktemp("penalty")
+
+    def overrides(name, **changes):
+        return tiny_overrides(
+            tiny_shards,
+            runs,
+            name.replace(" ", "-"),
+            **{
+                "attention__variant": "orthogonal_penalty",
+                "attention__penalty": STRENGTH,
+                "model__num_query_groups": 2,
+                "schedule__steps": STEPS,
+                # eps far above the gradients: AdamW's steps are smooth in them. Else it would make a whole
+                # step of what rounding leaves where a gradient is 0.
+                "optimizer__eps": 0.01,
+                "optimizer__learning_rate": 0.01,
+                "optimizer__gradient_clip": 0.0,
+                "data__validation_samples": 2,
+                "telemetry__tensorboard": "false",
+                **changes,
+            },
+        )
+
+    worker = "tests.distributed.penalty_worker"
+    one = run_ranks(
+        1,
+        f"{worker}:curves_and_reference",
+        {
+            "runs": [overrides(name, **changes) for name, changes in ONE_RANK.items()],
+            "reference": overrides("reference"),
+        },
+    )
+    two = run_ranks(
+        2, f"{worker}:curves", {"runs": [overrides(name, **changes) for name, changes in TWO_RANKS.items()]}
+    )
+    return {
+        **dict(zip(ONE_RANK, one["curves"], strict=True)),
+        **dict(zip(TWO_RANKS, two, strict=True)),
+        "reference": one["reference"],
+    }
+
+
+def test_training_is_that_of_plain_pytorch_with_the_definition(found):
+    for tag, values in found["reference"].items():
+        # From step 2 on: orthonormal rows start with no penalty but rounding.
+        assert found["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), tag
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_no_layout_stage_or_accumulation_changes_the_training(found, case):
+    for tag in TAGS:
+        assert len(found[case][tag]) == (1 if tag == "loss/valid" else STEPS)
+        first = tag == "loss/orthogonal_penalty"  # rounding alone at step 1
+        expected = pytest.approx(found["zero1"][tag][first:], rel=TOLERANCE.get(tag, 1e-5))
+        assert found[case][tag][first:] == expected, tag
+
+
+def test_bf16_under_zero3_trains_on_it_too(found):
+    for tag in ("loss/train", "optim/grad_norm"):
+        assert found["bf16 zero3"][tag] == pytest.approx(found["zero1"][tag], rel=0.03), tag
+    # Rows rounded to bf16 are orthonormal to 1e-3 only, so the term has a floor.
+    assert 0 < found["bf16 zero3"]["loss/orthogonal_penalty"][-1] < 100 * STRENGTH * 1e-3
+
+
+def test_the_penalty_is_reported_apart_and_holds_the_rows_together(found):
+    strong, weak, none = found["zero1"], found["weak"], found["no penalty"]
+    penalty = "loss/orthogonal_penalty"
+    assert 0 <= strong[penalty][0] < 1e-9
+    assert strong[penalty][-1] > 0
+    # The sum of squared deviations, without the factor, is smaller where the factor is large.
+    assert strong[penalty][-1] / STRENGTH < 0.7 * weak[penalty][-1] / 1e-6
+    assert none[penalty] == []
+    # loss/train stays the language-model loss: nearly the same where the penalty hardly counts.
+    assert weak["loss/train"] == pytest.approx(none["loss/train"], rel=1e-5)
+    assert strong["loss/train"][0] == pytest.approx(none["loss/train"][0], rel=1e-6)
+    assert strong["optim/grad_norm"][-1] != pytest.approx(none["optim/grad_norm"][-1], rel=1e-4)

@@ -1,0 +1,208 @@
+"""Synthesizer attention against plain autograd in float64, for any layout; its limits, dropout and resume."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.synthesizer_worker import BATCH, HEAD_DIM, HEADS, LENGTH, RANK
+from tests.ranks import run_ranks
+from tests.runs import checkpoint_tensors, deterministic_metrics, equal
+from tests.tiny import tiny_overrides
+
+VARIANTS = ("synthesizer_random", "synthesizer_factorized")
+MATRICES = {"synthesizer_random": ["scores"], "synthesizer_factorized": ["key_factor", "query_factor"]}
+CASES = [
+    {
+        "variant": variant,
+        "groups": groups,
+        "length": length,
+        "masked": masked,
+        "trainable": trainable,
+        "sequence_parallel": sequence_parallel,
+    }
+    for variant, groups, (length, masked, trainable), sequence_parallel in itertools.product(
+        VARIANTS,
+        (4, 2),
+        ((LENGTH, False, True), (LENGTH, True, True), (LENGTH - 4, False, True), (LENGTH, False, False)),
+        (False, True),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def found():
+    """{ranks: what they answered}"""
+    answers = {}
+    for ranks in (1, 2, 4):
+        cases = [
+            case
+            for case in CASES
+            if (ranks > 1 or not case["sequence_parallel"]) and case["groups"] % ranks == 0
+        ]
+        payload = {"cases": cases, "variants": VARIANTS}
+        answers[ranks] = run_ranks(ranks, "tests.distributed.synthesizer_worker:everything", payload)
+        answers[ranks]["cases"] = list(zip(cases, answers[ranks]["cases"], strict=True))
+    return answers
+
+
+@pytest.fixture(params=[1, 2, 4], ids=["tp1", "tp2", "tp4"])
+def ranks(request):
+    return request.param
+
+
+def test_output_and_gradients_equal_plain_autograd(found, ranks):
+    assert len(found[ranks]["cases"]) == {1: 16, 2: 32, 4: 16}[ranks]
+    for case, report in found[ranks]["cases"]:
+        assert set(report["errors"]) >= {"output", "input", "value"}
+        assert ("scores" in report["errors"]) == (case["variant"] == VARIANTS[0] and case["trainable"])
+        assert max(report["errors"].values()) < 1e-13, case
+
+
+def test_collectives_are_those_of_the_stock_layer(found, ranks):
+    for case, report in found[ranks]["cases"]:
+        if ranks == 1:
+            forward, backward = {}, {}
+        elif case["sequence_parallel"]:
+            forward = {"_allgather_base_": 1, "_reduce_scatter_base_": 1}
+            backward = {"_allgather_base_": 2, "_reduce_scatter_base_": 1}
+        else:
+            forward = backward = {"allreduce_": 1}
+        assert report["collectives_forward"] == forward, case
+        assert report["collectives_backward"] == backward, case
+
+
+def test_one_product_applies_the_scores_to_the_whole_batch(found, ranks):
+    """Without a mask nothing is made per sample: [heads · seq, seq] × [seq, batch · head_dim] per group."""
+    for case, report in found[ranks]["cases"]:
+        shapes = [tuple(shape) for shape in report["gemm_shapes_forward"]]
+        groups, length = case["groups"] // ranks, case["length"]
+        rows = HEADS // case["groups"] * length
+        per_batch, per_sample = (groups, rows, BATCH * HEAD_DIM), (BATCH * groups, rows, HEAD_DIM)
+        assert shapes.count(per_batch) == (0 if case["masked"] else 1), (case, shapes)
+        assert shapes.count(per_sample) == (1 if case["masked"] else 0), (case, shapes)
+        making_scores = 1 if case["variant"] == "synthesizer_factorized" else 0
+        assert len(shapes) == 3 + making_scores, (case, shapes)  # V, the mixing, the output projection
+
+
+def test_the_future_has_probability_exactly_0(found, ranks):
+    assert {report["seen_future"] for _, report in found[ranks]["cases"]} == {0.0}
+    for variant in VARIANTS:
+        limits = found[ranks]["limits"][variant]
+        assert limits["before"] == 0.0
+        assert limits["after"] > 1e-4
+
+
+def test_a_shorter_input_uses_the_corner_and_a_longer_one_is_refused(found, ranks):
+    for variant in VARIANTS:
+        limits = found[ranks]["limits"][variant]
+        assert limits["shorter"] < 1e-15
+        assert limits["complaint"] == (
+            f"an input of {LENGTH + 1} positions is longer than the {LENGTH} that the learned score matrices "
+            "have rows for; shorten it, or train with that data.sequence_length"
+        )
+
+
+def test_scores_start_with_the_scale_of_orthonormal_ones(found):
+    for case, report in found[1]["cases"]:
+        assert report["logit_sd"] == pytest.approx(1.0, abs=0.1), case
+
+
+def test_what_trains_and_what_is_saved(found, ranks):
+    for case, report in found[ranks]["cases"]:
+        learned = [f"core_attention.{name}" for name in MATRICES[case["variant"]] if case["trainable"]]
+        expected = [*learned, "linear_proj.weight", "linear_v.weight"]
+        assert report["trainable"] == report["saved"] == expected, case
+
+
+def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(found):
+    weights = found[1]["weights"]
+    assert weights == found[2]["weights"] == found[4]["weights"]
+    vanilla = weights.pop("vanilla")
+    attention = "decoder.layers.0.self_attention"
+    for case, ours in weights.items():
+        value = ours.pop(f"{attention}.linear_v.weight")
+        assert value == vanilla[f"{attention}.linear_qkv.value_weight"]
+        scores = {name for name in ours if "core_attention" in name or name.startswith("frozen")}
+        variant, trainable = case.split(" trainable=")
+        assert len(scores) == len(MATRICES[variant]) * (1 if trainable == "True" else HEADS)
+        assert {name: ours[name] for name in ours.keys() - scores} == {
+            name: value for name, value in vanilla.items() if ".linear_qkv." not in name
+        }
+
+
+def test_dropout_is_drawn_for_each_head_and_sample_from_seeded_streams(found, ranks):
+    for case, report in found[ranks]["dropout"].items():
+        assert report.pop("mean") == pytest.approx(1.0, abs=0.15), case
+        assert report.pop("evaluation") < 1e-14, case
+        assert set(report.values()) == {True}, (case, report)
+
+
+def test_executed_flops_are_those_that_torch_counts(found):
+    """With the full score matrix, as it is computed; A Bᵀ is made once a micro batch and left out."""
+    for case, flops in found[1]["flops"].items():
+        variant, trainable = case.split(" trainable=")
+        factors = HEADS * 2 * LENGTH**2 * RANK * (3 if trainable == "True" else 1)
+        making = factors if variant == "synthesizer_factorized" else 0
+        assert flops["torch"] - making == flops["formula"], case
+
+
+@pytest.fixture(scope="module")
+def resumed(tiny_shards, tmp_path_factory):
+    """{(variant, trainable, ZeRO stage): what was resumed}, on 2 tensor-parallel ranks."""
+    runs = tmp_path_factory.mktemp("synthesizers")
+    cases = [("synthesizer_random", True, 3), ("synthesizer_factorized", False, 1)]
+    overrides = [
+        tiny_overrides(
+            tiny_shards,
+            runs,
+            f"{variant}-{trainable}-zero{stage}",
+            attention__variant=variant,
+            attention__trainable=str(trainable).lower(),
+            model__dropout=0.1,
+            model__position_embedding="rope",
+            deepspeed__config=f"zero{stage}",
+            parallel__tensor_model_parallel_size=2,
+            checkpoint__every=2,
+            schedule__steps=4,
+        )
+        for variant, trainable, stage in cases
+    ]
+    answers = run_ranks(2, "tests.distributed.synthesizer_worker:resumed_runs", {"runs": overrides})
+    return dict(zip(cases, answers, strict=True))
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(resumed):
+    for case, run in resumed.items():
+        checkpoint = Path(run["checkpoint"])
+        records = checkpoint.parents[1]
+        assert deterministic_metrics(records) == deterministic_metrics(records, "uninterrupted.jsonl"), case
+        ours, theirs = checkpoint_tensors(checkpoint), checkpoint_tensors(Path(run["uninterrupted"]))
+        assert ours.keys() == theirs.keys() and len(ours) > 40
+        assert [place for place in ours if not equal(ours[place], theirs[place])] == [], case
+
+
+def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(resumed):
+    layers, hidden, heads, length, rank = 2, 32, 4, 32, 8
+    elements = {
+        "synthesizer_random": layers * heads * length * length,
+        "synthesizer_factorized": layers * 2 * heads * length * rank,
+    }
+    others = 512 * hidden + layers * (2 * hidden**2 + 8 * hidden**2 + 4 * hidden) + 2 * hidden
+    for (variant, trainable, stage), run in resumed.items():
+        totals = run["audit"]["totals"]
+        expected = {
+            "trainable": others + (elements[variant] if trainable else 0),
+            "frozen": 0 if trainable else elements[variant],
+        }
+        assert run["counted"] == expected
+        assert totals["model_trainable_parameters"] == expected["trainable"], (variant, trainable, stage)
+        assert totals["model_frozen_parameters"] == expected["frozen"]
+        assert run["audit"]["frozen_in_zero"] == 0
+        bank = run["identity"]["frozen_bank"]
+        assert bank["recipe"]["sequence_length"] == length
+        roles = [] if trainable else MATRICES[variant]
+        assert sorted(bank["sha256"]) == [f"layer={layer} role={role}" for layer in (0, 1) for role in roles]
+        saved = checkpoint_tensors(Path(run["checkpoint"]))
+        places = [place for place in saved if any(name in place for name in MATRICES[variant])]
+        assert bool(places) == trainable

@@ -1,0 +1,248 @@
+"""What the ranks of test_unfreeze.py do: train through changes of phase, look inside, resume, and compare."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param
+
+from megatron_patches.freeze import frozen_layers, parameter_groups
+from megatron_patches.orthonormal import ROLES
+from megatron_patches.shards import layer_shard
+from pretrain.config import Config, load_config
+from pretrain.errors import UserError
+from pretrain.loop import train, train_step
+from pretrain.metrics_file import read_metrics
+from pretrain.model import build_model, recipe_of, token_losses
+from pretrain.phases import phase_at
+from pretrain.resilience import StopSignals
+from pretrain.run import Run, open_run
+from pretrain.schedule import learning_rate
+from pretrain.transplant import TrainingState
+from tests.runs import checkpoint_tensors, deterministic_metrics, equal
+
+TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
+
+
+def one_rank(payload: dict[str, Any]) -> dict[str, Any]:
+    """Curves, the same training in plain PyTorch, and what happens at the changes of phase."""
+    return {
+        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "reference": _reference(load_config("demo", payload["reference"])),
+    }
+
+
+def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "changes": {name: _watch(load_config("demo", o)) for name, o in payload["watch"].items()},
+        "resumes": {name: _resumes(o, payload["after"]) for name, o in payload["resume"].items()},
+        "refused": _refused(payload["resume"], payload["longer"]),
+    }
+
+
+def _curve(overrides: list[str]) -> dict[str, list[float]]:
+    config = load_config("demo", overrides)
+    train(config, StopSignals())
+    records = list(read_metrics(config.run_path / "metrics.jsonl"))
+    return {tag: [record[tag] for record in records if tag in record] for tag in TAGS}
+
+
+def _reference(config: Config) -> dict[str, list[float]]:
+    """Models and optimizers of plain PyTorch, one after another; what is kept is copied by name."""
+    found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    with open_run(config) as run:  # for its data
+        model: torch.nn.Module | None = None
+        states: dict[str, dict[str, Any]] = {}
+        for step in range(1, config.total_steps + 1):
+            phase = phase_at(config, step)
+            if step == phase.first_step:
+                model, optimizer = _next_model(config, run, phase.number, model, states)
+            assert model is not None
+            batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
+            loss = token_losses(model, batch).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
+            rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
+            rate *= phase.learning_rate_factor
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            for tag, value in zip(
+                TAGS, (loss.item(), torch.stack(squares).sum().sqrt().item(), rate), strict=False
+            ):
+                found[tag].append(value)
+            states = {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return found
+
+
+def _next_model(
+    config: Config, run: Run, phase: int, old: torch.nn.Module | None, states: dict[str, dict[str, Any]]
+) -> tuple[torch.nn.Module, torch.optim.AdamW]:
+    model = build_model(config, run.context, phase)
+    if old is not None:
+        missing, unexpected = model.load_state_dict(old.state_dict(), strict=False)
+        assert not unexpected and all(name.endswith("trained_query_key") for name in missing), missing
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config.optimizer.weight_decay),
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+    )
+    for name, parameter in model.named_parameters():
+        if name in states:
+            optimizer.state[parameter] = states[name]
+    return model, optimizer
+
+
+def _watch(config: Config) -> dict[str, Any]:
+    """Train step by step; at every change of phase compare what was before with what is after it."""
+    seen: dict[str, Any] = {"moved": [], "changes": []}
+    with open_run(config) as run:
+        progress = run.progress
+        while progress.step < config.total_steps:
+            before = _all_state(run)
+            gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
+            shared = _shared_memory()
+            number = run.trainer.phase.number
+            run.enter_phase_of(progress.step + 1)
+            if run.trainer.phase.number != number:
+                seen["changes"].append(_change(run, before) | {"step": progress.step})
+                del before
+                gc.collect()
+                seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
+                seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
+            train_step(run, progress, StopSignals())
+            progress = progress.after_step(config)
+            seen["moved"].append(_moved(run))
+        steps = [state["step"] for state in _adam_states(run)]
+        seen["step counts"] = [int(step) for step in steps]
+    return seen
+
+
+def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
+    full = {
+        name: safe_get_full_fp32_param(p).cpu().clone() for name, p in run.engine.module.named_parameters()
+    }
+    return TrainingState.of(run.engine), full, run.engine.micro_steps
+
+
+def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
+    """What a change of phase kept and what is new; true on every rank."""
+    old, old_full, old_micro_steps = before
+    new, new_full, new_micro_steps = _all_state(run)
+    kept = new.groups[: len(old.groups)]
+    moments = [tensor for group in kept for tensor in group.adam.values() if tensor.ndim]
+    rounded = [(group.master, group.master.bfloat16().float()) for group in kept]
+    report = {
+        "weights": all(torch.equal(new.weights[name], weight) for name, weight in old.weights.items()),
+        "masters by DeepSpeed": all(torch.equal(new_full[name], full) for name, full in old_full.items()),
+        "masters": all(torch.equal(a.master, b.master) for a, b in zip(old.groups, kept, strict=True)),
+        "moments and steps": all(
+            a.adam.keys() == b.adam.keys() and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
+            for a, b in zip(old.groups, kept, strict=True)
+        ),
+        "moments are not zero": all(bool(tensor.any()) for tensor in moments)
+        and len(moments) == 2 * len(kept) >= 4,
+        "masters are not rounded": any(not torch.equal(a, b) for a, b in rounded),
+        "new groups have no state": all(not group.adam for group in new.groups[len(old.groups) :]),
+        "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
+        "what is new starts from the bank": all(
+            _moved(run)[layer] == 0 for layer in run.trainer.phase.newly_trainable
+        ),
+    }
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, report)
+    report = {key: all(other[key] for other in everywhere) for key in report}
+    report["new parameters"] = sorted(new.weights.keys() - old.weights.keys())
+    return report
+
+
+def _adam_states(run: Run) -> list[dict[str, Any]]:
+    inner = run.engine.optimizer.optimizer
+    return [inner.state[parameter] for group in inner.param_groups for parameter in group["params"]]
+
+
+def _moved(run: Run) -> list[float]:
+    """For each layer the largest distance on any rank of its Query/Key rows from the bank's."""
+    context, recipe = run.context, recipe_of(run.config)
+    assert recipe is not None
+    distances = []
+    for _, layer in frozen_layers(run.engine.module):
+        dtype = layer.query_key_weight.dtype
+        bank = [
+            layer_shard(
+                recipe, layer.layer, role, context.tensor_parallel_rank, context.tensor_parallel_size, dtype
+            )
+            for role in ROLES
+        ]
+        trained = layer.trained_query_key
+        rows = layer.query_key_weight if trained is None else trained
+        distances.append(float((rows.detach() - torch.cat(bank)).abs().max()))
+    tensor = torch.tensor(distances, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def _shared_memory() -> int:
+    return sum(1 for _ in Path("/dev/shm").glob("deepspeed*"))
+
+
+def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
+    """Train straight through, then again from each of the checkpoints; what differs at the end."""
+    straight = load_config("demo", overrides)
+    train(straight, StopSignals())
+    final = f"checkpoints/step_{straight.total_steps:08d}"
+    expected = checkpoint_tensors(straight.run_path / final)
+    metrics, phases = deterministic_metrics(straight.run_path), _phases(straight.run_path)
+    found: dict[str, Any] = {"tensors": len(expected), "phases": phases}
+    for step in after:
+        config = load_config("demo", [*overrides, f"run.name={straight.run.name}-{step}"])
+        _copy_up_to(straight.run_path, config.run_path, step)
+        train(config, StopSignals())
+        again = checkpoint_tensors(config.run_path / final)
+        found[str(step)] = {
+            "tensors": sorted(key for key in expected if not equal(expected[key], again.get(key))),
+            "metrics": deterministic_metrics(config.run_path) == metrics,
+            "phases": _phases(config.run_path) == phases,
+        }
+    return found
+
+
+def _copy_up_to(source: Path, target: Path, step: int) -> None:
+    """What a run that ended after `step` would have left (rank 0 copies)."""
+    if dist.get_rank() == 0:
+        shutil.copytree(source, target)
+        for checkpoint in (target / "checkpoints").glob("step_*"):
+            if int(checkpoint.name.removeprefix("step_")) > step:
+                shutil.rmtree(checkpoint)
+    dist.barrier()
+
+
+def _phases(run_path: Path) -> list[dict[str, Any]]:
+    audit = json.loads((run_path / "audit.json").read_text())
+    keys = ("phase", "first_step", "learning_rate_factor", "newly_trainable_layers", "frozen_in_zero")
+    return [
+        {key: entry[key] for key in keys}
+        | {key: entry["totals"][key] for key in ("model_trainable_parameters", "model_frozen_parameters")}
+        for entry in audit["phases"]
+    ]
+
+
+def _refused(resume: dict[str, list[str]], longer: list[str]) -> str:
+    """Going on with a length of the run that would move the changes of phase."""
+    overrides = next(iter(resume.values()))
+    source = load_config("demo", overrides)
+    config = load_config("demo", [*overrides, f"run.name={source.run.name}-longer", *longer])
+    _copy_up_to(source.run_path, config.run_path, 2)
+    try:
+        return train(config, StopSignals())
+    except UserError as error:
+        return str(error)
