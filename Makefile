@@ -1,10 +1,11 @@
-# make demo · make test · make test-slurm · make lint · make bench — each sets up .venv first if it is missing.
+# make demo · make test · make test-slurm · make lint · make bench · make results — each sets up .venv first if it is missing.
+# make bench needs nothing from outside; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean test test-slurm lint bench clean
+.PHONY: demo demo-clean results test test-slurm lint bench clean
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
@@ -34,6 +35,14 @@ $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
 demo-clean:
 	rm -rf $(DEMO)
 
+# --- results: 60 runs (about an hour on two cores; those that are finished are not run again), then the reports --------
+JOBS ?= 2
+results: $(DEMO)/shards/manifest.json
+	$(RUN) -m pretrain sweep demo_variants --jobs $(JOBS)
+	for position in rope learned; do \
+	  $(RUN) -m pretrain compare $(DEMO)/sweeps/variants/*-$$position-seed_* --baseline vanilla --out docs/results/$$position || exit; \
+	done
+
 # --- checks -----------------------------------------------------------------------------------------------------------
 test: $(VENV)/installed
 	$(RUN) -m pytest
@@ -48,7 +57,12 @@ lint: $(VENV)/installed
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/installed
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]' \
+		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) benchmarks/bank.py
+	$(RUN) benchmarks/step_time.py
+	$(RUN) -m benchmarks.samples
+	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
 clean: demo-clean
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -31,6 +31,8 @@ app = typer.Typer(
 )
 
 _KEYS = RecordKeys()
+# What typer makes of Ctrl-C, without a word.
+_INTERRUPTED = 130
 
 
 @app.command("demo-corpus")
@@ -162,9 +164,10 @@ def main() -> None:
     except DataError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("error: interrupted; finished shards are kept", err=True)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == _INTERRUPTED:
+            typer.echo("error: interrupted; what is finished is kept: the same command continues", err=True)
+        raise
 
 
 if __name__ == "__main__":

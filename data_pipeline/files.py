@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -49,7 +50,12 @@ def sync(stream: BinaryIO) -> None:
 def publish(temporary: Path, path: Path) -> None:
     """Give a finished temporary file (already fsynced) its final name, and make the name itself durable."""
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """The names in a directory are on the disk when this returns."""
+    directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
@@ -70,7 +76,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             sync(stream)
         publish(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the directory itself may be what is missing
+            temporary.unlink(missing_ok=True)
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import struct
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import publish, sha256_file, sync, temporary_path
+from data_pipeline.files import sha256_file, sync, temporary_path
 
 # megatron.core.datasets.indexed_dataset.DType
 DTYPE_CODES = {"int32": 4, "uint16": 8}
@@ -107,7 +108,10 @@ class ShardWriter:
         self.text_bytes += text_bytes
 
     def finish(self) -> dict[str, int | str]:
-        """Publish .bin, then .idx. Returns the counts and hashes of `manifest.Shard`."""
+        """Publish .bin, then .idx. Returns the counts and hashes of `manifest.Shard`.
+
+        The names are durable once the caller has synced the directory: once for all shards of a unit.
+        """
         sync(self._stream)
         self._stream.close()
         lengths = np.concatenate(self._lengths)
@@ -142,4 +146,4 @@ def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
     if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
         temporary.unlink()
     else:
-        publish(temporary, path)
+        os.replace(temporary, path)

@@ -144,8 +144,11 @@ def _put_together(directory: Path, records: _Records) -> Manifest:
     shards = [from_dict(Shard, shard) for record in records for shard in record["shards"]]
     rejects = _sum(records, "rejects")
     if not shards:
-        why = ", ".join(f"{count:,} {reason}" for reason, count in rejects.items()) or "no lines"
-        raise DataError(f"the {len(plan['inputs'])} inputs hold no usable text ({why}); check --text-key")
+        counts = rejects | {f"of source {name}": n for name, n in _sum(records, "excluded_documents").items()}
+        why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
+        raise DataError(
+            f"the {len(plan['inputs'])} inputs hold no usable text ({why}); check --text-key and --source"
+        )
     manifest = Manifest(
         directory=directory,
         format_version=FORMAT_VERSION,

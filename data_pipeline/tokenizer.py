@@ -71,6 +71,18 @@ class TrainerSettings:
             "exclude_sources": list(self.exclude_sources),
         }
 
+    def check(self) -> None:
+        """Raises:
+        DataError: a setting has an impossible value.
+        """
+        if self.model_type not in MODEL_TYPES:
+            known = ", ".join(MODEL_TYPES)
+            raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
+        for option, least in (("vocab_size", 1), ("sample_bytes", 1), ("seed", 0)):
+            if not least <= getattr(self, option) < 1 << 63:
+                name = option.replace("_", "-")
+                raise DataError(f"--{name} {getattr(self, option)} must be at least {least} and below 2^63")
+
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
@@ -159,10 +171,7 @@ def train_tokenizer(
     Raises:
         DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
     """
-    if settings.model_type not in MODEL_TYPES:
-        raise DataError(
-            f"--model-type {settings.model_type!r} is unknown; known are {', '.join(MODEL_TYPES)}"
-        )
+    settings.check()
     model_path, report_path = (
         prefix.with_name(prefix.name + ".model"),
         prefix.with_name(prefix.name + ".json"),
@@ -220,18 +229,21 @@ def _sample(
     One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
     """
     training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
+    others: set[str] = set()
     for piece in pieces:
         for document in read_documents(piece, keys):
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
+                others.add(document.source)
                 continue
             text = document.text.encode()
             aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
             number = sample_number(text, settings.seed)
             (held_out if aside else training).add(number, text, document.source)
     if not held_out.texts() or not training.texts():
+        left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
         raise DataError(
             f"{len(pieces)} inputs hold {len(training.texts())} documents to train the tokenizer on and "
-            f"{len(held_out.texts())} to check it on; give more text"
+            f"{len(held_out.texts())} to check it on; give more text{left_out}"
         )
     return training, held_out.texts()
 

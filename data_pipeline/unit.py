@@ -26,6 +26,7 @@ from data_pipeline.files import (
     read_json,
     sha256_file,
     sync,
+    sync_directory,
     temporary_path,
     to_json,
     write_atomically,
@@ -260,11 +261,13 @@ class _UnitMaker:
             sync(self._log)
             self._log.close()
             publish(self._log_path, self._unit.rejects_path)
-        return [
+        shards = [
             {"name": writer.prefix.name, "unit": self._unit.number, "split": split, "source": source}
             | writer.finish()
             for (split, source), writer in sorted(self._writers.items())
         ]
+        sync_directory(self._unit.directory)
+        return shards
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What was not taken, or is unusual, by reason or source."""

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from pretrain.evaluation.verbs import evaluate
 from pretrain.resilience import StopSignals
 from pretrain.sweep_verb import sweep
 
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     help="Pretrain GPT models with frozen orthonormal Query/Key projections beside ordinary ones.",
 )
+
+app.add_typer(evaluate, name="evaluate")
 
 ConfigArgument = Annotated[
     str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")

@@ -81,8 +81,8 @@ class Checkpoints:
         """
         if newest is None:
             return Progress()
-        _check_files(newest)
-        saved = _read_identity(newest)
+        check_files(newest)
+        saved = read_identity(newest)
         self.changes = accept_identity(str(newest), saved, self.identity, self.allow_data_change)
         path, client_state = engine.load_checkpoint(
             str(self.directory), tag=newest.name, load_lr_scheduler_states=False
@@ -164,7 +164,8 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     return bank
 
 
-def _read_identity(path: Path) -> dict[str, Any]:
+def read_identity(path: Path) -> dict[str, Any]:
+    """What checkpoint.json of the checkpoint `path` says of its run; UserError if it cannot be read."""
     file = path / "checkpoint.json"
     try:
         saved: dict[str, Any] = json.loads(file.read_text())
@@ -179,7 +180,8 @@ def _read_identity(path: Path) -> dict[str, Any]:
     return saved
 
 
-def _check_files(path: Path) -> None:
+def check_files(path: Path) -> None:
+    """UserError if a file of the checkpoint `path` is missing or has another size than its marker says."""
     try:
         files = json.loads((path / MARKER).read_text())
     except ValueError as error:

@@ -17,6 +17,7 @@ from pydantic import ValidationError, model_validator
 
 from megatron_patches.policy import QKPolicy, policy_for
 from megatron_patches.unfreeze import Unfreeze
+from pretrain.config_attention import AttentionSection
 from pretrain.config_file import (
     Draft,
     apply_overrides,
@@ -27,7 +28,6 @@ from pretrain.config_file import (
     validation_sentence,
 )
 from pretrain.config_sections import (
-    AttentionSection,
     CheckpointSection,
     DataSection,
     DeepSpeedSection,
@@ -37,9 +37,9 @@ from pretrain.config_sections import (
     PrecisionSection,
     RunSection,
     ScheduleSection,
-    Section,
     TelemetrySection,
 )
+from pretrain.config_types import Section
 from pretrain.counting import ModelShape
 from pretrain.errors import UserError
 from pretrain.validation import check_layout, check_tree

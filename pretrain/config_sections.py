@@ -1,8 +1,8 @@
 """The sections of the configuration tree: names, types, ranges, meanings.
 
 Checks that need one section only live here; those across sections live in `validation`. Every section is
-frozen and rejects unknown keys. Values are strict (no text for a number), except that a whole number may be
-written as 2e9.
+frozen and rejects unknown keys. The attention section is in `config_attention`, the values' types are in
+`config_types`.
 """
 
 from __future__ import annotations
@@ -10,56 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-
-def _whole(value: Any) -> Any:
-    """2e9 is how people write two billion tokens; 2.5 stays a float and is then refused."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _layers(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _text_keys(value: Any) -> Any:
-    """In YAML a layer's number alone is not text."""
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) and value else value
-
-
-def _betas(value: Any) -> Any:
-    if not isinstance(value, (list, tuple)) or len(value) != 2:
-        raise ValueError(f"optimizer.betas is {value!r}: it should be two numbers, such as [0.9, 0.98]")
-    return tuple(value)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Int = Annotated[int, BeforeValidator(_whole)]
-Number = Annotated[float, BeforeValidator(_number)]
-Layers = Annotated[str, BeforeValidator(_layers)]
-LayerShares = Annotated[dict[str, Number], BeforeValidator(_text_keys)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
-PathLike = Annotated[Path, BeforeValidator(_path)]
-Betas = Annotated[
-    tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], BeforeValidator(_betas)
-]
-
-
-class Section(BaseModel):
-    """What all sections share: frozen, strict, no unknown keys, no NaN or infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from pretrain.config_types import Betas, Int, PathLike, Section, as_tuple
 
 
 class RunSection(Section):
@@ -104,65 +57,6 @@ class ModelSection(Section):
         description="Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
     )
     tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
-
-
-class UnfreezeEntry(Section):
-    """One entry of attention.unfreeze."""
-
-    at: Number = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
-    layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
-    learning_rate_factor: Number = Field(
-        default=1.0,
-        gt=0,
-        description="Of the learning-rate schedule from there on, in place of the last one.",
-    )
-
-
-class AttentionSection(Section):
-    variant: str = Field(description="Query/Key policy: a name in megatron_patches.policy.VARIANTS.")
-    seed: Int | None = Field(default=None, ge=0, description="Seed of the Query/Key bank; unset: run.seed.")
-    scope: Literal["head", "layer"] | None = Field(
-        default=None,
-        description="Rows orthonormal within each head or across the layer; unset: the variant's own.",
-    )
-    construction: str | None = Field(
-        default=None,
-        description="How orthonormal rows are made: qr, svd, householder, cayley, hadamard, dct; unset: the "
-        "variant's own.",
-    )
-    gaussian_std: float | None = Field(
-        default=None,
-        gt=0,
-        description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
-    )
-    penalty: float | None = Field(
-        default=None,
-        gt=0,
-        description="Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
-    )
-    frozen_heads: LayerShares | None = Field(
-        default=None,
-        description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
-        "heads train, as vanilla's. Unset: the variant's own, mostly all.",
-    )
-    adapters: Names | None = Field(
-        default=None,
-        description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
-    )
-    low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
-    trainable: bool | None = Field(
-        default=None,
-        description="Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
-    )
-    synthesizer_rank: Int | None = Field(
-        default=None, ge=1, description="Rank of a factorized synthesizer's score matrices; unset: 8."
-    )
-    unfreeze: Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(_tuple)] | None = Field(
-        default=None,
-        min_length=1,
-        description="When which frozen layers become trainable: a list of {at, layers, "
-        "learning_rate_factor}; unset: the variant's own.",
-    )
 
 
 class OptimizerSection(Section):
@@ -241,7 +135,7 @@ class DataSection(Section):
         description="Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
         "its sources in proportion to their tokens; give this or blend.",
     )
-    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(_tuple)] | None = Field(
+    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = Field(
         default=None,
         min_length=1,
         description="Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",

@@ -91,7 +91,7 @@ def accept_identity(
             f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards "
             "and settings, or set data.allow_change=true to go on with what there is now"
         )
-    _check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
+    check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
     return changes
 
 
@@ -103,7 +103,8 @@ def _fixed_by_weights(key: str, saved: Mapping[str, Any]) -> bool:
     return learned_scores or saved["keys"].get("model.position_embedding") == "learned"
 
 
-def _check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    """UserError if two `frozen_bank` entries of `run_identity`, the checkpoint's and ours, differ."""
     if saved == live:
         return
     recipes = saved["recipe"] or {}, live["recipe"] or {}

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ POLL_SECONDS = 0.1
 ERROR_LINE = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Interrupt)\b")
 LAST_BYTES = 1 << 16
 
-Ending = Literal["finished", "was finished", "failed", "stopped", "busy", "not started"]
+Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started"]
 """busy: another sweep is running it. stopped: a signal came, and what was trained is saved."""
 
 
@@ -47,7 +48,7 @@ class Outcome:
     @property
     def done(self) -> bool:
         """Whether the run needs nothing more."""
-        return self.ending in ("finished", "was finished")
+        return self.ending in ("finished", "finished before")
 
     def validation(self) -> tuple[float | None, float | None]:
         """Loss (nats per token) and perplexity at the run's end, None where there is none."""
@@ -113,7 +114,7 @@ def run_sweep(
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
     outcomes = {run.name: Outcome(run, "not started") for run in runs}
     waiting = deque(run for run in runs if run.progress != "finished")
-    outcomes |= {run.name: Outcome(run, "was finished") for run in runs if run.progress == "finished"}
+    outcomes |= {run.name: Outcome(run, "finished before") for run in runs if run.progress == "finished"}
     active: dict[int, _Job] = {}
     while active or (waiting and not signals.received):
         while waiting and len(active) < jobs and not signals.received:
@@ -157,7 +158,7 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
         pass  # a file system without locks
     start = log.seek(0, os.SEEK_END)
     command = train_command(run, local_ranks)
-    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  {' '.join(command[1:])}\n".encode())
+    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode())
     log.flush()
     process = subprocess.Popen(
         command,

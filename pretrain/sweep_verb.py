@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -117,7 +118,7 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
 def _list(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         typer.echo(f"{run.name}  ({run.progress})")
-        typer.echo(f"    {run.base} {' '.join(run.overrides)}")
+        typer.echo(f"    {run.base} {shlex.join(run.overrides)}")
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:

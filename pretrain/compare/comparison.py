@@ -237,6 +237,12 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
     if unknown:
         which = "any run" if len(unknown) == len(variants) else ", ".join(unknown)
         notes.append(f"The formulas say nothing of {which}: this version does not understand the config.")
+    phased = [variant.name for variant in variants if variant.theory and variant.theory.phases > 1]
+    if phased:
+        notes.append(
+            f"More weights of {', '.join(phased)} train in later phases: parameters and memory are those of "
+            "the last phase, FLOPs the mean over all steps."
+        )
     for variant in variants:
         if variant.theory and variant.theory.trainable_parameters != variant.cost.trainable_parameters:
             notes.append(

@@ -31,6 +31,7 @@ from pretrain.counting import (
 )
 from pretrain.errors import UserError
 from pretrain.finished_run import FinishedRun
+from pretrain.phases import Phase, phases_of
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _ADAM_MOMENTS = 8
@@ -39,8 +40,13 @@ _MASTER_WEIGHT = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """By formula. FLOPs are per token of a training step; bytes are sums over ranks."""
+    """By formula. FLOPs are per token of a training step; bytes are sums over ranks.
 
+    Of a run of several phases, parameters and bytes are those of the last one, as in audit.json, and executed
+    FLOPs the mean over all steps.
+    """
+
+    phases: int
     trainable_parameters: int
     frozen_parameters: int
     model_flops_per_token: float
@@ -58,17 +64,19 @@ def expected_cost(run: FinishedRun) -> Theory | None:
         config = parse_config(run.config)
     except (UserError, MethodError):
         return None
-    trainable, frozen, executed = _counts(config)
+    phases = phases_of(config)
+    trainable, frozen, model_flops, executed = _counts(config, phases)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
-    held = trainable + (tensor_parallel - 1) * _not_split(config)
+    held = trainable + (tensor_parallel - 1) * _not_split(config, phases[-1])
     stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
     return Theory(
+        phases=len(phases),
         trainable_parameters=trainable,
         frozen_parameters=frozen,
-        model_flops_per_token=model_flops_per_token(config.shape()),
+        model_flops_per_token=model_flops,
         executed_flops_per_token=executed,
         weight_bytes=held * weight * (1 if stage == 3 else replicas),
         frozen_bytes=frozen * weight * replicas,
@@ -78,17 +86,23 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     )
 
 
-def _counts(config: Config) -> tuple[int, int, float]:
-    """(trainable parameters, frozen parameters, executed FLOPs per token): the one call of the formulas."""
+def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[int, int, float, float]:
+    """(trainable, frozen parameters, model, executed FLOPs per token): the one call of the formulas."""
     shape = config.shape()
-    attention = count_attention(shape, config.policy())
-    count = count_parameters(shape, attention)
-    return count.trainable, count.frozen, executed_flops_per_token(shape, attention)
+    attention = [count_attention(shape, config.policy(phase.number)) for phase in phases]
+    ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
+    flops = [
+        (end - phase.first_step) * executed_flops_per_token(shape, count)
+        for phase, end, count in zip(phases, ends, attention, strict=True)
+    ]
+    count = count_parameters(shape, attention[-1])
+    model_flops = model_flops_per_token(shape, attention[-1])
+    return count.trainable, count.frozen, model_flops, sum(flops) / config.total_steps
 
 
-def _not_split(config: Config) -> int:
+def _not_split(config: Config, phase: Phase) -> int:
     """Parameters that every tensor-parallel rank holds whole: norms, learned positions, low-rank inputs."""
-    d, shape, policy = config.model.hidden_size, config.shape(), config.policy()
+    d, shape, policy = config.model.hidden_size, config.shape(), config.policy(phase.number)
     layers, groups = shape.num_layers, shape.num_query_groups
     frozen = sum(bool(policy.frozen_groups(layer, layers, groups)) for layer in range(layers))
     low_rank = 2 * policy.low_rank * d * frozen if "low_rank" in policy.adapters else 0

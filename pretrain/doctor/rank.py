@@ -85,9 +85,13 @@ def _first_rank(request: Request, meeting: Meeting) -> int:
 def _conclude(request: Request, meeting: Meeting, gathered: Gathered) -> int:
     problems, warnings = find_problems(gathered), find_warnings(gathered)
     code = exit_code(problems)
-    if request.report is not None:
-        write_report(request.report, gathered, problems, warnings)
     print_report(gathered, problems, warnings)
+    if request.report is not None:
+        try:
+            write_report(request.report, gathered, problems, warnings)
+        except OSError as error:
+            print(f"error: --report {request.report} cannot be written ({error.strerror})", file=sys.stderr)
+            code = max(code, SITE)
     _complain(problems)
     meeting.post("verdict", code)
     # The store goes with this process: let everybody read the verdict first.

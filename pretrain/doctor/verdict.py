@@ -172,7 +172,7 @@ def _own_failures(gathered: Gathered) -> list[Problem]:
             rank for rank, facts in gathered.facts.items() if check in facts or check in facts["failures"]
         }
         alone = len(gathered.ranks_of) == 1 and check in HARDWARE
-        if set(failed) == tried and not gathered.missing and not alone:
+        if set(failed) == tried and not alone:
             problems.append(Problem(check, failed[min(failed)]))
             continue
         for node, ranks in gathered.ranks_of.items():

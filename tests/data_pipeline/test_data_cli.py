@@ -20,8 +20,10 @@ def test_help_of_every_verb_has_an_example() -> None:
         "verify",
         "stats",
     ):
-        shown = run(verb, "--help")
-        assert shown.code == 0 and f"Example: python -m data_pipeline {verb}" in " ".join(shown.out.split())
+        words = " ".join(run(verb, "--help").out.split())
+        assert f"Example: python -m data_pipeline {verb}" in words
+        if verb == "train-tokenizer":
+            assert "[default: 32000]" in words and "[default: unigram]" in words
 
 
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
@@ -56,6 +58,12 @@ MISTAKES = [
     (f"{TOKENIZE} --workers 0", "--workers 0"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 500000", "--vocab-size 500000"),
     ("train-tokenizer CORPUS --out TMP/t --vocab-size 500 --model-type word", "--model-type 'word'"),
+    ("train-tokenizer CORPUS --out TMP/t --vocab-size -5", "--vocab-size -5 must be at least 1"),
+    ("train-tokenizer CORPUS --out TMP/t --seed -1", "--seed -1 must be at least 0"),
+    ("train-tokenizer CORPUS --out TMP/t --sample-bytes 0", "--sample-bytes 0 must be at least 1"),
+    ("train-tokenizer CORPUS --out TMP/t --source Books", "left out are documents of PydocTopics, Stdlib"),
+    (f"{TOKENIZE} --source Books", " of source PydocTopics, "),
+    (TOKENIZE.replace("TMP/out", "TMP/bad.jsonl/out"), "cannot write TMP/bad.jsonl/out/plan.json"),
 ]
 
 

@@ -144,6 +144,19 @@ def test_no_network_is_one_sentence(tmp_path: Path) -> None:
     assert "cannot download roneneldan/TinyStories" in sentence
 
 
+@pytest.mark.parametrize(
+    ("source", "taken", "left"),
+    [
+        ("slimpajama", "train/chunk1/example_train_0.jsonl.zst", "validation/chunk1/example_0.jsonl.zst"),
+        ("openwebtext", "plain_text/train-00000-of-00080.parquet", "README.md"),
+        ("tinystories", "data/train-00000-of-00004.parquet", "data/validation-00000-of-00001.parquet"),
+    ],
+)
+def test_the_files_of_every_source(source: str, taken: str, left: str) -> None:
+    files = [RemoteFile(name, 1, "", "") for name in (taken, left)]
+    assert [file.name for file in Wanted().choose(files, SOURCES[source], "it")] == [taken]
+
+
 def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
     names = [f"train/chunk{chunk}/{number}.jsonl.zst" for chunk in range(1, 11) for number in range(40)]
     files = [RemoteFile(name, 1, "", "") for name in names]

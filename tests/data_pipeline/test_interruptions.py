@@ -39,10 +39,15 @@ def uninterrupted(arguments: list[str], tmp_path_factory: pytest.TempPathFactory
     return contents(out)
 
 
-def start(arguments: list[str], out: Path) -> subprocess.Popen[str]:
+def start(arguments: list[str], out: Path, new_session: bool = False) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "data_pipeline", *arguments, "--out", str(out)]
     return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=new_session,
     )
 
 
@@ -73,6 +78,17 @@ def assert_continues(arguments: list[str], out: Path, expected: dict[str, bytes]
     assert run(*arguments, "--out", out).code == 0
     assert contents(out) == expected  # no temporary file is left either
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_ctrl_c(arguments: list[str], uninterrupted: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(arguments, out, new_session=True)
+    wait_until(lambda: any((out / "units").glob("*.json")), "finished unit")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: parent and workers
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "error: interrupted; what is finished is kept: the same command continues\n"
+    assert_continues(arguments, out, uninterrupted)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import Manifest, check_shards, read_manifest
+from data_pipeline.manifest import Manifest, check_shards, read_manifest, write_manifest
+from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.tokenizer import TrainerSettings, identify, train_tokenizer
 from data_pipeline.verify import find_problems
 from tests.data_pipeline.helpers import Workshop, run
 
@@ -69,6 +72,28 @@ def test_a_foreign_tokenizer_is_named(shards: Path, tmp_path: Path) -> None:
     assert find_problems(manifest)[0].startswith(str(shards / "tokenizer.model"))
     with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):
         check_shards(manifest)
+
+
+def test_a_manifest_of_another_tokenizer_is_named(shards: Path, workshop: Workshop, tmp_path: Path) -> None:
+    # The manifest that the same corpus has under another tokenizer: it agrees with itself.
+    train_tokenizer(
+        find_inputs([workshop.corpus]),
+        tmp_path / "t",
+        TrainerSettings(400, sample_bytes=50_000),
+        RecordKeys(),
+    )
+    identity = identify(tmp_path / "t.model")
+    write_manifest(dataclasses.replace(read_manifest(shards), tokenizer=identity))
+    manifest = read_manifest(shards)
+    assert manifest.tokenizer.sha256 == identity.sha256
+    assert find_problems(manifest) == [
+        f"{shards / 'tokenizer.model'} does not have the SHA-256 that the manifest says"
+    ]
+    with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):
+        check_shards(manifest)
+    # With that tokenizer's model beside it the hashes agree; its ids do not.
+    shutil.copy(tmp_path / "t.model", shards / "tokenizer.model")
+    assert any("do not cover" in problem for problem in find_problems(manifest))
 
 
 def test_a_file_the_manifest_does_not_know_is_named(shards: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from pathlib import Path
@@ -118,7 +119,13 @@ def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_pat
     # Every argument that means another order has files of its own.
     TrainingSamples(numbered, 8, seed=2, cache_directory=cache).blocks(numbers[:1])
     TrainingSamples(numbered, 9, seed=1, cache_directory=cache).blocks(numbers[:1])
-    assert len(list(cache.glob("*.npy"))) == 12
+    TrainingSamples(numbered, 8, seed=1, cache_directory=cache, source="a").blocks(numbers[:1])
+    TrainingSamples(numbered, 8, seed=1, cache_directory=cache, salt="part").blocks(numbers[:1])
+    # So have other data under the same names: one shard was made anew with other ids in it.
+    shards = (dataclasses.replace(numbered.shards[0], bin_sha256="0" * 64), *numbered.shards[1:])
+    other = dataclasses.replace(numbered, shards=shards)
+    TrainingSamples(other, 8, seed=1, cache_directory=cache).blocks(numbers[:1])
+    assert len(list(cache.glob("*.npy"))) == 21
 
 
 def test_real_text_comes_through(workshop: Workshop) -> None:

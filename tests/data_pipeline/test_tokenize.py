@@ -53,9 +53,18 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     assert sum(s.text_bytes for s in manifest.shards) == sum(len(d.text.encode()) for d in expected)
     assert manifest.tokens("train") + manifest.tokens("validation") == sum(s.tokens for s in manifest.shards)
     assert manifest.dtype == "uint16" and manifest.tokenizer.vocab_size == 1000
+    stated = json.loads((workshop.shards / "manifest.json").read_bytes())
+    assert {key: stated["tokenizer"][key] for key in ("unk_id", "bos_id", "eos_id", "pad_id", "eod_id")} == {
+        "unk_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "pad_id": -1,
+        "eod_id": 2,
+    }
+    assert stated["end_of_document"].startswith("every document ends with id 2;")
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, 16])
 def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path, workers: int) -> None:
     workshop.tokenize(tmp_path / "out", workers=workers)
     assert contents(tmp_path / "out") == contents(workshop.shards)

@@ -31,7 +31,9 @@ def _beginning(config: Config) -> dict[str, Any]:
 
 
 def _tensors(model: torch.nn.Module, config: Config) -> dict[str, str]:
-    """Digests of all parameters and of the bank; V cut out of the weight that vanilla fuses with Q and K."""
+    """Digests of all parameters and of the bank, V's by one name: vanilla has it in one weight with Q and K,
+    a synthesizer has it alone.
+    """
     found = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place, _, last = name.rpartition(".")
@@ -41,6 +43,8 @@ def _tensors(model: torch.nn.Module, config: Config) -> dict[str, str]:
             found[f"{place}.value_weight"] = digest(parts[:, -1].flatten(0, 1).contiguous())
         elif last == "query_key_weight":
             found[f"{place}.query_key"] = digest(tensor)
+        elif place.endswith("linear_v"):
+            found[f"{place.removesuffix('linear_v')}linear_qkv.value_weight"] = digest(tensor)
         else:
             found[name] = digest(tensor)
     return found

@@ -143,10 +143,11 @@ class _Models:
         copied = self.build("vanilla", num_query_groups=groups)
         with torch.no_grad():
             for (_, bank), layer in zip(frozen_layers(frozen), copied.decoder.layers, strict=True):
-                rows = bank.query_key_weight.unflatten(0, (-1, bank.recipe.head_dim))
-                fused = _by_group(layer.self_attention.linear_qkv.weight, groups, bank.recipe.head_dim)
-                fused[:, :-2] = rows[: bank.num_heads].unflatten(0, (groups, -1))
-                fused[:, -2] = rows[bank.num_heads :]
+                head_dim = frozen.config.kv_channels
+                query, key = (rows.unflatten(0, (-1, head_dim)) for _, _, rows in bank.frozen_shards())
+                fused = _by_group(layer.self_attention.linear_qkv.weight, groups, head_dim)
+                fused[:, :-2] = query.unflatten(0, (groups, -1))
+                fused[:, -2] = key
         born_equal = self.build("orthogonal_trainable", num_query_groups=groups)
         losses, gradients = zip(
             *(self._loss_and_gradients(m, groups) for m in (frozen, copied, born_equal)), strict=True

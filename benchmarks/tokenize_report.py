@@ -1,0 +1,120 @@
+"""What the runs of `tokenize_rates.py` amount to: the tables, and the same as a JSON value."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_TOKENS = 100e9
+_PACKAGES = ("sentencepiece", "datasets", "numpy", "zstandard", "orjson")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measurement: seconds, MB.
+
+    rss_mb: the largest sum over the processes at one time; largest_mb: the largest of one process.
+    """
+
+    wall: float
+    cpu: float
+    tokens: int
+    rss_mb: float
+    largest_mb: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All runs.
+
+    rows: by model type, contestant and number of workers, one run a repetition.
+    megabytes: of text, by model type. memory: a run of the pipeline by MB of text.
+    """
+
+    rows: dict[tuple[str, str, int], list[Run]]
+    megabytes: dict[str, int]
+    memory: dict[int, Run]
+
+
+_Cell = Callable[[Run], float]
+
+
+def _of_cpu(run: Run) -> float:
+    return run.cpu
+
+
+def _of_wall(run: Run) -> float:
+    return run.wall
+
+
+def ratio(over: list[Run], under: list[Run], what: _Cell) -> float:
+    """The median of over / under, repetition by repetition."""
+    return statistics.median(what(a) / what(b) for a, b in zip(over, under, strict=True))
+
+
+def report(measured: Measured) -> dict[str, Any]:
+    """Print the tables; the same as a JSON value."""
+    print(
+        f"{'':30}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}"
+        f"{'of bare, lists':>16}{'ours / it':>11}{'(wall)':>8}"
+    )
+    print("(ratios are of rates, by CPU seconds and, where it says so, by the clock)")
+    table = []
+    for (name, contestant, workers), runs in measured.rows.items():
+        bare, ours = measured.rows[name, "bare", workers], measured.rows[name, "pipeline", workers]
+        lists = measured.rows[name, "bare, lists", 1]
+        values = {
+            "mb_per_cpu_second": measured.megabytes[name] / statistics.median(map(_of_cpu, runs)),
+            "mb_per_second": measured.megabytes[name] / statistics.median(map(_of_wall, runs)),
+            "of_bare": ratio(bare, runs, _of_cpu),
+            "of_bare_wall": ratio(bare, runs, _of_wall),
+            "of_bare_lists": ratio(lists, runs, _of_cpu),
+            "ours_over_it": ratio(runs, ours, _of_cpu),
+            "ours_over_it_wall": ratio(runs, ours, _of_wall),
+        }
+        widths = (10, 8, 10, 8, 16, 11, 8)
+        row = f"{name}, {contestant}, {workers}"
+        print(f"{row:30}" + "".join(f"{v:{w}.2f}" for v, w in zip(values.values(), widths, strict=True)))
+        table.append({"row": row} | values | {"runs": [asdict(run) for run in runs]})
+    return {
+        "megabytes": measured.megabytes,
+        "table": table,
+        "costs": {name: _cost(measured, name) for name in measured.megabytes},
+        "memory": {str(size): _memory(size, run) for size, run in measured.memory.items()},
+        "machine": {"cores": os.cpu_count(), "load_average": os.getloadavg(), "versions": _versions()},
+    }
+
+
+def _cost(measured: Measured, name: str) -> dict[str, float]:
+    """Tokens a second of one core, and core-hours for 100 B tokens, of the pipeline at 4 workers."""
+    runs = measured.rows[name, "pipeline", 4]
+    rate = statistics.median(run.tokens / run.cpu for run in runs)
+    size = measured.megabytes[name] * 1e6 / runs[0].tokens
+    hours = _TOKENS / rate / 3600
+    print(
+        f"{name}: {rate / 1e6:.2f} M tokens a second and core, {size:.2f} bytes a token; "
+        f"100 B tokens cost {hours:.1f} core-hours"
+    )
+    return {"tokens_per_second_and_core": rate, "bytes_per_token": size, "core_hours_per_100b": hours}
+
+
+def _memory(megabytes: int, run: Run) -> dict[str, float]:
+    print(
+        f"{megabytes} MB of text, 4 workers: at most {run.largest_mb:.0f} MB of memory in a process, "
+        f"{run.rss_mb:.0f} MB in all"
+    )
+    return asdict(run)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""The experiments of `python -m pretrain evaluate`: head diversity, length generalisation, approximation."""

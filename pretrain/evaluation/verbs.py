@@ -1,0 +1,172 @@
+"""`python -m pretrain evaluate VERB`: each writes report.md, report.json and PNGs into --out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretrain.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrain.distributed import ParallelContext
+    from pretrain.evaluation.report import Report
+    from pretrain.trained_model import TrainedModel
+
+evaluate = typer.Typer(
+    no_args_is_help=True,
+    help="Experiments on finished runs, and on the method itself; each says whether its criterion held.",
+)
+
+RunsArgument = Annotated[
+    list[Path], typer.Argument(help="Run directories of finished runs, of any parallel layout.")
+]
+Out = Annotated[Path, typer.Option(help="Directory for report.md, report.json and plots.")]
+
+
+@evaluate.command()
+def diversity(
+    runs: RunsArgument,
+    out: Out = Path("evaluation/diversity"),
+    samples: Annotated[int, typer.Option(min=1, help="Held-out samples of each source.")] = 8,
+    cosine: Annotated[float, typer.Option(min=0, help="Criterion: largest cosine between heads.")] = 0.3,
+    divergence: Annotated[float, typer.Option(min=0, help="Criterion: least KL between heads, nats.")] = 1.0,
+) -> None:
+    """E4: how different the heads of a layer are, in their weights and in what they attend to.
+
+    Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
+    """
+    with _loaded(runs) as (models, groups, context):
+        from pretrain.evaluation.diversity import RunDiversity, measure_diversity
+        from pretrain.evaluation.diversity_report import Limits, diversity_report
+        from pretrain.model import build_model
+
+        measured = []
+        for trained, group in zip(models, groups, strict=True):
+            untrained = build_model(trained.config, context).eval()
+            measured.append(
+                RunDiversity(
+                    trained.run.name,
+                    group,
+                    trained.run.seed,
+                    measure_diversity(trained.model, trained.data, samples),
+                    measure_diversity(untrained, trained.data, samples),
+                )
+            )
+    _finish(diversity_report(measured, Limits(cosine, divergence), samples), out)
+
+
+@evaluate.command()
+def length(
+    runs: RunsArgument,
+    out: Out = Path("evaluation/length"),
+    samples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Held-out spans of three samples of each source; unset: as in training."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Criterion: largest relative change of perplexity.")
+    ] = 0.1,
+) -> None:
+    """E5: perplexity at half and at one and a half times the trained length, of the same predictions.
+
+    Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
+    """
+    with _loaded(runs) as (models, groups, _):
+        from pretrain.evaluation.length import measure_lengths
+        from pretrain.evaluation.length_report import length_report
+
+        measured = [
+            measure_lengths(trained, group, samples) for trained, group in zip(models, groups, strict=True)
+        ]
+    _finish(length_report(measured, tolerance), out)
+
+
+@evaluate.command()
+def approximation(
+    out: Out = Path("evaluation/approximation"),
+    variants: Annotated[
+        str, typer.Option(help="Names in megatron_patches.policy.VARIANTS; the first is the baseline.")
+    ] = "vanilla,orthogonal",
+    widths: Annotated[str, typer.Option(help="hidden_size values, ascending.")] = "16,32,64",
+    depths: Annotated[str, typer.Option(help="num_layers values, ascending.")] = "1,2,4",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 1 … this.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of every model.")] = 400,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak learning rate of AdamW.")] = 3e-3,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Criterion: largest relative excess over the baseline's error.")
+    ] = 0.1,
+) -> None:
+    """E1: regression of a function of a sequence by this program's own layers, by width and depth.
+
+    Example: python -m pretrain evaluate approximation --out runs/approximation
+    """
+    from megatron_patches.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    from pretrain.evaluation.approximation import Experiment, run_experiment
+    from pretrain.evaluation.approximation_report import approximation_report
+
+    experiment = Experiment(
+        variants=tuple(variants.split(",")),
+        widths=_ascending("--widths", widths),
+        depths=_ascending("--depths", depths),
+        seeds=seeds,
+        steps=steps,
+        learning_rate=learning_rate,
+    )
+    _finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
+
+
+def _ascending(option: str, text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or min(values) < 1 or list(values) != sorted(set(values)):
+        raise UserError(f"{option} is '{text}': give whole numbers in ascending order, such as 16,32,64")
+    return values
+
+
+@contextmanager
+def _loaded(
+    runs: Sequence[Path],
+) -> Iterator[tuple[Iterator[TrainedModel], list[str], ParallelContext]]:
+    """The runs' models, one in memory at a time, with their group names; everything refused at once first."""
+    from megatron_patches.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    from pretrain.evaluation.groups import group_names
+    from pretrain.evaluation.work import Work
+    from pretrain.finished_run import read_finished_run
+    from pretrain.trained_model import load_trained_model, one_process
+
+    found = [read_finished_run(path) for path in runs]
+    groups = group_names(found)
+    fingerprints = {run.data_fingerprint for run in found}
+    if len(fingerprints) > 1:
+        raise UserError(
+            "these runs were trained on different data, so they have no held-out text in common; "
+            "evaluate runs of one data set together"
+        )
+    with one_process() as context, Work(len(runs)) as work:
+
+        def models() -> Iterator[TrainedModel]:
+            for run in found:
+                work.begin(run.name)
+                yield load_trained_model(run.path, context)
+
+        yield models(), groups, context
+
+
+def _finish(report: Report, out: Path) -> None:
+    from rich.console import Console
+
+    from pretrain.evaluation.report import print_report, write_report
+
+    path = write_report(report, out)
+    print_report(report, Console())
+    typer.echo(f"written: {path}")

@@ -1,0 +1,56 @@
+"""Progress of an evaluation on standard error: a bar on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Work:
+    """So many pieces of work, shown while it is entered as a context.
+
+    Args:
+        seconds_between_lines: in a log file, the least time between two lines.
+    """
+
+    def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:
+        self._console = Console(file=sys.stderr)
+        self._pieces = pieces
+        self._done = 0
+        self._pause = seconds_between_lines
+        self._last = -seconds_between_lines
+        self._bar = Progress(
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=pieces)
+
+    def __enter__(self) -> Work:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def begin(self, what: str) -> None:
+        """The next piece begins."""
+        self._bar.update(self._task, completed=self._done, description=what)
+        self._done += 1
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._last >= self._pause:
+            self._last = now
+            self._console.print(
+                f"{self._done}/{self._pieces}: {what}", soft_wrap=True, markup=False, highlight=False
+            )
