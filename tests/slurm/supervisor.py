@@ -81,7 +81,7 @@ class Supervisor:
             _run("ip", "link", "set", f"to-{node}", "down")
         doomed = []
         for process in self._family():
-            environment = _environment(process)
+            environment = environment_of(process)
             if node in (environment.get(NODE_MARK), environment.get("SLURMD_NODENAME")):
                 process.suspend()
                 doomed.append(process)
@@ -96,7 +96,7 @@ class Supervisor:
 
     def _family(self) -> list[psutil.Process]:
         mark = self.environment["SLURM_CONF"]
-        found = [p for p in psutil.process_iter() if _environment(p).get("SLURM_CONF") == mark]
+        found = [p for p in psutil.process_iter() if environment_of(p).get("SLURM_CONF") == mark]
         me = os.getpid()
         return [p for p in found if p.pid != me]
 
@@ -163,11 +163,17 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def _environment(process: psutil.Process) -> dict[str, str]:
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Its variables; none if it is gone.
+
+    Not psutil's: slurmstepd writes its title over the first of them, and psutil stops at the zeros there.
+    """
     try:
-        return process.environ()
-    except (psutil.Error, OSError):
+        block = Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
         return {}
+    entries = [entry.partition(b"=") for entry in block.split(b"\0") if b"=" in entry]
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, _, value in entries}
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.ranks import ROOT, rank_environment
 from tests.slurm.cluster import require_slurm, wait_until
 from tests.slurm.drills import Drills
+from tests.slurm.supervisor import environment_of
 
 HARNESS = """
 import time
@@ -47,7 +48,7 @@ def test_nothing_is_left_when_the_tests_are_killed(mode: str) -> None:
         directory = Path(harness.stdout.readline().strip())
         assert directory.is_dir()
         daemons = 4  # munged, slurmctld, two slurmd; the rest are the job's
-        wait_until(lambda: len(_processes_of(directory)) > daemons + 2, "the job's processes", 60)
+        wait_until(lambda: len(_processes_of(directory)) > daemons + 4, "the job's processes", 60)
     finally:
         harness.kill()
         harness.wait()
@@ -57,11 +58,5 @@ def test_nothing_is_left_when_the_tests_are_killed(mode: str) -> None:
 
 
 def _processes_of(directory: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(directory) in process.environ().get("SLURM_CONF", ""):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+    mark = str(directory / "slurm.conf")
+    return [p for p in psutil.process_iter() if environment_of(p).get("SLURM_CONF") == mark]
