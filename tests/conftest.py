@@ -41,6 +41,6 @@ def data_pipeline(*arguments: object) -> None:
     """Run `python -m data_pipeline ARGUMENTS`."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr

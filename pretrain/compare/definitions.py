@@ -32,7 +32,6 @@ def definitions(comparisons: int) -> list[str]:
         "rate's warm-up. The coefficient of variation is sd / mean over a run's steps. A spike is a norm "
         f"above {convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
         "before it.",
-        "it.",
         "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
         f"{share(convergence.WARM_UP)}. By formula, a step would take time in proportion to its executed "
         "FLOPs. Runs made one after the other share a machine with different company: "
