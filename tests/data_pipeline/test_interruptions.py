@@ -48,6 +48,8 @@ def start(arguments: list[str], out: Path, new_session: bool = False) -> subproc
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=new_session,
+        # A shell starts background jobs with Ctrl-C ignored, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
 
 
