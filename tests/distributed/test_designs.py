@@ -115,7 +115,7 @@ def test_the_audit_agrees_with_the_formulas_under_every_layout(reports, design):
 @pytest.mark.parametrize("design", DESIGNS)
 def test_memory_is_what_the_formulas_of_compare_say(reports, runs, design):
     """ZeRO pads each rank's part of a group, which is much for models this small."""
-    for layout in RUNS:
+    for layout in (layout for name, layout in CASES if name == design):
         run = read_finished_run(runs / run_name(design, layout))
         theory = expected_cost(run)
         assert theory is not None and theory.trainable_parameters == run.trainable_parameters
