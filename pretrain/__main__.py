@@ -10,8 +10,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from pretrain.evaluation.verbs import evaluate
-from pretrain.resilience import StopSignals
-from pretrain.sweep_verb import sweep
+from pretrain.ranks.signals import StopSignals
+from pretrain.sweep.verb import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,8 +52,8 @@ def train(
     from megatron_patches.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.config import load_config
-    from pretrain.loop import train as run_training
+    from pretrain.config.tree import load_config
+    from pretrain.training.loop import train as run_training
 
     run_training(load_config(config, overrides or []), signals)
     signals.ignore()
@@ -65,7 +65,7 @@ def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
 
     Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
     """
-    from pretrain.show import render_show
+    from pretrain.config.show import render_show
 
     typer.echo(render_show(config, overrides or []))
 
@@ -96,7 +96,7 @@ def compare(
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.console import print_comparison
     from pretrain.compare.files import write_comparison
-    from pretrain.finished_run import holds_no_run
+    from pretrain.runs.finished import holds_no_run
 
     found = [run for run in runs if not holds_no_run(run)] or runs
     comparison = compare_runs(found, baseline, subject or [])
@@ -140,7 +140,7 @@ def doctor(
     Example: srun python -m pretrain doctor large --report doctor.json
     """
     if local_ranks:
-        from pretrain.launch import launch_local_ranks
+        from pretrain.ranks.launch import launch_local_ranks
 
         arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--local-ranks=")]
         if "--local-ranks" in arguments:
@@ -166,9 +166,9 @@ app.command()(sweep)
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
     """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
-    from pretrain.config import load_config
-    from pretrain.inputs import check_inputs
-    from pretrain.launch import launch_local_ranks
+    from pretrain.config.tree import load_config
+    from pretrain.data.inputs import check_inputs
+    from pretrain.ranks.launch import launch_local_ranks
 
     check_inputs(load_config(config, overrides), ranks)
     command = [sys.executable, "-m", "pretrain", "train", config, *overrides]

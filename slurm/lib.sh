@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What every job script of this directory shares. Sourced, never run; decisions are Python's (pretrain/segments.py).
+# What every job script of this directory shares. Sourced, never run; decisions are Python's (pretrain/job/segments.py).
 #
 # Settings are environment variables, from `VAR=… sbatch …`, or from the site file (slurm/site.sh, see site.example.sh; a
 # variable that is already set wins over the site file if the site file writes it as `: "${VAR:=value}"`). A list is

@@ -49,7 +49,7 @@ def rank_environment() -> dict[str, str]:
 def _main() -> None:
     if len(sys.argv) == 5:
         ranks, target, payload, result = sys.argv[1:]
-        from pretrain.launch import launch_local_ranks
+        from pretrain.ranks.launch import launch_local_ranks
 
         command = [sys.executable, "-m", "tests.ranks", target, payload, result]
         sys.exit(launch_local_ranks(command, int(ranks)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pretrain.compare.labels import Groups, settings_of, text_of
 from pretrain.errors import UserError
-from pretrain.finished_run import FinishedRun
+from pretrain.runs.finished import FinishedRun
 
 # Settings that name or place a run, or are what is compared; everything else that differs is reported.
 _EXPECTED_TO_DIFFER = (

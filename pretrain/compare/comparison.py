@@ -24,7 +24,7 @@ from pretrain.compare.significance import (
 )
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.errors import UserError
-from pretrain.finished_run import FinishedRun, read_finished_run
+from pretrain.runs.finished import FinishedRun, read_finished_run
 
 
 @dataclass(frozen=True)

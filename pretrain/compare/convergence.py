@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretrain.compare.significance import Spread, spread
-from pretrain.finished_run import FinishedRun
-from pretrain.run_curves import Floats, RunCurves
+from pretrain.runs.curves import Floats, RunCurves
+from pretrain.runs.finished import FinishedRun
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 SMOOTHING = 0.05

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.compare.convergence import WARM_UP
-from pretrain.finished_run import FinishedRun
-from pretrain.run_curves import Floats, RunCurves
+from pretrain.runs.curves import Floats, RunCurves
+from pretrain.runs.finished import FinishedRun
 
 
 @dataclass(frozen=True)

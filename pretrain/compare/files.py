@@ -17,7 +17,7 @@ from pretrain.compare.comparison import ComparedRun, Comparison, Variant
 from pretrain.compare.overlay import link_event_files
 from pretrain.compare.plots import write_plots
 from pretrain.compare.report import report_markdown
-from pretrain.run_directory import write_json, write_text_atomically
+from pretrain.runs.directory import write_json, write_text_atomically
 
 
 def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.finished_run import FinishedRun
+from pretrain.runs.finished import FinishedRun
 
 _NOT_IN_A_LABEL = {"variant", "adapters", "seed"}
 

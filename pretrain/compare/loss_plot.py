@@ -16,7 +16,7 @@ from pretrain.compare.convergence import SMOOTHING, smoothed_loss
 from pretrain.compare.labels import Group
 from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, WIDTH, style_of
 from pretrain.compare.text import share
-from pretrain.run_curves import Floats
+from pretrain.runs.curves import Floats
 
 _POINTS = 400
 _MOST_BANDS = 3

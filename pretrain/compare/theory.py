@@ -22,16 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_patches.errors import MethodError
-from pretrain.config import Config, parse_config
-from pretrain.counting import (
+from pretrain.config.counting import (
     count_attention,
     count_parameters,
     executed_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.config.phases import Phase, phases_of
+from pretrain.config.tree import Config, parse_config
 from pretrain.errors import UserError
-from pretrain.finished_run import FinishedRun
-from pretrain.phases import Phase, phases_of
+from pretrain.runs.finished import FinishedRun
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _ADAM_MOMENTS = 8

@@ -23,12 +23,12 @@ from data_pipeline.manifest import expected_files, file_problem
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role, rows_of_heads
 from megatron_patches.policy import QKPolicy
 from megatron_patches.shards import head_digests, split_heads
-from pretrain.config import Config, load_config
-from pretrain.counting import checkpoint_bytes, count_attention, count_parameters
+from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
+from pretrain.config.tree import Config, load_config
+from pretrain.data.inputs import check_inputs
 from pretrain.doctor.meeting import Place, bounded
-from pretrain.inputs import check_inputs
-from pretrain.model import DTYPES, recipe_of
-from pretrain.run_directory import package_versions
+from pretrain.model.build import DTYPES, recipe_of
+from pretrain.runs.directory import package_versions
 
 SHM_FOR_NCCL = 1 << 30
 """NVIDIA's advice for containers (Docker gives 64 MiB): NCCL exchanges through it within a node."""

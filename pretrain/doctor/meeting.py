@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from pretrain.distributed import LaunchEnvironment, wait_for_first_rank
 from pretrain.errors import UserError
+from pretrain.ranks.groups import LaunchEnvironment, wait_for_first_rank
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, name_ranks
-from pretrain.run_directory import write_json
+from pretrain.runs.directory import write_json
 
 MIN_WIDTH = 150
 CHECKS = ("gpus", "all-reduce", "disk", "shm", "clock", "data", "bank")

@@ -22,13 +22,13 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 
 from megatron_patches.freeze import parameter_groups
 from megatron_patches.initialize import normal_rows
-from pretrain.config import Config, load_config
-from pretrain.distributed import ParallelContext
+from pretrain.config.schedule import learning_rate
+from pretrain.config.tree import Config, load_config
 from pretrain.errors import UserError
+from pretrain.evaluation.trained_model import one_process
 from pretrain.evaluation.work import Work
-from pretrain.model import build_model
-from pretrain.schedule import learning_rate
-from pretrain.trained_model import one_process
+from pretrain.model.build import build_model
+from pretrain.ranks.groups import ParallelContext
 
 LENGTH, BATCH, TEST_SEQUENCES = 32, 32, 512
 BANDWIDTH = 0.3

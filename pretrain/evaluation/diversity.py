@@ -16,7 +16,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.heads import attention_observed, head_weights
-from pretrain.data import RunData
+from pretrain.data.open import RunData
 from pretrain.evaluation.measures import (
     between_heads,
     entropy,
@@ -25,8 +25,8 @@ from pretrain.evaluation.measures import (
     principal_angles,
     row_cosines,
 )
-from pretrain.model import token_losses
-from pretrain.packing import document_layout
+from pretrain.model.build import token_losses
+from pretrain.model.packing import document_layout
 
 
 @dataclass(frozen=True)

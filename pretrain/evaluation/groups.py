@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.finished_run import FinishedRun
+from pretrain.runs.finished import FinishedRun
 
 _SECTIONS = ("model", "attention", "optimizer", "schedule", "data", "precision")
 _NOT_THE_METHOD = (

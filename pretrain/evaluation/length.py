@@ -16,9 +16,9 @@ import torch
 from data_pipeline.samples import ValidationSamples
 from megatron_patches.heads import has_queries_and_keys
 from pretrain.errors import UserError
-from pretrain.model import token_losses
-from pretrain.packing import document_layout
-from pretrain.trained_model import TrainedModel
+from pretrain.evaluation.trained_model import TrainedModel
+from pretrain.model.build import token_losses
+from pretrain.model.packing import document_layout
 
 FACTORS = (0.5, 1.0, 1.5)
 _BLOCKS_PER_SPAN = {0.5: 6, 1.0: 3, 1.5: 2}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from pretrain.run_directory import write_json, write_text_atomically
+from pretrain.runs.directory import write_json, write_text_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,9 +12,9 @@ import typer
 from pretrain.errors import UserError
 
 if TYPE_CHECKING:
-    from pretrain.distributed import ParallelContext
     from pretrain.evaluation.report import Report
-    from pretrain.trained_model import TrainedModel
+    from pretrain.evaluation.trained_model import TrainedModel
+    from pretrain.ranks.groups import ParallelContext
 
 evaluate = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +42,7 @@ def diversity(
     with _loaded(runs) as (models, groups, context):
         from pretrain.evaluation.diversity import RunDiversity, measure_diversity
         from pretrain.evaluation.diversity_report import Limits, diversity_report
-        from pretrain.model import build_model
+        from pretrain.model.build import build_model
 
         measured = []
         for trained, group in zip(models, groups, strict=True):
@@ -140,9 +140,9 @@ def _loaded(
 
     silence_expected_warnings()
     from pretrain.evaluation.groups import group_names
+    from pretrain.evaluation.trained_model import load_trained_model, one_process
     from pretrain.evaluation.work import Work
-    from pretrain.finished_run import read_finished_run
-    from pretrain.trained_model import load_trained_model, one_process
+    from pretrain.runs.finished import read_finished_run
 
     found = [read_finished_run(path) for path in runs]
     groups = group_names(found)

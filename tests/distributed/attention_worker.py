@@ -21,7 +21,7 @@ from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import bank_recipe, policy_for
 from megatron_patches.shards import layer_shard
 from megatron_patches.streams import normal_rows
-from pretrain.distributed import (
+from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,

@@ -17,16 +17,16 @@ from data_pipeline.samples import TrainingSamples
 from megatron_patches.errors import MethodError
 from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
 from megatron_patches.shards import digest
-from pretrain.checkpoint import Progress
-from pretrain.config import Config, load_config
-from pretrain.counting import count_attention, count_parameters
-from pretrain.distributed import LaunchEnvironment, initialize_distributed, shutdown_distributed
-from pretrain.engine import wrap_model
-from pretrain.loop import train_step
-from pretrain.model import build_model, token_losses
-from pretrain.resilience import StopSignals
-from pretrain.run import Run, open_run
-from pretrain.schedule import learning_rate
+from pretrain.checkpoint.checkpoints import Progress
+from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.schedule import learning_rate
+from pretrain.config.tree import Config, load_config
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.engine import wrap_model
+from pretrain.training.loop import train_step
+from pretrain.training.open_run import Run, open_run
 
 BANK = "query_key_weight"
 

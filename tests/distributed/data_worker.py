@@ -8,11 +8,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pretrain.config import Config, load_config
-from pretrain.loop import train
-from pretrain.metrics_file import read_metrics
-from pretrain.resilience import StopSignals
-from pretrain.run import open_run
+from pretrain.config.tree import Config, load_config
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train
+from pretrain.training.open_run import open_run
 
 
 def global_batches(payload: dict[str, Any]) -> list[list[list[int]]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pretrain.config import load_config
-from pretrain.counting import count_attention, count_parameters
-from pretrain.loop import train
-from pretrain.metrics_file import read_metrics
-from pretrain.phases import phases_of
-from pretrain.resilience import StopSignals
+from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.phases import phases_of
+from pretrain.config.tree import load_config
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train
 
 
 def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,16 +14,16 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.heads import attention_observed, head_weights
-from pretrain.checkpoint import complete_checkpoints
-from pretrain.config import Config, load_config
-from pretrain.distributed import ParallelContext
+from pretrain.checkpoint.checkpoints import complete_checkpoints
+from pretrain.config.tree import Config, load_config
 from pretrain.errors import UserError
 from pretrain.evaluation.approximation import Experiment, run_experiment
-from pretrain.loop import train
-from pretrain.model import build_model, token_losses
-from pretrain.packing import document_layout
-from pretrain.resilience import StopSignals
-from pretrain.trained_model import load_trained_model, one_process
+from pretrain.evaluation.trained_model import load_trained_model, one_process
+from pretrain.model.build import build_model, token_losses
+from pretrain.model.packing import document_layout
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.loop import train
 
 
 def train_all(payload: dict[str, Any]) -> list[str]:

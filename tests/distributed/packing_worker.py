@@ -8,16 +8,16 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.freeze import reduce_partial_gradients
-from pretrain.config import Config, load_config
-from pretrain.distributed import (
+from pretrain.config.tree import Config, load_config
+from pretrain.model.build import build_model, token_losses
+from pretrain.model.packing import document_layout
+from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     set_seeds,
     shutdown_distributed,
 )
-from pretrain.model import build_model, token_losses
-from pretrain.packing import document_layout
 from tests.tiny import tiny_overrides
 
 EOD = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import load_config
-from pretrain.loop import train
-from pretrain.metrics_file import read_metrics
-from pretrain.resilience import StopSignals
+from pretrain.config.tree import load_config
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train
 
 
 def train_all(payload: dict[str, Any]) -> list[dict[str, list[float]]]:

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from megatron_patches.freeze import parameter_groups
-from pretrain.config import Config, load_config
-from pretrain.loop import train
-from pretrain.metrics_file import read_metrics
-from pretrain.model import build_model, token_losses
-from pretrain.resilience import StopSignals
-from pretrain.run import open_run
-from pretrain.schedule import learning_rate
+from pretrain.config.schedule import learning_rate
+from pretrain.config.tree import Config, load_config
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train
+from pretrain.training.open_run import open_run
 
 TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
 

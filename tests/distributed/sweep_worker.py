@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from megatron_patches.shards import digest
-from pretrain.config import Config, load_config
-from pretrain.run import open_run
+from pretrain.config.tree import Config, load_config
+from pretrain.training.open_run import open_run
 
 BATCHES = 3
 

@@ -23,18 +23,18 @@ from megatron_patches.install import gpt_block_spec
 from megatron_patches.policy import policy_for, score_recipe
 from megatron_patches.shards import digest
 from megatron_patches.streams import normal_rows
-from pretrain.config import load_config
-from pretrain.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
-from pretrain.distributed import (
+from pretrain.config.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
+from pretrain.config.tree import load_config
+from pretrain.model.build import token_losses
+from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     set_seeds,
     shutdown_distributed,
 )
-from pretrain.loop import train
-from pretrain.model import token_losses
-from pretrain.resilience import StopSignals
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.loop import train
 from tests.distributed.attention_worker import OperationLog, full_weights, worst_difference
 
 HIDDEN, HEADS, HEAD_DIM, LENGTH, BATCH, RANK, SEED = 40, 4, 6, 12, 3, 5, 7

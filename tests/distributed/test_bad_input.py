@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import data_pipeline
-from tests.runs import (
+from tests.command_line import (
     assert_refused,
     cli,
     deterministic_metrics,
@@ -22,6 +21,7 @@ from tests.runs import (
     started,
     wait_until,
 )
+from tests.conftest import data_pipeline
 from tests.tiny import tiny_overrides
 
 Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pretrain.compare.theory import expected_cost
-from pretrain.finished_run import read_finished_run
+from pretrain.runs.finished import read_finished_run
+from tests.command_line import checkpoint_tensors, equal
 from tests.conftest import make_shards
 from tests.distributed.designs import DESIGNS, STEPS, design_overrides
 from tests.ranks import run_ranks
-from tests.runs import checkpoint_tensors, equal
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 SINGLE = (1, 1, False, 1)

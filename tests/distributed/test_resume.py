@@ -9,7 +9,7 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.runs import (
+from tests.command_line import (
     checkpoint_tensors,
     deterministic_metrics,
     equal,

@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pretrain.config_file import dump_yaml, parse_overrides
-from pretrain.sweep_grid import expand, read_grid
+from pretrain.config.text import dump_yaml, parse_overrides
+from pretrain.sweep.grid import expand, read_grid
+from tests.command_line import cli, files_under, logged_steps, wait_until
 from tests.ranks import ROOT, rank_environment, run_ranks
-from tests.runs import cli, files_under, logged_steps, wait_until
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)

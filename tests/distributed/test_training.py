@@ -9,11 +9,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pretrain.compare.comparison import compare_runs
 from pretrain.compare.theory import expected_cost
-from pretrain.finished_run import read_finished_run
-from pretrain.metrics_file import read_metrics
+from pretrain.runs.finished import read_finished_run
+from pretrain.runs.metrics_file import read_metrics
+from tests.command_line import logged_steps
+from tests.fabricated_runs import write_run
 from tests.ranks import run_ranks
-from tests.run_files import write_run
-from tests.runs import logged_steps
 from tests.tiny import tiny_overrides
 
 VARIED = {  # each trains 2 steps on one rank

@@ -14,19 +14,19 @@ from data_pipeline.errors import DataError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.samples import TrainingSamples, ValidationSamples
 from megatron_patches.freeze import frozen_layers
-from pretrain.config import Config, load_config
-from pretrain.distributed import (
+from pretrain.config.tree import Config, load_config
+from pretrain.errors import UserError
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     shutdown_distributed,
 )
-from pretrain.errors import UserError
-from pretrain.held_out import held_out_losses
-from pretrain.loop import train
-from pretrain.model import build_model, token_losses
-from pretrain.resilience import StopSignals
-from pretrain.run import open_run
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.held_out import held_out_losses
+from pretrain.training.loop import train
+from pretrain.training.open_run import open_run
 
 
 def runs_and_models(payload: dict[str, Any]) -> dict[str, Any]:

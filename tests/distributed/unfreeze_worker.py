@@ -16,17 +16,17 @@ from deepspeed.utils import safe_get_full_fp32_param
 from megatron_patches.freeze import frozen_layers, parameter_groups
 from megatron_patches.orthonormal import ROLES
 from megatron_patches.shards import layer_shard
-from pretrain.config import Config, load_config
+from pretrain.config.phases import phase_at
+from pretrain.config.schedule import learning_rate
+from pretrain.config.tree import Config, load_config
 from pretrain.errors import UserError
-from pretrain.loop import train, train_step
-from pretrain.metrics_file import read_metrics
-from pretrain.model import build_model, recipe_of, token_losses
-from pretrain.phases import phase_at
-from pretrain.resilience import StopSignals
-from pretrain.run import Run, open_run
-from pretrain.schedule import learning_rate
-from pretrain.transplant import TrainingState
-from tests.runs import checkpoint_tensors, deterministic_metrics, equal
+from pretrain.model.build import build_model, recipe_of, token_losses
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train, train_step
+from pretrain.training.open_run import Run, open_run
+from pretrain.training.transplant import TrainingState
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
 
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
 

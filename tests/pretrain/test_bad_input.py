@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import assert_refused, cli, train
+from tests.command_line import assert_refused, cli, train
 from tests.tiny import tiny_overrides
 
 REFUSED = {

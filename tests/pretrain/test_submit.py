@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import assert_refused
 from tests.ranks import ROOT, rank_environment
-from tests.runs import assert_refused
 
 
 def submit(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import train
+from tests.command_line import train
 from tests.slurm.cluster import Cluster, require_slurm
 from tests.slurm.drills import Drills, training_overrides
 

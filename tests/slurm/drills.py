@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
 from tests.ranks import ROOT
-from tests.runs import checkpoint_tensors, deterministic_metrics, equal, logged_steps
 from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.tiny import tiny_overrides
 

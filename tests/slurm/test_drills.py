@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import logged_steps
+from tests.command_line import logged_steps
 from tests.slurm.drills import STEPS, Drills, Submitted, assert_finished_like, assert_same_run
 
 pytestmark = pytest.mark.timeout(1500)

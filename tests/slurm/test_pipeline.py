@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from data_pipeline.manifest import read_manifest
+from tests.command_line import cli
 from tests.data_pipeline.helpers import contents
-from tests.runs import cli
 from tests.slurm.cluster import wait_until
 from tests.slurm.drills import STEPS, Drills, assert_same_run, training_overrides
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from tests.runs import assert_refused
+from tests.command_line import assert_refused
 from tests.slurm.cluster import Cluster
 
 SITE = {"ORA_SITE": "/dev/null"}

@@ -14,10 +14,10 @@ import time
 
 
 class Wrap:
-    """Finds `pretrain.loop` as usual, and puts `held` around its train_step."""
+    """Finds `pretrain.training.loop` as usual, and puts `held` around its train_step."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "pretrain.loop":
+        if name != "pretrain.training.loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

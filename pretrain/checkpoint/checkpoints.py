@@ -1,0 +1,206 @@
+"""Save, find, check and load checkpoints; regenerate and compare the frozen bank; keep the last few.
+
+A checkpoint is DeepSpeed's directory plus `checkpoint.json` (what run it belongs to, and the recipe and
+digests of the frozen bank, never the bank itself). It counts only once its COMPLETE marker is there, which
+names every file and its size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from data_pipeline.blend import Blend
+from megatron_patches.freeze import frozen_layers
+from megatron_patches.shards import head_digests, role_digest
+from pretrain.checkpoint.identity import accept_identity, run_identity
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
+from pretrain.runs.directory import MARKER, complete_checkpoints, write_text_atomically
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come; all else that resume needs follows from this, the config and the weights."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+
+    def after_step(self, config: Config) -> Progress:
+        """One optimizer step further. Tokens are counted apart: the sequence length may change on the way."""
+        return Progress(
+            self.step + 1,
+            self.consumed_samples + config.data.global_batch_size,
+            self.consumed_tokens + config.tokens_per_step,
+        )
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        bank: digests of this run's frozen bank, `bank_digests(...)`.
+        blend: the training data.
+
+    Attributes:
+        changes: what `resume` found different about the data, and data.allow_change permits.
+    """
+
+    def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], blend: Blend) -> None:
+        self.directory = config.run_path / "checkpoints"
+        self.config = config
+        self.blend = blend
+        self.keep_last = config.checkpoint.keep_last
+        self.context = context
+        self.use_bank(bank)
+        self.allow_data_change = config.data.allow_change
+        self.changes: list[str] = []
+
+    def use_bank(self, bank: dict[str, str]) -> None:
+        """Say from now on that the run's frozen bank is this one."""
+        self.identity = run_identity(self.config, self.context, bank, self.blend)
+
+    def newest(self) -> Path | None:
+        """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
+        return next(iter(complete_checkpoints(self.directory)), None)
+
+    def resume(self, engine: Any, newest: Path | None) -> Progress:
+        """Load a checkpoint of `find_newest_checkpoint` into `engine` (collective); None: start from step 0.
+
+        Raises:
+            UserError: the checkpoint belongs to another model, bank, data or layout, or a file of it is
+                damaged.
+        """
+        if newest is None:
+            return Progress()
+        check_files(newest)
+        saved = read_identity(newest)
+        self.changes = accept_identity(str(newest), saved, self.identity, self.allow_data_change)
+        path, client_state = engine.load_checkpoint(
+            str(self.directory), tag=newest.name, load_lr_scheduler_states=False
+        )
+        if path is None:
+            raise UserError(
+                f"DeepSpeed could not load {newest}; remove that directory to resume from the one before"
+            )
+        return Progress(**client_state["progress"])
+
+    def save(self, engine: Any, progress: Progress) -> Path:
+        """Write every file of a checkpoint (collective). It does not count until `commit`."""
+        path = self.directory / f"step_{progress.step:08d}"
+        if self.context.is_first and path.exists():  # left by a run that was killed while saving
+            shutil.rmtree(path)
+        dist.barrier()
+        client_state = {"progress": asdict(progress)}
+        engine.save_checkpoint(
+            str(self.directory), tag=path.name, client_state=client_state, save_latest=False
+        )
+        if self.context.is_first:
+            write_text_atomically(path / "checkpoint.json", json.dumps(self.identity, indent=1))
+        dist.barrier()
+        return path
+
+    def commit(self, path: Path) -> None:
+        """Declare a saved checkpoint complete and remove the oldest ones (rank 0; the others do nothing)."""
+        if not self.context.is_first:
+            return
+        files = {str(f.relative_to(path)): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
+        for name in files:
+            _fsync(path / name)
+        write_text_atomically(path / MARKER, json.dumps(files, indent=1))
+        write_text_atomically(self.directory / "latest", path.name + "\n")
+        for old in complete_checkpoints(self.directory)[max(1, self.keep_last) :]:
+            (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
+            shutil.rmtree(old)
+
+
+def find_newest_checkpoint(config: Config) -> tuple[Path | None, int]:
+    """The newest complete checkpoint and the step it was saved after; None and 0 without one (collective).
+
+    Raises:
+        UserError: on every rank, if they see different ones.
+    """
+    newest = next(iter(complete_checkpoints(config.run_path / "checkpoints")), None)
+    require_equal_on_all_ranks(
+        "the newest complete checkpoint",
+        str(newest),
+        "make the run directory visible and identical on every node",
+    )
+    return newest, int(newest.name.removeprefix("step_")) if newest is not None else 0
+
+
+def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
+    """SHA-256 of the live frozen bank for every (layer, role), independent of the layout (collective).
+
+    Raises:
+        UserError: on every rank, if two ranks hold different banks.
+    """
+    own: dict[tuple[int, str], dict[int, str]] = {}
+    for _, layer in frozen_layers(model):
+        for role, heads, weight in layer.frozen_shards():
+            rows = weight.size(0) // max(1, len(heads))
+            digests = head_digests(weight.cpu(), rows) if heads else []
+            own[layer.layer, role] = dict(zip(heads, digests, strict=True))
+    shards: list[Any] = [None] * context.tensor_parallel_size
+    dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
+    bank = {}
+    for place in own:
+        by_head = {head: digest for shard in shards for head, digest in shard[place].items()}
+        layer_number, role = place
+        bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
+    require_equal_on_all_ranks(
+        "the frozen Query/Key bank",
+        json.dumps(bank),
+        "give every rank the same config, numpy version and CPU kind",
+    )
+    return bank
+
+
+def read_identity(path: Path) -> dict[str, Any]:
+    """What checkpoint.json of the checkpoint `path` says of its run; UserError if it cannot be read."""
+    file = path / "checkpoint.json"
+    try:
+        saved: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{file} cannot be read ({error}); remove {path} to resume from an older one"
+        ) from error
+    if not {"keys", "data", "frozen_bank"} <= saved.keys():
+        raise UserError(
+            f"{file} was written by another version of this program; choose another run.name to start afresh"
+        )
+    return saved
+
+
+def check_files(path: Path) -> None:
+    """UserError if a file of the checkpoint `path` is missing or has another size than its marker says."""
+    try:
+        files = json.loads((path / MARKER).read_text())
+    except ValueError as error:
+        raise UserError(
+            f"{path / MARKER} is damaged ({error}); remove {path} to resume from an older checkpoint"
+        ) from error
+    for name, size in files.items():
+        file = path / name
+        if not file.is_file() or file.stat().st_size != size:
+            found = f"{file.stat().st_size} bytes" if file.is_file() else "missing"
+            raise UserError(
+                f"{file} is {found}, but was saved with {size} bytes; "
+                f"remove {path} to resume from an older checkpoint"
+            )
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,12 @@
+"""What a run is: one typed, frozen tree, from YAML and dotted overrides.
+
+tree        the whole configuration, and how it is loaded
+sections    its sections; `attention` is one of them, `types` their common ground
+text        YAML, overrides, and where each value came from
+refusals    combinations that cannot be
+deepspeed   the dictionary that DeepSpeed is given
+phases      when a run begins to train more
+schedule    learning rate as a function of the step
+counting    parameters and FLOPs as formulas
+show        the verb of that name
+"""

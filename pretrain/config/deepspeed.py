@@ -1,0 +1,237 @@
+"""Our configuration -> the dictionary DeepSpeed is given: a JSON, the user's overrides, the keys we own.
+
+Leans on DeepSpeed 0.19: its key names, and what it does with data types at each ZeRO stage (see
+`ds_configs/README.md`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrain.config.tree import Config
+
+# Top-level keys that DeepSpeed reads and this program leaves to the user.
+PASSED_ON = frozenset(
+    {
+        "aio",
+        "bf16",
+        "checkpoint",
+        "comet",
+        "comms_logger",
+        "communication_data_type",
+        "csv_monitor",
+        "data_types",
+        "disable_allgather",
+        "dump_state",
+        "flops_profiler",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "gradient_predivide_factor",
+        "log_level",
+        "memory_breakdown",
+        "prescale_gradients",
+        "steps_per_print",
+        "tensorboard",
+        "timers",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "wall_clock_breakdown",
+        "wandb",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization",
+    }
+)
+
+_NO_EFFECT = "this program's own loop and model would not use it; remove it"
+# Top-level keys that DeepSpeed reads and this program cannot honour, with the reason.
+REFUSED = {
+    "optimizer": "the optimizer is built from this program's section 'optimizer'; remove it",
+    "scheduler": "the learning rate is set from this program's section 'schedule'; remove it",
+    "fp16": "set precision.dtype, which knows fp32 and bf16; remove it",
+    "bfloat16": "write it as 'bf16', or set precision.dtype; remove it",
+    "torch_autocast": "precision.dtype sets the compute type; remove it",
+    "tensor_parallel": "set parallel.tensor_model_parallel_size; remove it",
+    "managed_gradient_accumulation": "the loop relies on DeepSpeed's own gradient accumulation; remove it",
+    "gradient_allreduce_op": "gradients must be averaged over ranks, not summed; remove it",
+    "seq_parallel_communication_data_type": _NO_EFFECT,
+    "activation_checkpointing": _NO_EFFECT,
+    "autotuning": _NO_EFFECT,
+    "compile": _NO_EFFECT,
+    "data_efficiency": _NO_EFFECT,
+    "dataloader_drop_last": _NO_EFFECT,
+    "datastates_ckpt": _NO_EFFECT,
+    "expert_parallel": _NO_EFFECT,
+    "hybrid_engine": _NO_EFFECT,
+    "pipeline": _NO_EFFECT,
+    "sequence_parallel_size": _NO_EFFECT,
+    "use_data_before_expert_parallelism": _NO_EFFECT,
+    "weight_quantization": _NO_EFFECT,
+}
+
+_OFFLOAD = "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
+# The same for keys inside a section: the one value that does no harm, and the reason for refusing any other.
+REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
+    ("zero_optimization", "offload_optimizer"): (False, _OFFLOAD),
+    ("zero_optimization", "offload_param"): (False, _OFFLOAD),
+    ("zero_optimization", "cpu_offload"): (False, _OFFLOAD),
+    ("zero_optimization", "cpu_offload_param"): (False, _OFFLOAD),
+    ("zero_optimization", "zenflow"): (False, _OFFLOAD),
+    ("zero_optimization", "compute_grad_norm"): (
+        True,
+        "the gradient norm is recorded at every step; remove it",
+    ),
+    ("zero_optimization", "elastic_checkpoint"): (
+        False,
+        "a run resumes at the layout it was saved at; remove it",
+    ),
+    ("checkpoint", "load_universal"): (
+        False,
+        "a run resumes at the layout it was saved at; under ZeRO-3 DeepSpeed would load wrong weights "
+        "without a word; remove it",
+    ),
+}
+
+
+def zero_stage(config: Config) -> int:
+    """The ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
+
+    Raises:
+        UserError: as `deepspeed_settings`.
+    """
+    stage = deepspeed_settings(config).get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise UserError(f"deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
+    return int(stage)
+
+
+def deepspeed_settings(config: Config) -> dict[str, Any]:
+    """The JSON that `deepspeed.config` names, overrides merged in, names checked, nothing filled in.
+
+    Raises:
+        UserError: no such JSON, not JSON, a key DeepSpeed does not know, or one this program cannot honour.
+    """
+    settings = _merge(_read(config.deepspeed.config), config.deepspeed.overrides)
+    for key in settings:
+        if key in REFUSED:
+            raise UserError(f"deepspeed key '{key}': {REFUSED[key]}")
+        if key not in PASSED_ON:
+            close = difflib.get_close_matches(key, sorted(PASSED_ON), n=1, cutoff=0.5)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise UserError(f"deepspeed key '{key}' is not one that DeepSpeed knows{hint}")
+    for section in ("zero_optimization", "bf16", "data_types", "checkpoint"):
+        if not isinstance(settings.get(section, {}), Mapping):
+            raise UserError(
+                f"deepspeed key '{section}' is {settings[section]!r}; it must hold keys of its own"
+            )
+    for (section, key), (harmless, reason) in REFUSED_INSIDE.items():
+        if settings.get(section, {}).get(key) not in (None, harmless):
+            raise UserError(f"deepspeed key '{section}.{key}': {reason}")
+    return settings
+
+
+def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
+    """What `deepspeed.initialize(config=...)` is given.
+
+    Args:
+        world_size: ranks in total, over tensor and data parallelism.
+
+    Raises:
+        UserError: as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it.
+    """
+    settings = filled_settings(config, world_size)
+    _check_zero_section(settings.get("zero_optimization", {}))
+    return settings
+
+
+def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
+    """`deepspeed_settings` and the keys that follow from our configuration; does not import DeepSpeed.
+
+    Raises:
+        UserError: as `deepspeed_settings`, or a key contradicts our configuration.
+    """
+    settings = deepspeed_settings(config)
+    for path, (value, ours) in owned_keys(config, world_size).items():
+        place = settings
+        for part in path[:-1]:
+            place = place.setdefault(part, {})
+        if place.get(path[-1], value) != value:
+            raise UserError(
+                f"deepspeed key '{'.'.join(path)}' is {place[path[-1]]!r} but {ours} gives {value!r}; "
+                "remove the key from the DeepSpeed settings"
+            )
+        place[path[-1]] = value
+    # DeepSpeed would round fp32 sums to bf16 for the reduction over data-parallel ranks.
+    settings.setdefault("communication_data_type", config.precision.grad_accum_dtype)
+    return settings
+
+
+def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
+    """DeepSpeed keys that follow from our configuration: path -> (value, what of ours it comes from)."""
+    data = config.data
+    return {
+        ("train_batch_size",): (data.global_batch_size, "data.global_batch_size"),
+        ("train_micro_batch_size_per_gpu",): (data.micro_batch_size, "data.micro_batch_size"),
+        ("gradient_accumulation_steps",): (
+            config.gradient_accumulation_steps(world_size),
+            "data.global_batch_size with data.micro_batch_size and the number of data-parallel ranks",
+        ),
+        ("gradient_clipping",): (config.optimizer.gradient_clip, "optimizer.gradient_clip"),
+        ("bf16", "enabled"): (config.precision.dtype == "bf16", f"precision.dtype={config.precision.dtype}"),
+        ("data_types", "grad_accum_dtype"): (config.precision.grad_accum_dtype, "precision.grad_accum_dtype"),
+    }
+
+
+def _read(name_or_path: str) -> dict[str, Any]:
+    shipped = files("ds_configs")
+    names = sorted(entry.name[: -len(".json")] for entry in shipped.iterdir() if entry.name.endswith(".json"))
+    if name_or_path not in names and not Path(name_or_path).is_file():
+        raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {', '.join(names)}")
+    try:
+        if name_or_path in names:
+            settings = json.loads(shipped.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8"))
+        else:
+            settings = json.loads(Path(name_or_path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"deepspeed.config '{name_or_path}' is not readable JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"deepspeed.config '{name_or_path}' must be a JSON object")
+    return settings
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` laid over it, sections merged key by key; neither is modified."""
+    merged = {key: _merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
+    for key, value in changes.items():
+        under = merged.get(key)
+        merged[key] = (
+            _merge(under if isinstance(under, Mapping) else {}, value)
+            if isinstance(value, Mapping)
+            else value
+        )
+    return merged
+
+
+def _check_zero_section(section: Mapping[str, Any]) -> None:
+    """Let DeepSpeed's own model of the section judge it now: later it would be a traceback in every rank."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
+    try:
+        DeepSpeedZeroConfig(**section)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        fields = DeepSpeedZeroConfig.model_fields
+        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
+        close = difflib.get_close_matches(key, known, n=1) if first["type"] == "extra_forbidden" else []
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise UserError(f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}") from None

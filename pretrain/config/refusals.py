@@ -1,0 +1,185 @@
+"""What cannot be: combinations of configuration values that are refused before any process group exists.
+
+Each message is one sentence that names the keys and their values. `check_tree` needs no world size and runs
+whenever a `Config` is made; `check_layout` also judges the number of ranks and the DeepSpeed settings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from megatron_patches.errors import MethodError
+from megatron_patches.policy import bank_recipe, score_recipe
+from megatron_patches.unfreeze import check_unfreeze
+from pretrain.config.deepspeed import filled_settings, zero_stage
+from pretrain.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrain.config.tree import Config
+
+
+def check_tree(config: Config) -> None:
+    """Refuse contradictions between sections.
+
+    Raises:
+        UserError: shapes, parallel sizes, schedule or batch sizes do not go together.
+        MethodError: the Query/Key policy is unknown or impossible at these sizes.
+    """
+    _check_heads(config)
+    _check_tensor_parallel(config)
+    _check_schedule(config)
+    _check_divides(
+        "data.global_batch_size",
+        config.data.global_batch_size,
+        "data.micro_batch_size",
+        config.data.micro_batch_size,
+    )
+    _check_query_key(config)
+
+
+def check_layout(config: Config, world_size: int) -> None:
+    """Refuse what this number of ranks, or DeepSpeed at this ZeRO stage, cannot do.
+
+    Args:
+        world_size: ranks in total, over tensor and data parallelism.
+
+    Raises:
+        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
+    """
+    size = config.parallel.tensor_model_parallel_size
+    if world_size < size:
+        raise UserError(
+            f"too few ranks: parallel.tensor_model_parallel_size={size} needs at least {size} processes, "
+            f"but there {'is' if world_size == 1 else 'are'} {world_size}"
+        )
+    if world_size % size:
+        raise UserError(
+            f"{world_size} processes cannot be divided by parallel.tensor_model_parallel_size={size}; "
+            f"start a multiple of {size}"
+        )
+    ranks = world_size // size
+    if config.data.global_batch_size % (config.data.micro_batch_size * ranks):
+        raise UserError(
+            f"data.global_batch_size={config.data.global_batch_size} is not divisible by "
+            f"data.micro_batch_size={config.data.micro_batch_size} times {ranks} data-parallel ranks; "
+            "change either batch size or the number of processes"
+        )
+    filled_settings(config, world_size)
+    _check_zero_stage(config)
+    _check_unfreeze_stage(config)
+
+
+def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
+    if value % by:
+        raise UserError(f"{name}={value} is not divisible by {by_name}={by}; change one of them")
+
+
+def _check_heads(config: Config) -> None:
+    model = config.model
+    heads = model.num_attention_heads
+    if model.head_dim is None and model.hidden_size % heads:
+        raise UserError(
+            f"model.hidden_size={model.hidden_size} is not divisible by model.num_attention_heads={heads}; "
+            "change one of them or set model.head_dim"
+        )
+    _check_divides("model.num_attention_heads", heads, "model.num_query_groups", config.num_query_groups)
+    if model.position_embedding == "rope" and config.head_dim % 2:
+        raise UserError(
+            f"model.position_embedding=rope rotates pairs and needs an even model.head_dim, "
+            f"not {config.head_dim}; change model.head_dim or use learned positions"
+        )
+
+
+def _check_tensor_parallel(config: Config) -> None:
+    key, size = "parallel.tensor_model_parallel_size", config.parallel.tensor_model_parallel_size
+    if config.num_query_groups < size:
+        raise UserError(
+            f"model.num_query_groups={config.num_query_groups} is smaller than {key}={size}: every "
+            "tensor-parallel rank needs a key/value head of its own; use a smaller tensor-parallel size"
+        )
+    _check_divides("model.num_attention_heads", config.model.num_attention_heads, key, size)
+    _check_divides("model.num_query_groups", config.num_query_groups, key, size)
+    _check_divides("model.vocab_size", config.model.vocab_size, key, size)
+    _check_divides("model.ffn_hidden_size", config.ffn_hidden_size, key, size)
+    if config.parallel.sequence_parallel:
+        if size == 1:
+            raise UserError(
+                f"parallel.sequence_parallel=true has nothing to split at {key}=1; set it to false"
+            )
+        _check_divides(
+            "data.sequence_length",
+            config.data.sequence_length,
+            f"{key} (with parallel.sequence_parallel)",
+            size,
+        )
+
+
+def _check_schedule(config: Config) -> None:
+    schedule, total = config.schedule, config.total_steps
+    given = f"the {total} steps of the run"
+    if schedule.tokens is not None:
+        given += f" (schedule.tokens={schedule.tokens} at {config.tokens_per_step} tokens a step)"
+    if schedule.warmup_steps > total:
+        raise UserError(
+            f"schedule.warmup_steps={schedule.warmup_steps} is more than {given}; warm up for fewer"
+        )
+    decay = total - schedule.warmup_steps
+    if schedule.kind == "cosine_restarts" and schedule.cycles > max(decay, 1):
+        raise UserError(
+            f"schedule.cycles={schedule.cycles} is more than the {decay} steps after warmup; use fewer cycles"
+        )
+
+
+def _check_query_key(config: Config) -> None:
+    """Let the method itself judge; building the recipe draws nothing."""
+    policy = config.policy()
+    frozen = [
+        policy.frozen_groups(layer, config.model.num_layers, config.num_query_groups)
+        for layer in range(config.model.num_layers)
+    ]
+    if not policy.trainable and not policy.synthesizer and not any(frozen):
+        raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
+    check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
+    try:
+        score_recipe(
+            policy,
+            seed=config.bank_seed,
+            num_attention_heads=config.model.num_attention_heads,
+            sequence_length=config.data.sequence_length,
+        )
+        bank_recipe(
+            policy,
+            seed=config.bank_seed,
+            hidden_size=config.model.hidden_size,
+            head_dim=config.head_dim,
+            num_attention_heads=config.model.num_attention_heads,
+            num_query_groups=config.num_query_groups,
+        )
+    except MethodError as error:
+        raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_unfreeze_stage(config: Config) -> None:
+    stage = zero_stage(config)
+    if config.policy().unfreeze and stage not in (1, 2):
+        raise UserError(
+            "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
+            f"under ZeRO stage {stage}; set deepspeed.config=zero1 or zero2"
+        )
+
+
+def _check_zero_stage(config: Config) -> None:
+    """ZeRO stage 0 in bf16: under tensor parallelism DeepSpeed takes a rank's norm for the model's."""
+    if config.precision.dtype != "bf16" or zero_stage(config) != 0:
+        return
+    size = config.parallel.tensor_model_parallel_size
+    if size > 1:
+        raise UserError(
+            "precision.dtype=bf16 with ZeRO stage 0 would clip by a wrong gradient norm at "
+            f"parallel.tensor_model_parallel_size={size}; set deepspeed.config=zero1"
+        )
+    if config.precision.grad_accum_dtype == "fp32":
+        raise UserError(
+            "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does at "
+            "ZeRO stage 0; set deepspeed.config=zero1"
+        )

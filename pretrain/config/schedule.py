@@ -1,0 +1,51 @@
+"""Learning rate as a pure function of the step: nothing to save, nothing to restore."""
+
+from __future__ import annotations
+
+import math
+
+from pretrain.config.sections import OptimizerSection, ScheduleSection
+
+
+def learning_rate(
+    optimizer: OptimizerSection, schedule: ScheduleSection, step: int, total_steps: int
+) -> float:
+    """The learning rate used by optimizer step `step`.
+
+    Steps count from 1. With peak = optimizer.learning_rate, floor = schedule.min_ratio * peak,
+    w = schedule.warmup_steps, N = total_steps:
+
+        step <= w:          peak * step / w                       (so step w is the first at the peak)
+        step > w:           p = (step - w) / (N - w), in (0, 1]
+          cosine            floor + (peak - floor) * (1 + cos(pi p)) / 2
+          cosine_restarts   the same with p running from 0 to 1 in each of `cycles` equal cycles; a step on
+                            the boundary of two cycles ends the earlier one
+          polynomial        floor + (peak - floor) * (1 - p) ** power
+          constant          peak
+
+    Step N has exactly `floor` (unless constant, or warmup fills the whole run), and so has any later step.
+
+    Raises:
+        ValueError: step < 1.
+    """
+    if step < 1:
+        raise ValueError(f"step={step}: steps count from 1")
+    peak, warmup = optimizer.learning_rate, schedule.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if schedule.kind == "constant":
+        return peak
+    floor = schedule.min_ratio * peak
+    return floor + (peak - floor) * _remaining(schedule, step - warmup, total_steps - warmup)
+
+
+def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
+    """The part of peak − floor that is left after `done` of `decay_steps` steps: from 1 down to exactly 0."""
+    if done >= decay_steps:
+        return 0.0
+    if schedule.kind == "polynomial":
+        return float((1 - done / decay_steps) ** schedule.power)
+    cycles = schedule.cycles if schedule.kind == "cosine_restarts" else 1
+    # Whole numbers until the last moment: rounding cannot move a cycle's last step into the next cycle.
+    place = ((done * cycles - 1) % decay_steps + 1) / decay_steps
+    return (1 + math.cos(math.pi * place)) / 2

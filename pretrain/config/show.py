@@ -1,0 +1,109 @@
+"""`python -m pretrain show`: every value, where it came from, and what the whole amounts to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pretrain.config.counting import (
+    count_attention,
+    count_parameters,
+    executed_flops_per_token,
+    model_flops_per_token,
+)
+from pretrain.config.phases import Phase, phases_of
+from pretrain.config.tree import Config, LoadedConfig, load_config_with_origins
+
+MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
+
+
+def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
+    """The resolved configuration, each value with where it came from, and its summary, as text.
+
+    Args:
+        name_or_path, overrides: as `load_config`.
+        meanings: also print what each key means.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    loaded = load_config_with_origins(name_or_path, overrides)
+    columns = ("key", "value", "from", *(("meaning",) if meanings else ()))
+    table = Table(box=None, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=column == "key")
+    for row in value_rows(loaded):
+        table.add_row(*(Text(cell, overflow="fold") for cell in row[: len(columns)]))
+    summary = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in summary_rows(loaded.config):
+        summary.add_row(Text(name), Text(value))
+    console = Console(width=max(MIN_WIDTH, get_terminal_size().columns), no_color=True)
+    with console.capture() as capture:
+        console.print(table, "", summary, sep="\n")
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
+    """(key, value, origin, meaning) of every value, in the order of the tree.
+
+    An origin is `FILE:LINE`, `override`, `default`, or `derived` for an unset value that follows from others.
+    """
+    config, rows = loaded.config, []
+    for section, content in config.resolved().items():
+        given = getattr(config, section)
+        for key, value in content.items():
+            path = f"{section}.{key}"
+            unset = getattr(given, key) is None
+            origin = "derived" if unset and value is not None else _origin(path, loaded.origins)
+            rows.append((path, _text(value), origin, type(given).model_fields[key].description or ""))
+    return rows
+
+
+def summary_rows(config: Config) -> list[tuple[str, str]]:
+    """(name, value) of what follows from the configuration: parameters, length, arithmetic."""
+    shape = config.shape()
+    attention = count_attention(shape, config.policy())
+    count = count_parameters(shape, attention)
+    model_flops = model_flops_per_token(shape, attention)
+    saved = 1 - executed_flops_per_token(shape, attention) / model_flops
+    return [
+        ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
+        ("parameters, trainable", f"{count.trainable:,} ({count.trainable / 1e6:.1f} M)"),
+        (
+            "parameters, frozen",
+            f"{count.frozen:,} ({count.frozen / 1e6:.2f} M, {count.frozen / count.total:.1%})",
+        ),
+        *(_phase_row(config, phase) for phase in phases_of(config)[1:]),
+        ("tokens per step", f"{config.tokens_per_step:,}"),
+        ("total steps", f"{config.total_steps:,}"),
+        ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
+        ("training FLOPs per token", f"{model_flops:.4g}; freezing saves {saved:.1%} of them"),
+        ("run directory", str(config.run_path)),
+    ]
+
+
+def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
+    shape = config.shape()
+    count = count_parameters(shape, count_attention(shape, config.policy(phase.number)))
+    layers = ", ".join(map(str, phase.newly_trainable))
+    return (
+        f"from step {phase.first_step:,} on",
+        f"{count.trainable:,} trainable (also Query/Key of layer {layers}), learning rate x "
+        f"{phase.learning_rate_factor:g}",
+    )
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str:
+    """The origin of a value, or of the latest thing inside it (deepspeed.overrides)."""
+    inside = [origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")]
+    return inside[-1] if inside else "default"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

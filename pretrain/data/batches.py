@@ -1,0 +1,88 @@
+"""Which samples of a global batch are this rank's, and their tokens.
+
+A global batch is the samples `consumed_samples …` of one order over the whole run, dealt out in rounds of
+micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples; nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from data_pipeline.loader import Loader
+from data_pipeline.order import Int64Array
+from pretrain.config.tree import Config
+from pretrain.data.open import RunData
+from pretrain.ranks.groups import ParallelContext
+
+SAMPLES_AT_ONCE = 64
+"""Reading costs a fixed time a call, which this many samples make small."""
+
+
+def rank_samples(
+    consumed_samples: int,
+    *,
+    global_batch_size: int,
+    micro_batch_size: int,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+) -> Int64Array:
+    """`[micro batches, micro_batch_size]` sample numbers of one data-parallel rank in one global batch."""
+    numbers = np.arange(consumed_samples, consumed_samples + global_batch_size, dtype=np.int64)
+    return numbers.reshape(-1, data_parallel_size, micro_batch_size)[:, data_parallel_rank]
+
+
+class Batches:
+    """This rank's part of every global batch.
+
+    The parts of several batches are read in one go, and with `data.loader_workers` threads the next ones
+    meanwhile. Neither changes what a batch is.
+    """
+
+    def __init__(self, config: Config, context: ParallelContext, data: RunData) -> None:
+        self._config = config
+        self._context = context
+        self._loader = Loader(data.samples, config.data.loader_workers)
+        self._read: dict[int, torch.Tensor] = {}
+
+    def at(self, consumed_samples: int) -> torch.Tensor:
+        """`[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on (CPU).
+
+        Raises:
+            DataError: a shard or the order of a new epoch could not be read.
+        """
+        if consumed_samples not in self._read:
+            now, later = self._numbers(consumed_samples)
+            blocks = torch.from_numpy(self._loader.blocks(now.ravel(), [later.ravel()] if later.size else []))
+            starts = range(
+                consumed_samples,
+                consumed_samples + len(now) * self._config.data.global_batch_size,
+                self._config.data.global_batch_size,
+            )
+            self._read = dict(zip(starts, blocks.view(*now.shape, -1), strict=True))
+        return self._read.pop(consumed_samples)
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        self._loader.close()
+
+    def _numbers(self, consumed_samples: int) -> tuple[Int64Array, Int64Array]:
+        """Sample numbers `[batches, micro batches, micro_batch_size]` to read now, and those to read next.
+
+        They end where the run does: beyond may begin an epoch that nobody will need the order of.
+        """
+        data, context = self._config.data, self._context
+        together = max(1, SAMPLES_AT_ONCE * context.data_parallel_size // data.global_batch_size)
+        end = max(self._config.total_steps * data.global_batch_size, consumed_samples + 1)
+        starts = range(consumed_samples, end, data.global_batch_size)[: 2 * together]
+        numbers = [
+            rank_samples(
+                start,
+                global_batch_size=data.global_batch_size,
+                micro_batch_size=data.micro_batch_size,
+                data_parallel_rank=context.data_parallel_rank,
+                data_parallel_size=context.data_parallel_size,
+            )
+            for start in starts
+        ]
+        return np.stack(numbers[:together]), np.array(numbers[together:], dtype=np.int64)

@@ -1,0 +1,121 @@
+"""A finished run's model for evaluation: on one process, whatever layout trained it.
+
+    with one_process() as context:
+        trained = load_trained_model(Path("runs/orthogonal"), context)
+
+The model is built from the run's config.yaml without parallelism, its frozen bank regenerated and compared
+with the digests in checkpoint.json, and its weights taken from the newest complete checkpoint. The proof that
+nothing went wrong on the way is the run's own last validation loss, which the loaded model must reproduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.core.models.gpt import GPTModel
+
+from pretrain.checkpoint.checkpoints import bank_digests, check_files, complete_checkpoints, read_identity
+from pretrain.checkpoint.identity import check_bank, run_identity
+from pretrain.checkpoint.weights import load_weights
+from pretrain.config.phases import phase_at
+from pretrain.config.tree import Config, load_config
+from pretrain.data.inputs import read_blend
+from pretrain.data.open import RunData, open_data
+from pretrain.errors import UserError
+from pretrain.model.build import build_model
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
+from pretrain.runs.finished import FinishedRun, read_finished_run
+from pretrain.telemetry.telemetry import validation_metrics
+from pretrain.training.held_out import held_out_losses
+
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
+"""How far, relatively, the loaded model may be from the run's own validation loss: rounding, no more."""
+
+ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A run, read back.
+
+    Attributes:
+        config: the run's own, but for ONE_PROCESS.
+        model: in evaluation mode, in the run's compute dtype.
+        validation_loss: nats per prediction, of the loaded model; equal to the run's own up to rounding.
+    """
+
+    run: FinishedRun
+    config: Config
+    model: GPTModel
+    data: RunData
+    validation_loss: float
+
+
+@contextmanager
+def one_process() -> Iterator[ParallelContext]:
+    """Process groups of this process alone, as `build_model` needs them."""
+    alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
+    context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
+    try:
+        yield context
+    finally:
+        shutdown_distributed(context)
+
+
+def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
+    """The model of the finished run in `path`, with its data.
+
+    Raises:
+        UserError: `path` is no finished run; its checkpoint is damaged or not of its config; the frozen bank
+            or the data is not the one it was trained with; the loaded model does not reproduce the run's
+            validation loss.
+        DataError: the shards that config.yaml names are not there.
+    """
+    run = read_finished_run(path)
+    config = load_config(str(path / "config.yaml"), ONE_PROCESS)
+    data = _open_run_data(run, config)
+    checkpoint = _newest_checkpoint(path)
+    step = int(checkpoint.name.removeprefix("step_"))
+    model = build_model(config, context, phase_at(config, step).number)
+    live = run_identity(config, context, bank_digests(model, context), data.blend)
+    check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live["frozen_bank"])
+    load_weights(checkpoint, model)
+    loss = validation_metrics(held_out_losses(model, data, config, context))["loss/valid"]
+    model.eval()
+    _check_loss(run, checkpoint, loss, LOSS_TOLERANCE[config.precision.dtype])
+    return TrainedModel(run, config, model, data, loss)
+
+
+def _open_run_data(run: FinishedRun, config: Config) -> RunData:
+    blend = read_blend(config)
+    if blend.fingerprint != run.data_fingerprint:
+        raise UserError(
+            f"the shards that {run.path / 'config.yaml'} names are not those the run was trained on (data "
+            f"fingerprint {blend.fingerprint[:12]}, in data.json {run.data_fingerprint[:12]}); restore them"
+        )
+    return open_data(config, blend)
+
+
+def _newest_checkpoint(path: Path) -> Path:
+    checkpoints = complete_checkpoints(path / "checkpoints")
+    if not checkpoints:
+        raise UserError(f"{path} has no complete checkpoint; resume the run to write one")
+    check_files(checkpoints[0])
+    return checkpoints[0]
+
+
+def _check_loss(run: FinishedRun, checkpoint: Path, loss: float, tolerance: float) -> None:
+    logged = run.validation_loss
+    if logged is None or not abs(loss / logged - 1) <= tolerance:
+        raise UserError(
+            f"the model loaded from {checkpoint} has validation loss {loss:.6f} but run '{run.name}' logged "
+            f"{logged}: the weights are not those of that step; restore the run's directory"
+        )

@@ -1,0 +1,172 @@
+"""What the job scripts in slurm/ ask: `python -m pretrain.job VERB`. Not for people.
+
+The answer is one line of words on stdout; what people should read goes to stderr, which is the job's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data_pipeline.errors import DataError
+from pretrain.errors import UserError
+from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob, Tokenizing, Training, Work, errors_in
+from pretrain.ranks.signals import FINISHED
+
+USER_MISTAKE = 2
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+MaxStalled = Annotated[int, typer.Option(envvar="ORA_MAX_STALLED_SEGMENTS", min=1)]
+RunArgument = Annotated[Path, typer.Argument(help="The run's directory.")]
+
+
+@app.command("begin-training")
+def begin_training(
+    config: str,
+    overrides: Annotated[list[str] | None, typer.Argument()] = None,
+    world_size: Annotated[int, typer.Option(min=1)] = 1,
+    max_stalled: MaxStalled = 3,
+) -> None:
+    """Refuse what can be refused before ranks start. Answer: `finished`, or `run RUN LOGS`."""
+    from pretrain.config.tree import load_config
+    from pretrain.data.inputs import check_inputs
+
+    loaded = load_config(config, overrides or [])
+    path = loaded.run_path.absolute()
+    if _trained_steps(path) >= loaded.total_steps:
+        _say(f"{path} is finished: nothing to do")
+        typer.echo(FINISHED)
+        return
+    check_inputs(loaded, world_size)
+    logs = Segments(Training(path)).begin(SlurmJob.read(os.environ), max_stalled)
+    typer.echo(f"run {path} {logs}")
+
+
+@app.command("end-training")
+def end_training(
+    run: RunArgument,
+    exit_code: Annotated[int, typer.Option()],
+    job_state: Annotated[str, typer.Option()],
+    preempted: Annotated[bool, typer.Option("--preempted")] = False,
+    asked: Annotated[bool, typer.Option("--asked")] = False,
+    max_stalled: MaxStalled = 3,
+) -> None:
+    """After the ranks ended. Answer: `finished`, `requeue` or `stop`."""
+    work = Training(run)
+    refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
+    refused = refusal.read_text().strip() if refusal.is_file() else ""
+    _end(work, Ending(exit_code, job_state, preempted, asked, refused), max_stalled)
+
+
+@app.command("sweep-runs")
+def sweep_runs(
+    grid: str,
+    overrides: Annotated[list[str] | None, typer.Argument()] = None,
+    task: Annotated[int, typer.Option(min=0)] = 0,
+    num_tasks: Annotated[int, typer.Option(min=1)] = 1,
+    world_size: Annotated[int, typer.Option(min=1)] = 1,
+) -> None:
+    """The runs of one task of a sweep. Answer: a line per run, its config and overrides parted by tabs."""
+    from pretrain.config.text import parse_overrides
+    from pretrain.sweep.grid import read_grid
+    from pretrain.sweep.plan import plan_sweep
+
+    if task >= num_tasks:
+        raise UserError(
+            f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give --array=0-{num_tasks - 1}"
+        )
+    given = parse_overrides(overrides or [])
+    for run in plan_sweep(read_grid(grid), None, given, world_size, check_data=True)[task::num_tasks]:
+        typer.echo("\t".join([run.base, *run.overrides]))
+
+
+@app.command("begin-tokenizing")
+def begin_tokenizing(shards: Path, index: int, count: int, max_stalled: MaxStalled = 3) -> None:
+    """Before a task of a tokenize array. Answer: `run LOGS`."""
+    work = Tokenizing(shards.absolute(), index, count)
+    typer.echo(f"run {Segments(work).begin(SlurmJob.read(os.environ), max_stalled)}")
+
+
+@app.command("end-tokenizing")
+def end_tokenizing(
+    shards: Path,
+    index: int,
+    count: int,
+    exit_code: Annotated[int, typer.Option()],
+    job_state: Annotated[str, typer.Option()],
+    asked: Annotated[bool, typer.Option("--asked")] = False,
+    max_stalled: MaxStalled = 3,
+) -> None:
+    """After a task of a tokenize array ended. Answer: `finished`, `requeue` or `stop`."""
+    work = Tokenizing(shards.absolute(), index, count)
+    refused = "mend what the error above says" if exit_code == USER_MISTAKE else ""
+    _end(work, Ending(exit_code, job_state, asked=asked, refused=refused), max_stalled)
+
+
+@app.command("after-doctor")
+def after_doctor(
+    run: RunArgument,
+    report: Annotated[Path, typer.Argument(help="The doctor's JSON.")],
+    already: Annotated[str, typer.Option(help="Comma-separated nodes that the job leaves out now.")] = "",
+    most: Annotated[int, typer.Option(envvar="ORA_MAX_EXCLUDED_NODES", min=0)] = 4,
+) -> None:
+    """After a preflight that failed. Answer: the nodes to leave out from now on; nothing without a report.
+
+    Exit code 2 where no other node would help.
+    """
+    try:
+        found = json.loads(report.read_text())
+    except (OSError, ValueError):
+        return
+    for problem in found["problems"]:
+        _say(f"doctor: {', '.join(problem['nodes']) or 'all nodes'}: {problem['text']}")
+    if not found["bad_nodes"]:
+        raise UserError(
+            f"the preflight failed and no other node would help: mend it, then submit again ({report})"
+        )
+    names = [node for node in already.split(",") if node]
+    segments = Segments(Training(run))
+    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), found["bad_nodes"], names, most)))
+
+
+def _trained_steps(run: Path) -> int:
+    """Steps of a run that says it is finished, else 0. A schedule that was extended since is not finished."""
+    from pretrain.runs.directory import read_state
+
+    summary = run / "summary.json"
+    if read_state(run) != FINISHED or not summary.is_file():
+        return 0
+    return int(json.loads(summary.read_text())["step"])
+
+
+def _end(work: Work, ending: Ending, max_stalled: int) -> None:
+    segments, job = Segments(work), SlurmJob.read(os.environ)
+    decision = segments.end(job, ending, max_stalled)
+    if decision.action != FINISHED and ending.exit_code != 0:
+        for sentence in errors_in(segments.logs(job)):
+            _say(sentence)
+    prefix = "" if decision.action in (FINISHED, REQUEUE) else "error: "
+    _say(f"{prefix}{decision.reason}")
+    typer.echo(decision.action)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    try:
+        app()
+    except (UserError, DataError) as error:
+        _say(f"error: {error}")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

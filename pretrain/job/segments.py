@@ -1,0 +1,318 @@
+"""What a Slurm job did so far, and whether it goes on: the job scripts' decisions, from what is on disk.
+
+A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
+its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
+whose node died without a word is known too, by its missing end. Progress is the newest complete checkpoint's
+step, or the number of finished units of a tokenize task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from data_pipeline.errors import DataError
+from data_pipeline.plan import read_plan
+from pretrain.errors import UserError
+from pretrain.ranks.signals import CONTINUE, FINISHED, RUNNING, STOPPED
+from pretrain.runs.directory import complete_checkpoints, read_state, write_state
+
+CRASHED = "crashed"
+REQUEUE = "requeue"
+STOP = "stop"
+RUNNING_JOB = "RUNNING"
+
+
+_EXCEPTION = re.compile(r"[A-Za-z_.]*(Error|Exception|Interrupt)(: |$)")  # the last line of a traceback
+
+
+class Work(Protocol):
+    """What a job works at: where it lies, how far it is, how it ended."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def title(self) -> str:
+        """What a log calls it."""
+
+    @property
+    def records(self) -> Path:
+        """Where its segments are recorded, and their logs."""
+
+    def start(self) -> None:
+        """Forget how the segment before ended, so that this one's end is not taken from it."""
+
+    def progress(self) -> int:
+        """Something that grows when a restart would not begin where the last one began."""
+
+    def outcome(self, exit_code: int) -> str:
+        """FINISHED, CONTINUE, STOPPED or CRASHED, after its processes ended with `exit_code`."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run; its directory says how it ended, which outranks the exit code."""
+
+    directory: Path
+
+    @property
+    def title(self) -> str:
+        return str(self.directory)
+
+    @property
+    def records(self) -> Path:
+        return self.directory / "slurm"
+
+    def start(self) -> None:
+        if read_state(self.directory) is not None:
+            write_state(self.directory, RUNNING)
+
+    def progress(self) -> int:
+        newest = next(iter(complete_checkpoints(self.directory / "checkpoints")), None)
+        return int(newest.name.removeprefix("step_")) if newest else 0
+
+    def outcome(self, exit_code: int) -> str:
+        state = read_state(self.directory)
+        return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
+
+    directory: Path
+    index: int
+    count: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.directory}, task {self.index} of {self.count},"
+
+    @property
+    def records(self) -> Path:
+        """Beside the shards: tokenize wants its directory for itself."""
+        return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
+
+    def start(self) -> None:
+        """Its only state is which units are there."""
+
+    def progress(self) -> int:
+        try:
+            _, units = read_plan(self.directory)
+        except DataError:
+            return 0  # no task has written the plan yet
+        return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
+
+    def outcome(self, exit_code: int) -> str:
+        return FINISHED if exit_code == 0 else CRASHED
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """This job, from its environment."""
+
+    number: str
+    restarts: int
+    nodes: str
+
+    @staticmethod
+    def read(environment: Mapping[str, str]) -> SlurmJob:
+        """Raises:
+        UserError: not inside a Slurm job.
+        """
+        if "SLURM_JOB_ID" not in environment:
+            raise UserError("SLURM_JOB_ID is not set: this verb is for the job scripts in slurm/")
+        return SlurmJob(
+            environment["SLURM_JOB_ID"],
+            int(environment.get("SLURM_RESTART_COUNT", "0")),
+            environment.get("SLURM_JOB_NODELIST", ""),
+        )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a segment's processes ended, and what Slurm says of the job at that moment.
+
+    Attributes:
+        job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided.
+        preempted: the job is being preempted.
+        asked: the script was asked to continue later (SIGUSR1): what has no state file was ended by it.
+        refused: what the ranks refused alike; they would again.
+    """
+
+    exit_code: int
+    job_state: str
+    preempted: bool = False
+    asked: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`action`: FINISHED, REQUEUE or STOP; `reason`: for the job's log."""
+
+    action: str
+    reason: str
+
+
+class Segments:
+    """The record of a work's segments."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.path = work.records / "segments.jsonl"
+
+    def begin(self, job: SlurmJob, max_stalled: int) -> Path:
+        """Record a segment's beginning.
+
+        Returns:
+            the directory for the segment's logs.
+
+        Raises:
+            UserError: `max_stalled` segments of this job in a row made no progress.
+        """
+        progress = self.work.progress()
+        stalled = self.stalled(job, progress)
+        if stalled >= max_stalled:
+            raise UserError(self.crash_loop(stalled, progress, "the logs of the last segments"))
+        logs = self.logs(job)
+        logs.mkdir(parents=True, exist_ok=True)
+        self.work.start()
+        self._append(
+            {"event": "begin", **_facts(job), "nodes": job.nodes, "progress": progress, "logs": str(logs)}
+        )
+        return logs
+
+    def logs(self, job: SlurmJob) -> Path:
+        """The directory of this segment's logs: one file per rank."""
+        return self.path.parent / f"job_{job.number}-restart_{job.restarts}"
+
+    def stalled(self, job: SlurmJob, progress: int) -> int:
+        """How many of the job's latest segments began where the work still is.
+
+        Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
+        something, a dead node wrote no end. Segments that found a bad node have a limit of their own. A new
+        submission counts from nought: somebody has looked at it.
+        """
+        records, count = self._records(job), 0
+        bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
+        for record in reversed(records):
+            if record["event"] == "begin" and record["restart"] not in bad_nodes:
+                if record["progress"] != progress:
+                    break
+                count += 1
+        return count
+
+    def end(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
+        """Decide what becomes of the job and record it."""
+        decision = self._decide(job, ending, max_stalled)
+        self._append(
+            {
+                "event": "end",
+                **_facts(job),
+                "exit_code": ending.exit_code,
+                "progress": self.work.progress(),
+                "decision": decision.action,
+                "reason": decision.reason,
+            }
+        )
+        return decision
+
+    def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
+        outcome = self.work.outcome(ending.exit_code)
+        if outcome == FINISHED:
+            return Decision(FINISHED, f"{self.work.title} is finished")
+        if ending.job_state != RUNNING_JOB:
+            return Decision(STOP, f"Slurm has ended this segment itself (the job is {ending.job_state})")
+        if outcome == CONTINUE:
+            return Decision(REQUEUE, "saved; there is more to do")
+        if outcome == STOPPED:
+            if ending.preempted:
+                return Decision(REQUEUE, "saved before preemption; there is more to do")
+            return Decision(STOP, "stopped and saved, as SIGTERM asked; the same sbatch command goes on")
+        if ending.asked:
+            return Decision(REQUEUE, "ended before the time limit; finished parts are kept")
+        if ending.refused:
+            return Decision(STOP, f"refused, and would be again: {ending.refused}")
+        progress = self.work.progress()
+        stalled = self.stalled(job, progress)
+        if stalled >= max_stalled:
+            return Decision(STOP, self.crash_loop(stalled, progress, "the error above"))
+        return Decision(
+            REQUEUE,
+            f"crashed with exit code {ending.exit_code}; goes on from progress {progress} "
+            f"({stalled} of {max_stalled} segments without progress)",
+        )
+
+    def crash_loop(self, stalled: int, progress: int, see: str) -> str:
+        """What the guard says."""
+        return (
+            f"crash loop: {stalled} segments in a row made no progress (all began at {progress}); "
+            f"see {see} and {self.path.parent}, then submit again"
+        )
+
+    def exclude(self, job: SlurmJob, nodes: list[str], already: list[str], most: int) -> list[str]:
+        """The nodes that the job shall leave out from now on: `already`, by sbatch or before, and `nodes`.
+
+        Raises:
+            UserError: that would be more than `most` nodes beyond those that sbatch left out.
+        """
+        before = {node for record in self._records(job) for node in record.get("excluded", [])}
+        new = sorted(before | set(nodes))
+        if len(new) > most:
+            raise UserError(
+                f"{len(new)} nodes failed the preflight ({', '.join(new)}), "
+                f"ORA_MAX_EXCLUDED_NODES={most} are allowed; "
+                f"see {self.path.parent}, mend them or raise the number, then submit again"
+            )
+        self._append({"event": "exclude", **_facts(job), "excluded": sorted(set(nodes))})
+        return sorted(set(already) | set(new))
+
+    def _records(self, job: SlurmJob) -> list[dict[str, Any]]:
+        """Those of this submission of the job, in order; a line torn by a dying node is left out."""
+        records: list[dict[str, Any]] = []
+        if not self.path.is_file():
+            return records
+        for line in self.path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if record["job"] == job.number:
+                if record["event"] == "begin" and record["restart"] == 0:
+                    records.clear()  # another cluster, or another life of it, gave the same number
+                records.append(record)
+        return records
+
+    def _append(self, record: dict[str, Any]) -> None:
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **record}) + "\n"
+        with self.path.open("ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = "\n" + line  # a dying node tore the last one
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def errors_in(logs: Path, most: int = 5) -> list[str]:
+    """The first sentences that ranks ended with, each once, with the log they stand in."""
+    sentences: dict[str, str] = {}
+    for path in sorted(logs.glob("*.log")):
+        lines = path.read_text(errors="replace").splitlines()
+        for line in lines:
+            if line.startswith("error: ") or _EXCEPTION.match(line):
+                sentences.setdefault(line, f"{path.name}: {line}")
+    return list(sentences.values())[:most]
+
+
+def _facts(job: SlurmJob) -> dict[str, Any]:
+    return {"job": job.number, "restart": job.restarts}

@@ -1,0 +1,223 @@
+"""Grid files: what a sweep runs, as a base configuration, fixed values, and values that vary.
+
+    base: demo                                  # a shipped config or a YAML file
+    directory: runs/positions                   # run.directory of every run
+    set: {schedule.steps: 600}                  # in every run
+    list:                                       # one of these ...
+      - {attention.variant: vanilla}
+      - {name: low_rank, attention.variant: orthogonal, attention.adapters: [low_rank]}
+    grid:                                       # ... times one value of each of these ...
+      model.position_embedding: [rope, learned]
+    seeds: [1, 2, 3]                            # ... times a run.seed
+
+The runs come seed by seed, so that a sweep that is cut short has whole comparisons.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator
+
+from pretrain.config.sections import Int, PathLike, Section
+from pretrain.config.text import OVERRIDE, KeyPath, override_text, read_yaml, validation_sentence
+from pretrain.errors import UserError
+from pretrain.sweep.names import NamedValues, run_names
+
+OWN_KEYS = {
+    "run.name": "the sweep names its runs; an entry of `list` may have a `name`",
+    "run.directory": "give `directory` instead",
+}
+
+
+class GridFile(Section):
+    """A grid file as written."""
+
+    base: str = Field(default="demo", min_length=1, description="A shipped config or a YAML file.")
+    directory: PathLike = Field(description="Directory that holds the runs.")
+    fixed: dict[str, Any] = Field(default_factory=dict, alias="set", description="Values of every run.")
+    entries: list[dict[str, Any]] | None = Field(
+        default=None, alias="list", min_length=1, description="Sets of values; each run has one of them."
+    )
+    grid: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        default_factory=dict, description="Values of a key; runs have all combinations."
+    )
+    seeds: list[Annotated[Int, Field(ge=0)]] | None = Field(
+        default=None, min_length=1, description="Values of run.seed; unset: the base's."
+    )
+
+    @field_validator("fixed", "grid", mode="before")
+    @classmethod
+    def _nothing_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid file that has been read: `source` is how messages call it, `lines` where its keys stand."""
+
+    source: str
+    content: GridFile
+    lines: Mapping[KeyPath, str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of one key, and where it was written (`FILE:LINE`)."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One run of a grid: its name and its values beyond the base, those that vary last."""
+
+    name: str
+    choices: tuple[Choice, ...]
+
+    def overrides(self) -> list[str]:
+        """The values as `section.key=value`, as `python -m pretrain train` takes them."""
+        return [override_text(choice.key, choice.value) for choice in self.choices]
+
+
+def read_grid(name_or_path: str) -> Grid:
+    """Read a shipped grid by name, or a grid file by path.
+
+    Raises:
+        UserError: no such file, not YAML, or not a grid: unknown or impossible keys, nothing to vary twice.
+    """
+    path, shown_as = _locate(name_or_path)
+    draft = read_yaml(path, shown_as)
+    known = [info.alias or name for name, info in GridFile.model_fields.items()]
+    for key in draft.values:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+            raise UserError(f"grid {shown_as}: unknown key '{key}'; {hint}")
+    try:
+        content = GridFile.model_validate(draft.values)
+    except ValidationError as error:
+        raise UserError(f"grid {shown_as}: {validation_sentence(error, draft)}") from None
+    grid = Grid(shown_as, content, draft.origins)
+    _check_keys(grid)
+    return grid
+
+
+def shipped_grids() -> list[str]:
+    """Names of the grids that come with the program."""
+    found = files("pretrain.configs.grids").iterdir()
+    return sorted(entry.name[: -len(".yaml")] for entry in found if entry.name.endswith(".yaml"))
+
+
+def _locate(name_or_path: str) -> tuple[Path, str]:
+    if name_or_path in shipped_grids():
+        shipped = files("pretrain.configs.grids").joinpath(f"{name_or_path}.yaml")
+        return Path(str(shipped)), f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if path.is_file():
+        return path, name_or_path
+    raise UserError(
+        f"grid '{name_or_path}' is neither a file nor one of the shipped grids: {', '.join(shipped_grids())}"
+    )
+
+
+def _check_keys(grid: Grid) -> None:
+    """Every key is a `section.key`, and is given in one place; names are names."""
+    content = grid.content
+    names = [entry["name"] for entry in content.entries or [] if "name" in entry]
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_+=][A-Za-z0-9._+=-]*", name):
+            raise UserError(
+                f"grid {grid.source}: {name!r} is no name for an entry of `list`; "
+                "use letters, digits and ._+=-"
+            )
+        if name.casefold() in (other.casefold() for other in names[:number]):
+            raise UserError(f"grid {grid.source}: two entries of `list` are called '{name}'; rename one")
+    listed = {key: None for entry in content.entries or [] for key in entry if key != "name"}
+    seeds = ["run.seed"] if content.seeds is not None else []
+    places = {"set": content.fixed, "list": listed, "grid": content.grid, "seeds": seeds}
+    for place, keys in places.items():
+        for key in keys:
+            if key.count(".") < 1 or not all(key.split(".")):
+                raise UserError(
+                    f"grid {grid.source}: '{key}' in `{place}` is not of the form section.key, "
+                    "such as attention.variant"
+                )
+            if key in OWN_KEYS:
+                raise UserError(f"grid {grid.source}: '{key}' in `{place}`: {OWN_KEYS[key]}")
+    for (first, keys), (second, others) in itertools.combinations(places.items(), 2):
+        for key, other in itertools.product(keys, others):
+            if (first, second) != ("set", "list") and _overlap(key, other):
+                raise UserError(
+                    f"grid {grid.source}: '{other}' is given in `{first}` and in `{second}`; give it once"
+                )
+
+
+def _overlap(key: str, other: str) -> bool:
+    """The same key, or one inside the other (deepspeed.overrides and deepspeed.overrides.x)."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
+    """The runs of a grid in their order: for each seed, each entry of the list, each combination of the grid
+    (the last key fastest).
+
+    Args:
+        overrides: (key, value) from the command line; they win over `set`.
+
+    Raises:
+        UserError: an override of a key that varies, or of one that is the sweep's own; two runs that would
+            have the same name and values.
+    """
+    varied = [_varied(grid, *parts) for parts in _combinations(grid.content)]
+    keys = {choice.key for choices, _ in varied for choice in choices}
+    for key, _ in overrides:
+        if clash := next((other for other in sorted(keys) if _overlap(key, other)), None):
+            raise UserError(f"override '{key}': grid {grid.source} varies {clash}; change the grid file")
+        if key == "run.name":
+            raise UserError(f"override '{key}': {OWN_KEYS[key]}")
+    fixed = [
+        Choice("run.directory", str(grid.content.directory), _origin(grid, "directory")),
+        *(Choice(key, value, _origin(grid, "set", key)) for key, value in grid.content.fixed.items()),
+        *(Choice(key, value, OVERRIDE) for key, value in overrides),
+    ]
+    names = run_names([values for _, values in varied], grid.source)
+    return [
+        GridRun(name, (Choice("run.name", name, grid.source), *fixed, *choices))
+        for name, (choices, _) in zip(names, varied, strict=True)
+    ]
+
+
+def _combinations(
+    content: GridFile,
+) -> Iterator[tuple[int | None, dict[str, Any], dict[str, Any]]]:
+    """(seed, list entry, one value of each grid key) of every run, in order."""
+    values = [dict(zip(content.grid, row, strict=True)) for row in itertools.product(*content.grid.values())]
+    seeds: list[int | None] = [*content.seeds] if content.seeds else [None]
+    return itertools.product(seeds, content.entries or [{}], values)
+
+
+def _varied(
+    grid: Grid, seed: int | None, entry: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[list[Choice], NamedValues]:
+    """The values that make one run what it is, and what it is named by."""
+    choices = [Choice(key, value, _origin(grid, "list")) for key, value in entry.items() if key != "name"]
+    labelled = len(choices)
+    choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in values.items()]
+    if seed is not None:
+        choices.append(Choice("run.seed", seed, _origin(grid, "seeds")))
+    named = NamedValues(tuple((choice.key, choice.value) for choice in choices), entry.get("name"), labelled)
+    return choices, named
+
+
+def _origin(grid: Grid, *path: str) -> str:
+    return grid.lines.get(path, grid.source)

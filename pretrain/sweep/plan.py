@@ -1,0 +1,131 @@
+"""What a sweep has to do: every run's configuration checked, and what its directory already holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from data_pipeline.errors import DataError
+from megatron_patches.errors import MethodError
+from pretrain.config.refusals import check_layout
+from pretrain.config.text import locate, place_value, read_yaml
+from pretrain.config.tree import Config, config_from_draft, parse_config
+from pretrain.data.inputs import check_inputs
+from pretrain.errors import UserError
+from pretrain.ranks.signals import FINISHED
+from pretrain.runs.directory import read_state
+from pretrain.sweep.grid import Grid, GridRun, expand
+
+Progress = Literal["new", "partial", "finished"]
+SHOWN_DIFFERENCES = 5
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep. `base` and `overrides` are what `python -m pretrain train` is given for it."""
+
+    name: str
+    base: str
+    overrides: tuple[str, ...]
+    config: Config
+    progress: Progress
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.config.run_path
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes, one attempt after the other."""
+        return self.config.run.directory / "logs" / f"{self.name}.log"
+
+
+def plan_sweep(
+    grid: Grid, base: str | None, overrides: Sequence[tuple[str, Any]], local_ranks: int, check_data: bool
+) -> list[PlannedRun]:
+    """All runs of a grid, each with its checked configuration; nothing is started or written.
+
+    Args:
+        base: instead of the grid's own.
+        overrides: (key, value) that win over the grid's `set`.
+        local_ranks: ranks of each run.
+        check_data: also read the manifests of the data.
+
+    Raises:
+        UserError: a run's configuration is refused, or two are the same run, or a run directory holds
+            another run.
+    """
+    base = base or grid.content.base
+    planned: list[PlannedRun] = []
+    seen: dict[str, str] = {}
+    for run in expand(grid, overrides):
+        try:
+            config = _configuration(run, base)
+            (check_inputs if check_data else check_layout)(config, local_ranks)
+            progress = _progress(config)
+        except (UserError, DataError, MethodError) as error:
+            raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None
+        twin = seen.setdefault(_identity(config), run.name)
+        if twin != run.name:
+            raise UserError(
+                f"grid {grid.source}: {twin} and {run.name} are the same run under two names; remove one"
+            )
+        planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, progress))
+    return planned
+
+
+def _configuration(run: GridRun, base: str) -> Config:
+    draft = read_yaml(*locate(base))
+    for choice in run.choices:
+        place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
+    return config_from_draft(draft)
+
+
+def _identity(config: Config) -> str:
+    values = config.resolved()
+    del values["run"]["name"]
+    return json.dumps(values, sort_keys=True)
+
+
+def _progress(config: Config) -> Progress:
+    """What the run directory holds of this very run.
+
+    Raises:
+        UserError: it holds another run.
+    """
+    path = config.run_path
+    if not (path / "config.yaml").is_file():
+        return "new"
+    differences = list(_differences(_earlier(path / "config.yaml"), config.resolved()))
+    if differences:
+        more = len(differences) - SHOWN_DIFFERENCES
+        shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+        raise UserError(
+            f"{path} holds another run: {shown}; delete it, or choose another `directory` in the grid file"
+        )
+    complete = read_state(path) == FINISHED and (path / "summary.json").is_file()
+    return "finished" if complete else "partial"
+
+
+def _earlier(path: Path) -> Mapping[str, Any]:
+    """The resolved values of a config.yaml, with keys that are newer than it at their defaults."""
+    try:
+        return parse_config(read_yaml(path, str(path)).values).resolved()
+    except (UserError, MethodError) as error:
+        raise UserError(
+            f"{path} is not a configuration of this version ({error}); delete that directory"
+        ) from None
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """`key is OLD there and NEW in the grid` for every leaf that is not the same."""
+    for key in [*new, *(key for key in old if key not in new)]:
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, Mapping) and isinstance(now, Mapping):
+            yield from _differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            yield f"{prefix}{key} is {was} there and {now} in the grid"

@@ -1,0 +1,227 @@
+"""Runs the trainings of a sweep, one or several at a time, each by `python -m pretrain train --local-ranks`.
+
+Nothing is kept in memory that matters: what is done is read from the run directories, so a sweep that was
+stopped or killed goes on when it is started again, and several machines can each run a slice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, Literal
+
+from pretrain.errors import UserError
+from pretrain.ranks.launch import prepare_child
+from pretrain.ranks.signals import FINISHED
+from pretrain.runs.directory import read_state
+from pretrain.sweep.plan import PlannedRun
+
+POLL_SECONDS = 0.1
+ERROR_LINE = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Interrupt)\b")
+LAST_BYTES = 1 << 16
+
+Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started"]
+"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run in this sweep. `detail` says why where it did not finish."""
+
+    run: PlannedRun
+    ending: Ending
+    seconds: float = 0.0
+    detail: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run needs nothing more."""
+        return self.ending in ("finished", "finished before")
+
+    def validation(self) -> tuple[float | None, float | None]:
+        """Loss (nats per token) and perplexity at the run's end, None where there is none."""
+        path = self.run.path / "summary.json"
+        if not self.done or not path.is_file():
+            return None, None
+        values = json.loads(path.read_text())["validation"]
+        return values["loss"], values["perplexity"]
+
+
+class SignalRelay:
+    """Keeps the signals that ask for an end until they are passed on. Once one came, nothing new starts."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._passed_on = 0
+
+    def install(self) -> SignalRelay:
+        """Put the handlers in place (main thread only)."""
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        return self
+
+    def pass_on(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Send what came since the last call to every process that is still running."""
+        new, self._passed_on = self.received[self._passed_on :], len(self.received)
+        for number in new:
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(number)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+
+
+@dataclass(frozen=True)
+class _Job:
+    run: PlannedRun
+    process: subprocess.Popen[bytes]
+    log: BinaryIO
+    log_start: int
+    started: float
+
+
+def run_sweep(
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    local_ranks: int,
+    signals: SignalRelay,
+    report: Callable[[PlannedRun, Outcome | None], None],
+) -> list[Outcome]:
+    """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
+
+    Args:
+        report: told of every run when it starts (with None) and when it has ended.
+
+    Returns:
+        One outcome per run, in the order of `runs`.
+
+    Raises:
+        UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
+    """
+    environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
+    outcomes = {run.name: Outcome(run, "not started") for run in runs}
+    waiting = deque(run for run in runs if run.progress != "finished")
+    outcomes |= {run.name: Outcome(run, "finished before") for run in runs if run.progress == "finished"}
+    active: dict[int, _Job] = {}
+    while active or (waiting and not signals.received):
+        while waiting and len(active) < jobs and not signals.received:
+            run = waiting.popleft()
+            slot = next(slot for slot in range(jobs) if slot not in active)
+            job = _start(run, environments[slot], local_ranks)
+            if job is None:
+                outcomes[run.name] = Outcome(run, "busy", detail="another sweep is running it")
+                report(run, outcomes[run.name])
+            else:
+                active[slot] = job
+                report(run, None)
+        signals.pass_on([job.process for job in active.values()])
+        for slot in [slot for slot, job in active.items() if job.process.poll() is not None]:
+            job = active.pop(slot)
+            outcomes[job.run.name] = _outcome(job, signals)
+            report(job.run, outcomes[job.run.name])
+        time.sleep(POLL_SECONDS)
+    return [outcomes[run.name] for run in runs]
+
+
+def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
+    """The command that trains one run, as a user could give it."""
+    program = [sys.executable, "-m", "pretrain", "train"]
+    return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
+
+
+def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) -> _Job | None:
+    """Start a run, or None if its log is locked: the lock lasts as long as any process of the run."""
+    try:
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        log = run.log.open("ab")
+    except OSError as error:
+        raise UserError(f"{run.log} cannot be written ({error.strerror}); check `directory`") from None
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.close()
+        return None
+    except OSError:
+        pass  # a file system without locks
+    start = log.seek(0, os.SEEK_END)
+    command = train_command(run, local_ranks)
+    log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')}  python {shlex.join(command[1:])}\n".encode())
+    log.flush()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        preexec_fn=prepare_child,
+    )
+    return _Job(run, process, log, start, time.monotonic())
+
+
+def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
+    seconds, code = time.monotonic() - job.started, job.process.returncode
+    job.log.close()
+    state = read_state(job.run.path)
+    if code == 0:
+        ending: Ending = "finished" if state == FINISHED else "stopped"
+        return Outcome(job.run, ending, seconds, "" if ending == "finished" else f"saved, state {state}")
+    if any(code in (-number, 128 + number) for number in signals.received):
+        return Outcome(job.run, "stopped", seconds, "before it had trained or saved anything new")
+    return Outcome(job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}")
+
+
+def _last_error(log: Path, start: int) -> str:
+    """The last line of an attempt's log that reads like an error, else its last line."""
+    with log.open("rb") as file:
+        file.seek(max(start, os.fstat(file.fileno()).st_size - LAST_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("--- ")]
+    errors = [line for line in lines if ERROR_LINE.match(line)]
+    return (errors or lines or [""])[-1]
+
+
+def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
+    """What one of `jobs` places for runs gives its processes: its share of threads, and its own GPUs."""
+    environment = dict(os.environ)
+    environment.pop("SLURM_PROCID", None)  # with it, only task 0 of an srun would print its errors
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks))))
+    if jobs > 1 and (devices := _visible_devices()):
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
+    return environment
+
+
+def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: int) -> Sequence[str]:
+    """The GPUs of one of `jobs` runs at a time, one per rank.
+
+    Raises:
+        UserError: there are too few.
+    """
+    if len(devices) < jobs * local_ranks:
+        raise UserError(
+            f"--jobs {jobs} with --local-ranks {local_ranks} needs {jobs * local_ranks} GPUs and there are "
+            f"{len(devices)}; run fewer jobs, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+        )
+    return devices[slot * local_ranks : (slot + 1) * local_ranks]
+
+
+def _visible_devices() -> list[str]:
+    """Names of this process's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    import torch
+
+    return [str(index) for index in range(torch.cuda.device_count())]

@@ -1,0 +1,159 @@
+"""The verb `sweep`, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pretrain.sweep.plan import PlannedRun
+    from pretrain.sweep.running import Outcome
+
+MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
+
+
+def sweep(
+    grid: Annotated[
+        str, typer.Argument(help="A name in pretrain/configs/grids or a YAML file.", metavar="GRID")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    local_ranks: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
+    task: Annotated[
+        int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
+    ] = None,
+    num_tasks: Annotated[
+        int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the runs, what each has done, and their overrides.")
+    ] = False,
+) -> None:
+    """Train every run of a grid file; started again, skip what is finished and resume what is not.
+
+    Exit code 0: all are finished; 1: some failed; 128 + signal number: stopped by it, with runs left.
+
+    Example: python -m pretrain sweep a1_init --jobs 2 schedule.steps=100
+    """
+    from pretrain.sweep.running import SignalRelay, run_sweep
+
+    signals = SignalRelay().install()  # first of all: a signal while the plan is made must not be lost
+    from data_pipeline.tokenize_verbs import which_task
+    from pretrain.config.text import parse_overrides
+    from pretrain.sweep.grid import read_grid
+    from pretrain.sweep.plan import plan_sweep
+
+    chosen = which_task(task, num_tasks, os.environ)
+    if chosen is not None:
+        chosen.check()
+    given = parse_overrides(overrides or [])
+    runs = plan_sweep(read_grid(grid), base, given, local_ranks, check_data=not dry_run)
+    if chosen is not None:
+        runs = runs[chosen.index :: chosen.count]
+    if dry_run:
+        _list(runs)
+        return
+    typer.echo(_headline(runs, jobs, local_ranks))
+    outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
+    _print_table(outcomes)
+    raise typer.Exit(_conclusion(outcomes, signals.received))
+
+
+class _Report:
+    """One line when a run starts and one when it has ended."""
+
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+        self._total = len(runs)
+        self._ended = sum(run.progress == "finished" for run in runs)
+        self._left = self._total - self._ended
+        self._began = time.monotonic()
+
+    def __call__(self, run: PlannedRun, outcome: Outcome | None) -> None:
+        if outcome is None:
+            typer.echo(f"{'started' if run.progress == 'new' else 'resumed'}  {run.name}")
+            return
+        self._ended += 1
+        place = f"{self._ended} of {self._total}, {self._time_left()}"
+        typer.echo(f"{outcome.ending} {run.name}{_result(outcome)}  ({place})")
+
+    def _time_left(self) -> str:
+        waiting = self._total - self._ended
+        seconds = (time.monotonic() - self._began) * waiting / (self._left - waiting)
+        return f"about {_clock(seconds)} left"
+
+
+def _result(outcome: Outcome) -> str:
+    loss, perplexity = outcome.validation()
+    if outcome.done:
+        values = f" validation loss {loss:.4f}, perplexity {perplexity:.2f}" if loss and perplexity else ""
+        return f":{values} in {_clock(outcome.seconds)}"
+    return f": {outcome.detail}; log: {outcome.run.log}"
+
+
+def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
+    count = Counter(run.progress for run in runs)
+    where = ", ".join(sorted({str(run.config.run.directory) for run in runs}))
+    ranks = f"{local_ranks} rank{'s' if local_ranks > 1 else ''} each"
+    return (
+        f"{len(runs)} runs in {where}: {count['finished']} finished, {count['partial']} to resume, "
+        f"{count['new']} to start; {jobs} at a time, {ranks}"
+    )
+
+
+def _list(runs: Sequence[PlannedRun]) -> None:
+    for run in runs:
+        typer.echo(f"{run.name}  ({run.progress})")
+        typer.echo(f"    {run.base} {shlex.join(run.overrides)}")
+
+
+def _print_table(outcomes: Sequence[Outcome]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("run", "outcome", "validation loss", "perplexity", "time"):
+        table.add_column(column, no_wrap=True, justify="left" if column in ("run", "outcome") else "right")
+    for outcome in outcomes:
+        numbers: list[Any] = list(outcome.validation())
+        seconds = _clock(outcome.seconds) if outcome.seconds else ""
+        cells = ["" if number is None else f"{number:.{4 - 2 * n}f}" for n, number in enumerate(numbers)]
+        table.add_row(outcome.run.name, outcome.ending, *cells, seconds)
+    width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
+
+
+def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
+    """Say what failed and what is left; returns the exit code."""
+    for outcome in outcomes:
+        if outcome.ending in ("failed", "busy"):
+            typer.echo(f"{outcome.ending}: {outcome.run.name}: {outcome.detail}; log: {outcome.run.log}")
+    left = [outcome for outcome in outcomes if not outcome.done]
+    if not left:
+        typer.echo(f"all {len(outcomes)} runs are finished")
+        return 0
+    count = Counter(outcome.ending for outcome in left)
+    listed = ", ".join(f"{number} {ending}" for ending, number in count.items())
+    why = f"{signal.Signals(received[0]).name} received; " if received else ""
+    typer.echo(
+        f"{why}{len(left)} of {len(outcomes)} runs are left ({listed}); the same command goes on with them"
+    )
+    return 128 + received[0] if received else 1
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,62 @@
+"""Loss on held-out text, source by source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data_pipeline.samples import ValidationSamples
+from pretrain.config.tree import Config
+from pretrain.data.open import RunData
+from pretrain.model.build import token_losses
+from pretrain.model.packing import count_predictions
+from pretrain.ranks.groups import ParallelContext
+
+Losses = Mapping[str, tuple[float, int]]
+"""{source: (sum of the token losses in nats, number of predictions that count)}"""
+
+
+def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> Losses:
+    """Total loss on each source's held-out samples (collective): always the same samples, no dropout."""
+    engine.eval()
+    totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
+    with torch.no_grad():
+        for position, samples in enumerate(data.validation.values()):
+            totals[position] = _rank_loss(
+                engine, samples, data.boundary, config.data.micro_batch_size, context
+            )
+    engine.train()
+    dist.all_reduce(totals)
+    totals /= context.tensor_parallel_size  # tensor-parallel ranks counted the same samples
+    return {
+        source: (loss, round(count))
+        for source, (loss, count) in zip(data.validation, totals.tolist(), strict=True)
+    }
+
+
+def _rank_loss(
+    engine: Any,
+    samples: ValidationSamples,
+    boundary: int | None,
+    micro_batch_size: int,
+    context: ParallelContext,
+) -> torch.Tensor:
+    """[sum of the losses, predictions that count] of this data-parallel rank's share.
+
+    Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that comes
+    out short is filled with sample 0 at weight zero.
+    """
+    total = torch.zeros(2, dtype=torch.float64, device=context.device)
+    round_size = micro_batch_size * context.data_parallel_size
+    for first in range(0, len(samples), round_size):
+        numbers = first + context.data_parallel_rank * micro_batch_size + np.arange(micro_batch_size)
+        real = numbers < len(samples)
+        tokens = torch.from_numpy(samples.blocks(np.where(real, numbers, 0)))
+        total[1] += count_predictions(tokens[torch.from_numpy(real)], boundary)
+        losses = token_losses(engine, tokens.to(context.device), boundary).sum(dim=1, dtype=torch.float64)
+        total[0] += losses @ torch.from_numpy(real.astype(np.float64)).to(context.device)
+    return total

@@ -1,0 +1,120 @@
+"""Starting the real command line in tests, interrupting it, and comparing what it left on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from pretrain.runs.metrics_file import read_metrics
+from tests.ranks import ROOT, rank_environment
+
+MEASURED = ("time/", "throughput/", "memory/host_rss")
+"""Tags whose values are clock or memory readings; every other value must repeat exactly."""
+
+
+def cli(
+    arguments: Sequence[str], timeout: float = 500, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m pretrain ARGUMENTS` to its end; `environment` is added to the usual one."""
+    command = [sys.executable, "-m", "pretrain", *arguments]
+    env = rank_environment() | dict(environment or {})
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def train(overrides: Sequence[str], ranks: int, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+    """Run `python -m pretrain train demo OVERRIDES --local-ranks RANKS` to its end."""
+    return cli(["train", "demo", *overrides, "--local-ranks", str(ranks)], timeout)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *fragments: str) -> None:
+    """Exit code 2 and, on stderr, one sentence and nothing else; it has every one of `fragments`."""
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stdout
+    for fragment in fragments:
+        assert fragment in lines[0]
+
+
+def files_under(directory: Path) -> dict[str, bytes]:
+    """Every file below `directory` with its content."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@contextmanager
+def started(overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None):
+    """The same, in the background; whatever of it is left is killed at the end."""
+    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides, "--local-ranks", str(ranks)]
+    with log.open("w") as output:
+        env = rank_environment() | dict(environment or {})
+        launcher = psutil.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+        family = [launcher]
+        try:
+            yield launcher
+        finally:
+            if launcher.is_running():
+                family += launcher.children(recursive=True)
+                launcher.kill()
+            psutil.wait_procs(family, timeout=30)
+
+
+def wait_until(
+    condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 300
+) -> None:
+    """Poll until `condition`; fails if the run ends first or the time is over."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert launcher.poll() is None, f"the run ended before {what}"
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
+        time.sleep(0.001)
+
+
+def logged_steps(run: Path) -> list[int]:
+    """Steps in metrics.jsonl, in file order; a torn last line is left out."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.is_file() else []
+    return [int(line.split('"step":')[1].split(",")[0]) for line in lines]
+
+
+def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """metrics.jsonl, or a copy of it, without clock and memory readings."""
+    return [
+        {key: value for key, value in record.items() if not key.startswith(MEASURED)}
+        for record in read_metrics(run / name)
+    ]
+
+
+def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
+    """Every tensor and number in every .pt file of a checkpoint, by file and place."""
+    found: dict[str, Any] = {}
+    for file in sorted(checkpoint.glob("*.pt")):
+        _flatten(torch.load(file, map_location="cpu", weights_only=False), file.name, found)
+    return found
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Bitwise for tensors, == for the rest."""
+    if torch.is_tensor(a):
+        return torch.is_tensor(b) and a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and a == b
+
+
+def _flatten(value: Any, place: str, found: dict[str, Any]) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _flatten(item, f"{place}/{key}", found)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _flatten(item, f"{place}/{index}", found)
+    elif torch.is_tensor(value) or isinstance(value, (int, float, str, bool)):
+        found[place] = value

@@ -1,0 +1,302 @@
+"""compare: which runs it takes for samples of what, what it refuses, and what it shows and writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing import io_wrapper
+
+from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.console import print_comparison
+from pretrain.compare.files import write_comparison
+from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, style_of
+from pretrain.errors import UserError
+from tests.fabricated_runs import write_run
+from tests.ranks import ROOT, rank_environment
+
+COMMAND = [("python", "-m", "pretrain", "compare"), ("runs/a b",)]
+LOSSES = {"vanilla": (4.00, 4.10, 3.90, 4.05, 3.95), "orthogonal": (4.03, 4.11, 3.98, 4.05, 4.02)}
+
+
+def sweep(root: Path, seeds: int = 5, **changes: Any) -> list[Path]:
+    """Runs of both variants of LOSSES with seeds from 0; the arguments are those of `write_run`."""
+    return [
+        write_run(root, f"{variant}-{seed}", variant, seed=seed, loss=losses[seed], **changes)
+        for variant, losses in LOSSES.items()
+        for seed in range(seeds)
+    ]
+
+
+def printed(comparison: Comparison, width: int = 100) -> str:
+    output = io.StringIO()
+    print_comparison(comparison, Console(file=output, width=width))
+    return output.getvalue()
+
+
+def test_seeds_of_a_variant_are_its_samples(tmp_path: Path) -> None:
+    comparison = compare_runs(sweep(tmp_path)[::-1], "vanilla")
+    base, other = comparison.variants
+    assert (base.name, other.name, comparison.baseline) == ("vanilla", "orthogonal", "vanilla")
+    assert [run.seed for run in other.runs] == [0, 1, 2, 3, 4]
+    assert base.validation_loss is not None and base.validation_loss.mean == pytest.approx(4.0)
+    assert base.gap is None and other.gap is not None
+    assert other.gap.differences == pytest.approx([0.03, 0.01, 0.08, 0.0, 0.07])
+    assert comparison.notes == ()
+
+
+def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_path: Path) -> None:
+    """Keys that are not in this version's config are labelled like any other."""
+    low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": 8}
+    both = {"config.attention.adapters": ["core", "low_rank"], "config.attention.low_rank": 16}
+    halves = {"config.attention.frozen_heads": {"0-1": 1.0, "2-3": 0.5}}
+    quarters = {"config.attention.frozen_heads": {"0-1": 0.25}}
+    svd = {"config.attention.construction": "svd"}
+    paths = [
+        write_run(tmp_path, "v", "vanilla"),
+        write_run(tmp_path, "a", "orthogonal", changes=low_rank),
+        write_run(tmp_path, "b", "orthogonal", changes=both),
+        write_run(tmp_path, "c", "orthogonal", changes=svd),
+        write_run(tmp_path, "d", "orthogonal"),
+        write_run(tmp_path, "e", "gaussian", changes=halves),
+        write_run(tmp_path, "f", "gaussian", changes=quarters),
+    ]
+    assert [variant.name for variant in compare_runs(paths, "vanilla").variants] == [
+        "vanilla",
+        "orthogonal+low_rank",
+        "orthogonal+core+low_rank",
+        "orthogonal construction=svd",
+        "orthogonal construction=qr",
+        "gaussian frozen_heads={0-1: 1.0, 2-3: 0.5}",
+        "gaussian frozen_heads={0-1: 0.25}",
+    ]
+    alone = compare_runs([paths[0], paths[2]], "vanilla")
+    assert alone.variants[1].name == "orthogonal+core+low_rank"
+
+
+def test_the_baseline_is_a_label_a_variant_or_a_run(tmp_path: Path) -> None:
+    svd = {"config.attention.construction": "svd"}
+    paths = [
+        write_run(tmp_path, "plain"),
+        write_run(tmp_path, "ora-1", "orthogonal"),
+        write_run(tmp_path, "ora-2", "orthogonal", changes=svd),
+    ]
+    for baseline in ("orthogonal construction=svd", "ora-2"):
+        assert compare_runs(paths, baseline).variants[0].name == "orthogonal construction=svd"
+    assert compare_runs(paths[1:2] + paths[:1], "orthogonal").variants[0].runs[0].name == "ora-1"
+    with pytest.raises(UserError, match="several groups of runs; give one of these: 'vanilla', 'orthogonal "):
+        compare_runs(paths, "orthogonal")
+    with pytest.raises(UserError, match="--baseline none is none of the variants and runs given"):
+        compare_runs(paths, "none")
+
+
+def depth_runs(root: Path, variants: dict[str, tuple[int, ...]]) -> list[Path]:
+    return [
+        write_run(root, f"{variant}-{depth}-{seed}", variant, seed=seed, loss=5 - depth / 10 + seed / 100,
+                  changes={"config.model.num_layers": depth})
+        for variant, depths in variants.items() for depth in depths for seed in (1, 2)
+    ]  # fmt: skip
+
+
+def test_a_subject_is_compared_within_its_values(tmp_path: Path) -> None:
+    paths = depth_runs(tmp_path, {"orthogonal": (10, 2), "vanilla": (10, 2)})
+    comparison = compare_runs(paths, "vanilla", ["model.num_layers"])
+    assert [(variant.name, variant.baseline) for variant in comparison.variants] == [
+        ("vanilla num_layers=2", "vanilla num_layers=2"),
+        ("orthogonal num_layers=2", "vanilla num_layers=2"),
+        ("vanilla num_layers=10", "vanilla num_layers=10"),
+        ("orthogonal num_layers=10", "vanilla num_layers=10"),
+    ]
+    assert all(variant.gap is None or variant.gap.mean == 0 for variant in comparison.variants)
+    write_comparison(comparison, tmp_path / "out", COMMAND)
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "Subject: model.num_layers." in report and "### num_layers=10" in report
+
+
+def test_a_subject_with_one_baseline_for_all(tmp_path: Path) -> None:
+    paths = depth_runs(tmp_path, {"orthogonal": (10, 2)})
+    comparison = compare_runs(paths, "orthogonal num_layers=2", ["model.num_layers"])
+    gap = comparison.variant("orthogonal num_layers=10").gap
+    assert gap is not None and gap.mean == pytest.approx(-0.8)
+    paths += depth_runs(tmp_path, {"vanilla": (2,)})
+    with pytest.raises(UserError, match="no run of the baseline vanilla with num_layers=10"):
+        compare_runs(paths, "vanilla", ["model.num_layers"])
+
+
+def test_sizes_that_follow_from_the_subject_need_not_be_named(tmp_path: Path) -> None:
+    """Eight heads of 16 in place of four of 32: head_dim and num_query_groups follow."""
+    eight = {f"config.model.{key}": value for key, value in
+             {"num_attention_heads": 8, "num_query_groups": 8, "head_dim": 16}.items()}  # fmt: skip
+    paths = [write_run(tmp_path, "four"), write_run(tmp_path, "eight", changes=eight)]
+    with pytest.raises(UserError) as refusal:
+        compare_runs(paths, "vanilla")
+    assert "num_attention_heads" in str(refusal.value) and "head_dim" not in str(refusal.value)
+    assert len(compare_runs(paths, "four", ["model.num_attention_heads"]).variants) == 2
+    corpora = {"data.fingerprint": "0" * 64, "data.validation_tokens": {"prose": 5, "topics": 2}}
+    paths = [paths[0], write_run(tmp_path, "other", changes=corpora)]
+    assert len(compare_runs(paths, "four", ["data.fingerprint"]).variants) == 2
+
+
+def test_what_else_differs_is_told(tmp_path: Path) -> None:
+    paths = sweep(tmp_path, 2)
+    changes = {
+        "config.optimizer.learning_rate": 3e-4,
+        "environment.device": "NVIDIA H100",
+        "config.data.seed": 7,
+    }
+    paths[3] = write_run(tmp_path / "b", "orthogonal-1", "orthogonal", seed=1, changes=changes)
+    assert compare_runs(paths, "vanilla").notes[1:] == (
+        "orthogonal-1 and the baseline's run of the same run.seed have different data.seed: these pairs did "
+        "not see the same samples in the same order.",
+        "The runs also differ in environment.device: cpu in vanilla, orthogonal-0; NVIDIA H100 in "
+        "orthogonal-1.",
+        "The runs also differ in optimizer.learning_rate: 0.001 in vanilla, orthogonal-0; 0.0003 in "
+        "orthogonal-1.",
+    )
+
+
+def test_seeds_without_a_partner_and_runs_that_diverged_are_told(tmp_path: Path) -> None:
+    paths = [*sweep(tmp_path, 2), write_run(tmp_path, "lost", "gaussian", seed=0, loss=None)]
+    paths.append(write_run(tmp_path, "alone", "gaussian", seed=9, loss=4.0))
+    comparison = compare_runs(paths, "vanilla")
+    variant = comparison.variant("gaussian")
+    assert variant.gap is None
+    assert variant.validation_loss is not None and variant.validation_loss.n == 1
+    notes = " ".join(comparison.notes)
+    assert "The validation loss of lost is not finite" in notes
+    assert "Only one of gaussian and vanilla has a run with seed 1, 9" in notes
+    assert "no seed in common with the baseline" in printed(comparison)
+
+
+@pytest.mark.parametrize("variants", [1, 2, 7])
+def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, variants: int) -> None:
+    paths = sweep(tmp_path, 2)[: 2 * min(variants, 2)]
+    for number in range(variants - 2):
+        changes = {
+            "config.attention.adapters": ["logit_scale", "low_rank"],
+            "config.attention.low_rank": number,
+        }
+        paths.append(write_run(tmp_path, f"long-{number}", "orthogonal_trainable", seed=1, changes=changes))
+    text = printed(compare_runs(paths, "vanilla"))
+    assert max(map(len, text.splitlines())) <= 100
+    expected = [
+        "4.0500",
+        "± 0.0707",
+        "57.47",
+        "1,313,024",
+        "1,000",
+        "9.77 KiB",
+    ]
+    if variants > 1:
+        expected += [
+            "+0.020",
+            "[-0.107, +0.147]",
+            "(+2.0 %)",
+            "1,181,952",
+            "(-10.0 %)",
+            "n < 5",
+            "not claimed",
+        ]
+    for number in expected:
+        assert number in text
+
+
+def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
+    paths = sweep(tmp_path / "runs")
+    for path in paths:
+        (path / "tensorboard").mkdir()
+        (path / "tensorboard" / "events.out.tfevents.1.host.1.0").write_bytes(b"")
+    for out in ("a", "b", "b"):
+        write_comparison(compare_runs(paths, "vanilla"), tmp_path / out, COMMAND)
+    first, second = (
+        {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir()) if path.is_file()}
+        for out in ("a", "b")
+    )
+    assert first == second
+    assert set(first) == {"report.md", "comparison.json", "variants.csv", "runs.csv", "loss.png", "gap.png",
+                          "memory.png", "throughput.png"}  # fmt: skip
+    report = first["report.md"].decode()
+    for part in (
+        "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | +1.07 |",
+        "d_z = mean(d) / sd(d)",
+        "python -m pretrain compare \\\n    'runs/a b'",
+        "![gap](gap.png)",
+        "· by formula",
+    ):
+        assert part in report
+    seen = io_wrapper.GetLogdirSubdirectories(str(tmp_path / "a" / "tensorboard"))
+    assert {str(Path(path).relative_to(tmp_path / "a" / "tensorboard")) for path in seen} == {
+        f"{variant}/seed-{seed}" for variant in LOSSES for seed in range(5)
+    }
+
+
+def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    comparison = compare_runs(
+        [*sweep(tmp_path), write_run(tmp_path, "lost", "gaussian", loss=None)], "vanilla"
+    )
+    write_comparison(comparison, tmp_path / "out", COMMAND)
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text(), parse_constant=refuse)
+    rows = list(csv.DictReader((tmp_path / "out" / "variants.csv").read_text().splitlines()))
+    assert [row["variant"] for row in rows] == ["vanilla", "orthogonal", "gaussian"]
+    gap = content["variants"][1]["gap"]
+    for key in ("mean", "low", "high", "t_p", "t_p_holm", "wilcoxon_p", "cohens_dz"):
+        assert float(rows[1][f"gap.{key}"]) == gap[key]
+    assert (rows[2]["validation_loss.mean"], rows[2]["gap.mean"]) == ("", "")
+    runs = list(csv.DictReader((tmp_path / "out" / "runs.csv").read_text().splitlines()))
+    assert [float(run["validation_loss"] or 0) for run in runs] == [
+        *LOSSES["vanilla"],
+        *LOSSES["orthogonal"],
+        0,
+    ]
+
+
+def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> None:
+    paths = sweep(tmp_path, 1)
+    write_comparison(compare_runs(paths, "vanilla"), tmp_path / "out", COMMAND)
+    assert (tmp_path / "out" / "gap.png").is_file()
+    write_comparison(compare_runs(paths[:1], "vanilla"), tmp_path / "out", COMMAND)
+    assert not (tmp_path / "out" / "gap.png").exists()
+
+
+def test_lines_differ_in_print_too() -> None:
+    """No two of 31 variants share dashes and marker, and the first seven all differ in either."""
+    looks = {(str(style_of(i, DASHES)), style_of(i, MARKERS)) for i in range(31)}
+    assert len(looks) == 31
+    assert len(set(map(str, DASHES))) == 8 and len(set(COLOURS)) == 7 and len(set(MARKERS)) == 11
+    assert [style_of(i, COLOURS) == COLOURS[0] for i in range(20)] == [True] + [False] * 19
+
+
+def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
+    """Reading runs back needs no torch, which takes seconds to import."""
+    code = (
+        "import sys, runpy; sys.argv = ['pretrain', *sys.argv[1:]]\n"
+        "try: runpy.run_module('pretrain', run_name='__main__')\n"
+        "except SystemExit as end: sys.exit('torch' if 'torch' in sys.modules else end.code)"
+    )
+
+    def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, "compare", *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
+        )
+
+    paths, out = sweep(tmp_path, 1), tmp_path / "out"
+    (tmp_path / "sample_order").mkdir()  # lies among the runs; `runs/*` finds it
+    done = compare(*paths, tmp_path / "sample_order", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"left out, for there is no run in it: {tmp_path / 'sample_order'}" in done.stdout
+    assert f"report: {out / 'report.md'}" in done.stdout
+    nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
+    assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
+    refused = compare(*paths, "--baseline", "none", "--out", out)
+    assert refused.returncode == 2 and refused.stderr.startswith("error: --baseline none is none of")

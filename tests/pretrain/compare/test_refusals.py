@@ -1,0 +1,101 @@
+"""compare refuses what cannot be compared or read, in one sentence that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.compare.comparison import compare_runs
+from pretrain.errors import UserError
+from tests.fabricated_runs import write_run
+
+
+def pair(root: Path, **changes: Any) -> list[Path]:
+    """The baseline and another variant's run; `changes` are of that one."""
+    return [write_run(root, "vanilla"), write_run(root, "o", "orthogonal", **changes)]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data.fingerprint": "0" * 64}, "data.fingerprint is f"),
+        ({"summary.tokens": 100}, "tokens is 204800 in"),
+        ({"config.model.num_layers": 6}, "model.num_layers is 4 in"),
+        ({"config.model.head_dim": 64}, "model.head_dim is 32 in"),
+        ({"config.model.position_embedding": "learned"}, "model.position_embedding is rope"),
+        ({"config.data.sequence_length": 256}, "data.sequence_length is 128 in"),
+        ({"config.data.validation_samples": 8}, "data.validation_samples is 64 in"),
+        ({"config.data.reset_at_document_end": True}, "data.reset_at_document_end is False in"),
+        ({"data.validation_tokens": {"prose": 6000}}, "data.validation_tokens is"),
+        ({"summary.validation.perplexity_by_source": {"prose": 1.0}}, "data.validation_sources is"),
+    ],
+)
+def test_runs_that_saw_something_else_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    paths = pair(tmp_path, changes=change)
+    with pytest.raises(UserError) as refusal:
+        compare_runs(paths, "vanilla")
+    name = named.partition(" is")[0]
+    assert named in str(refusal.value) and "\n" not in str(refusal.value)
+    assert f"--subject {name}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        ("model.num_layer", "is nothing these runs have; give a config key"),
+        ("model.num_layers", "is 4 in every run; leave it out"),
+        ("attention.variant", "is not needed: attention settings tell variants apart"),
+    ],
+)
+def test_a_subject_that_is_none_is_refused(tmp_path: Path, subject: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare_runs(pair(tmp_path), "vanilla", [subject])
+
+
+def test_one_seed_twice_is_refused_with_what_differs(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path, "a"),
+        write_run(tmp_path, "b", changes={"config.optimizer.learning_rate": 2e-3}),
+    ]
+    with pytest.raises(
+        UserError, match=r"both 'vanilla' with run.seed=1: give one of them, or say --subject optimizer.learn"
+    ):
+        compare_runs(paths, "vanilla")
+    with pytest.raises(UserError, match="a run was given twice"):
+        compare_runs([paths[0], paths[0] / ".." / "a"], "vanilla")
+
+
+@pytest.mark.parametrize("state", ["running", "continue", "stopped", None])
+def test_an_unfinished_run_is_named(tmp_path: Path, state: str | None) -> None:
+    paths = pair(tmp_path)
+    (paths[1] / "state").unlink()
+    if state is not None:
+        (paths[1] / "state").write_text(state + "\n")
+    with pytest.raises(UserError, match=rf"run 'o' .* \(its state is '{state or 'unknown'}'\)"):
+        compare_runs(paths, "vanilla")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.yaml", None, "is not a run directory: it has no config.yaml"),
+        ("summary.json", None, "summary.json is missing"),
+        ("metrics.jsonl", None, "metrics.jsonl is missing"),
+        ("metrics.jsonl", "", "metrics.jsonl has no record"),
+        ("metrics.jsonl", '{"step": 1}\n', 'step 1 has no integer "tokens"'),
+        ("audit.json", "{", "audit.json cannot be read"),
+        ("audit.json", '{"zero_stage": 1, "totals": {}}', "has no key 'totals.model_trainable_parameters'"),
+        ("checkpoints/latest", None, "has no complete checkpoint"),
+        ("checkpoints/latest", "step_00000050", "has no COMPLETE marker"),
+    ],
+)
+def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
+    path = write_run(tmp_path, "vanilla")
+    (path / file).unlink()
+    if content is not None:
+        (path / file).write_text(content)
+    with pytest.raises(UserError, match=message) as refusal:
+        compare_runs([path], "vanilla")
+    assert str(path) in str(refusal.value)

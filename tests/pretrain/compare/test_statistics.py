@@ -1,0 +1,235 @@
+"""compare's numbers: against hand-worked and published examples, and numpy and scipy used directly."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
+from pretrain.compare.cost import quartiles
+from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap, spread
+from pretrain.compare.text import verdict
+from pretrain.compare.theory import expected_cost
+from pretrain.runs.finished import read_finished_run
+from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
+
+# Student's sleep data: extra hours of sleep of ten patients under two drugs (Student, Biometrika 6, 1908).
+SLEEP = (
+    (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0),
+    (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4),
+)
+
+
+def by_seed(values: tuple[float, ...]) -> dict[int, float]:
+    return dict(enumerate(values, start=1))
+
+
+def gap_of(values: tuple[float, ...], base: tuple[float, ...]) -> PairedGap:
+    gap = paired_gap("vanilla", by_seed(values), by_seed(base))
+    assert gap is not None
+    return gap
+
+
+def test_students_sleep_data() -> None:
+    """The textbook's answers: mean difference 1.58, t = 4.0621, p = 0.002833, interval 0.7001 to 2.4599."""
+    gap = gap_of(SLEEP[1], SLEEP[0])
+    assert gap.n == 10
+    assert gap.mean == pytest.approx(1.58)
+    assert gap.t == pytest.approx(4.0621, abs=5e-5)
+    assert gap.t_p == pytest.approx(0.002833, abs=5e-7)
+    assert (gap.low, gap.high) == (pytest.approx(0.7001142, abs=5e-7), pytest.approx(2.4598858, abs=5e-7))
+
+
+def test_five_pairs_worked_by_hand() -> None:
+    """d = 1 ... 5 hundredths: sd = √2.5 / 100, t = 3 √2, 2.776 standard errors make the interval."""
+    gap = gap_of((3.01, 3.52, 4.03, 3.24, 3.15), (3.0, 3.5, 4.0, 3.2, 3.1))
+    assert gap.mean == pytest.approx(0.03)
+    assert gap.sd == pytest.approx(math.sqrt(2.5) / 100)
+    assert gap.t == pytest.approx(3 * math.sqrt(2))
+    assert gap.cohens_dz == pytest.approx(3 / math.sqrt(2.5))
+    half = 2.7764451 * math.sqrt(0.5) / 100
+    assert (gap.low, gap.high) == (pytest.approx(0.03 - half), pytest.approx(0.03 + half))
+    assert gap.perplexity_ratio == pytest.approx(1.0304545)
+    assert (gap.wilcoxon, gap.wilcoxon_p) == (0.0, 0.0625)  # all of one sign: 2 of 2⁵ sign patterns
+
+
+def test_many_pairs_against_numpy_and_scipy_directly() -> None:
+    generator = np.random.default_rng(5)
+    base = generator.normal(4.0, 0.1, 9)
+    other = base + generator.normal(0.03, 0.05, 9)
+    gap = gap_of(tuple(other.tolist()), tuple(base.tolist()))
+    d = other - base
+    error = d.std(ddof=1) / 3
+    assert gap.mean == pytest.approx(d.mean())
+    assert gap.sd == pytest.approx(d.std(ddof=1))
+    assert (gap.low, gap.high) == pytest.approx(stats.t.interval(0.95, 8, loc=d.mean(), scale=error))
+    assert gap.t_p == pytest.approx(2 * stats.t.sf(abs(d.mean() / error), 8))
+    assert gap.cohens_dz == pytest.approx(d.mean() / d.std(ddof=1))
+    assert gap.wilcoxon_p == pytest.approx(signed_rank_p(d))
+
+
+def signed_rank_p(d: np.ndarray) -> float:
+    """Two-sided exact p of the signed-rank test by going through all sign patterns."""
+    ranks = stats.rankdata(np.abs(d))
+    sums = np.array([ranks @ np.array(signs) for signs in itertools.product((0, 1), repeat=len(d))])
+    observed = ranks[d > 0].sum()
+    return 2 * min((sums <= observed).mean(), (sums >= observed).mean())
+
+
+def test_pairs_are_made_by_seed_and_not_by_order() -> None:
+    gap = paired_gap("vanilla", {3: 1.5, 1: 2.0, 9: 7.0}, {1: 1.0, 2: 5.0, 3: 1.0})
+    assert gap is not None
+    assert (gap.seeds, gap.differences) == ((1, 3), (1.0, 0.5))
+    assert paired_gap("vanilla", {1: 2.0}, {2: 1.0}) is None
+
+
+def test_what_few_or_equal_values_leave_undefined() -> None:
+    single = gap_of((4.1,), (4.0,))
+    assert single.mean == pytest.approx(0.1) and single.low is None and single.t_p is None
+    equal = gap_of((4.1, 3.1, 2.1, 1.1, 5.1), (4.0, 3.0, 2.0, 1.0, 5.0))
+    assert equal.sd == pytest.approx(0, abs=1e-12)
+    assert equal.t_p is None and equal.cohens_dz is None and not equal.significance_claimed
+    assert "nothing to test" in verdict(equal)
+    assert spread([]) is None
+    lone = spread([2.0])
+    assert lone is not None and (lone.n, lone.mean, lone.sd) == (1, 2.0, None)
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, None, 0.9]) == [1.0, None, 1.0]
+    assert holm([]) == []
+    once, twice = adjust([gap_of(SLEEP[1], SLEEP[0]), gap_of(SLEEP[0], SLEEP[1])])
+    assert once is not None and once.t_p_holm == pytest.approx(2 * 0.002833, abs=1e-6)
+    assert twice is not None and twice.t_p_holm == once.t_p_holm
+
+
+@pytest.mark.parametrize(("pairs", "claimed"), [(4, False), (5, True)])
+def test_significance_is_claimed_from_five_pairs_on(tmp_path: Path, pairs: int, claimed: bool) -> None:
+    base, steps = (4.0, 4.1, 3.9, 4.05, 3.95), (0.50, 0.51, 0.49, 0.52, 0.48)
+    paths = [write_run(tmp_path, f"v{s}", seed=s, loss=base[s]) for s in range(pairs)]
+    paths += [
+        write_run(tmp_path, f"o{s}", "orthogonal", seed=s, loss=base[s] + steps[s]) for s in range(pairs)
+    ]
+    comparison = compare_runs(paths, "vanilla")
+    gap = comparison.variant("orthogonal").gap
+    assert gap is not None and gap.t_p is not None and gap.t_p < 1e-4  # n alone makes the difference
+    assert gap.significance_claimed == claimed
+    if claimed:
+        assert verdict(gap) == "loss significantly higher at 5 % (p < 0.0001 after Holm, n = 5)"
+        assert comparison.notes == ()
+    else:
+        assert verdict(gap) == "n = 4 < 5: significance is not claimed"
+        assert "no statistical significance is claimed" in comparison.notes[0]
+
+
+def converging(tmp_path: Path) -> Comparison:
+    """The baseline loses 1/32 nat a step; half_speed 1/64. All sums are exact in binary."""
+    steps = range(1, STEPS + 1)
+    paths = [
+        write_run(tmp_path, f"v{s}", seed=s, columns={"loss/train": [8 - n / 32 for n in steps]})
+        for s in (1, 2)
+    ]
+    slow = {"loss/train": [8 - n / 64 for n in steps]}
+    paths += [write_run(tmp_path, f"s{s}", "orthogonal", seed=s, columns=slow) for s in (1, 2)]
+    return compare_runs(paths, "vanilla")
+
+
+def test_tokens_to_the_baselines_loss_by_hand(tmp_path: Path) -> None:
+    """Smoothed over 5 steps the losses are 8 - (n - 2) / 32 and 8 - (n - 2) / 64: step n takes 2 n - 2."""
+    comparison = converging(tmp_path)
+    base, slow = comparison.variants
+    assert [reach.steps and reach.steps.mean for reach in base.reaches] == [25, 50, 75, 100]
+    assert [reach.steps and reach.steps.mean for reach in slow.reaches] == [48, 98, None, None]
+    assert [(reach.reached, reach.pairs) for reach in slow.reaches] == [(2, 2), (2, 2), (0, 2), (0, 2)]
+    first = slow.reaches[0]
+    assert first.tokens is not None and first.token_ratio is not None
+    assert first.tokens.mean == 48 * BATCH * LENGTH
+    assert first.token_ratio.mean == pytest.approx(48 / 25)
+
+
+def test_smoothing_skips_what_is_not_finite(tmp_path: Path) -> None:
+    losses: list[float | None] = [8.0 - n / 32 for n in range(1, STEPS + 1)]
+    losses[49] = None
+    run = read_finished_run(write_run(tmp_path, "v", columns={"loss/train": losses}))
+    smooth = smoothed_loss(run.curves)
+    assert np.flatnonzero(np.isnan(smooth)).tolist() == [0, 1, 2, 3, *range(49, 54)]
+    assert smooth[99] == 8 - 98 / 32
+    assert smooth[54] == 8 - 53 / 32
+
+
+def test_stability_by_hand(tmp_path: Path) -> None:
+    norms: list[float | None] = [1.0, 3.0] * (STEPS // 2)
+    norms[0] = 1e6  # in the warm-up: neither a spike nor in the mean
+    losses = [5 - n / 64 + (0.125 if n % 2 else -0.125) for n in range(STEPS)]
+    path = write_run(tmp_path, "v", columns={"optim/grad_norm": norms, "loss/train": losses})
+    stability = compare_runs([path], "vanilla").variants[0].stability
+    after = np.array([1.0, 3.0] * 45)
+    assert stability.gradient_norm is not None and stability.gradient_norm.mean == pytest.approx(2.0)
+    assert stability.gradient_norm_variation is not None
+    assert stability.gradient_norm_variation.mean == pytest.approx(after.std(ddof=1) / 2)
+    x = np.arange(25)
+    design = np.stack([x, np.ones(25)], axis=1)
+    (residual,) = np.linalg.lstsq(design, np.array(losses[75:]), rcond=None)[1]
+    assert stability.loss_variance is not None and stability.loss_variance.mean == pytest.approx(
+        residual / 23
+    )
+    assert (stability.spikes, stability.records) == (0, 90)
+
+
+def test_spikes_by_hand() -> None:
+    norms = np.ones(200)
+    norms[[5, 60, 80, 120]] = 9.0, 2.0, 2.01, np.nan  # too early; not above twice; a spike; not finite
+    assert np.flatnonzero(spikes(norms)).tolist() == [80, 120]
+    assert np.flatnonzero(spikes(np.r_[np.ones(100), np.full(100, 3.0)])).tolist() == list(range(100, 125))
+    assert not spikes(np.ones(3)).any()
+    assert math.isnan(tail_variance(np.ones(4)))
+
+
+def test_speed_drops_the_first_tenth_and_pools_the_rest(tmp_path: Path) -> None:
+    speeds: list[float | None] = [10.0] * 10 + [1500.0] + [1000.0] * 44 + [2000.0] * 44 + [None]
+    paths = [
+        write_run(tmp_path, f"v{s}", seed=s, columns={"throughput/tokens_per_second": speeds}) for s in (1, 2)
+    ]
+    speed = compare_runs(paths, "vanilla").variants[0].cost.tokens_per_second
+    assert speed is not None
+    assert (speed.n, speed.median, speed.low, speed.high) == (178, 1500.0, 1000.0, 2000.0)
+    of = quartiles(np.array([4.0, 1.0, 2.0, 3.0, np.nan]))
+    assert of is not None and (of.n, of.low, of.median, of.high) == (4, 1.75, 2.5, 3.25)
+    assert quartiles(np.array([np.nan])) is None
+
+
+def test_theory_by_hand(tmp_path: Path) -> None:
+    """4 layers of 128: freezing takes 2 d² L = 131,072 of 1,313,024 parameters, 4 d² L FLOPs of a token."""
+    run = read_finished_run(write_run(tmp_path, "o", "orthogonal"))
+    theory = expected_cost(run)
+    assert theory is not None
+    assert (theory.trainable_parameters, theory.frozen_parameters) == (1_181_952, 131_072)
+    assert theory.model_flops_per_token - theory.executed_flops_per_token == 4 * 128**2 * 4
+    assert (theory.weight_bytes, theory.frozen_bytes) == (run.weight_bytes, run.frozen_bytes)
+    assert (theory.gradient_bytes, theory.optimizer_state_bytes) == (
+        run.gradient_bytes,
+        run.optimizer_state_bytes,
+    )
+    assert theory.checkpoint_bytes == 1_181_952 * 16
+
+
+@pytest.mark.parametrize(("stage", "trainable"), [(0, 16.0), (1, 5.5), (2, 3.75), (3, 2.0)])
+def test_bytes_a_parameter_are_those_of_the_method(tmp_path: Path, stage: int, trainable: float) -> None:
+    """bf16 weights and gradients, fp32 Adam, 8 replicas; a frozen parameter always takes 2 bytes."""
+    changes = {
+        "config.precision": {"dtype": "bf16", "grad_accum_dtype": "bf16"},
+        "environment.world_size": 8,
+        "audit.zero_stage": stage,
+    }
+    theory = expected_cost(read_finished_run(write_run(tmp_path, "o", "orthogonal", changes=changes)))
+    assert theory is not None
+    states = theory.weight_bytes + theory.gradient_bytes + theory.optimizer_state_bytes
+    assert states / 8 == trainable * theory.trainable_parameters
+    assert theory.frozen_bytes / 8 == 2 * theory.frozen_parameters

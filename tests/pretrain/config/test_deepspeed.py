@@ -1,0 +1,199 @@
+"""From our configuration to DeepSpeed's: what is filled in, what conflicts, what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config.deepspeed import PASSED_ON, REFUSED, deepspeed_config, zero_stage
+from pretrain.config.tree import Config, check_layout, load_config
+from pretrain.errors import UserError
+
+STAGES = ["zero1", "zero2", "zero3"]
+
+
+def demo(*overrides: str) -> Config:
+    return load_config("demo", ["data.micro_batch_size=2", "data.global_batch_size=16", *overrides])
+
+
+def json_file(directory: Path, content: Any) -> str:
+    path = directory / "mine.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return f"deepspeed.config={path}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_our_keys_are_filled_in(stage: str) -> None:
+    config = demo(f"deepspeed.config={stage}", "precision.dtype=bf16", "optimizer.gradient_clip=0.5")
+    given = deepspeed_config(config, world_size=4)
+    assert given["train_batch_size"] == 16
+    assert given["train_micro_batch_size_per_gpu"] == 2
+    assert given["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
+    assert given["gradient_clipping"] == 0.5
+    assert given["bf16"] == {"enabled": True}
+    assert given["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert given["communication_data_type"] == "fp32"
+    assert given["zero_optimization"]["stage"] == zero_stage(config) == int(stage[-1])
+
+
+def test_fp32_switches_bf16_off() -> None:
+    assert deepspeed_config(demo(), 4)["bf16"] == {"enabled": False}
+
+
+def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
+    config = demo("precision.dtype=bf16", "precision.grad_accum_dtype=bf16")
+    assert deepspeed_config(config, 4)["communication_data_type"] == "bf16"
+
+
+def test_communication_data_type_is_the_users_to_change() -> None:
+    config = demo("precision.dtype=bf16", "deepspeed.overrides.communication_data_type=bf16")
+    assert deepspeed_config(config, 4)["communication_data_type"] == "bf16"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_deepspeed_accepts_the_result_without_complaint(stage: str, dtype: str) -> None:
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    config = demo(
+        "parallel.tensor_model_parallel_size=1", f"deepspeed.config={stage}", f"precision.dtype={dtype}"
+    )
+    given = deepspeed_config(config, world_size=1)
+    read = DeepSpeedConfig(given)
+    assert read.zero_optimization_stage == int(stage[-1])
+    assert read.gradient_accumulation_steps == 8
+    assert read.gradient_clipping == 1.0
+    assert read.bfloat16_config.enabled is (dtype == "bf16")
+    assert read.grad_accum_dtype == "fp32"
+    assert str(read.communication_data_type) == "torch.float32"
+    assert read.steps_per_print is None
+
+
+def test_every_shipped_key_is_explained() -> None:
+    readme = files("ds_configs").joinpath("README.md").read_text(encoding="utf-8")
+    for stage in STAGES:
+        settings = json.loads(files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8"))
+        for key in [*settings, *settings["zero_optimization"]]:
+            assert key == "zero_optimization" or re.search(rf"`(zero_optimization\.)?{key}`", readme), key
+
+
+def test_the_known_keys_are_deepspeeds() -> None:
+    import deepspeed
+
+    runtime = Path(deepspeed.__file__).parent
+    source = "".join(path.read_text(encoding="utf-8") for path in runtime.rglob("*.py"))
+    for key in [*PASSED_ON, *REFUSED]:
+        assert f'"{key}"' in source or f"'{key}'" in source, key
+
+
+def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
+    given = deepspeed_config(demo("deepspeed.overrides.zero_optimization.reduce_bucket_size=1000"), 4)
+    assert given["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert given["zero_optimization"]["stage"] == 1
+
+
+def test_a_json_of_ones_own(tmp_path: Path) -> None:
+    config = demo(json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
+    assert zero_stage(config) == 2
+    assert deepspeed_config(config, 4)["gradient_clipping"] == 1.0
+
+
+def test_nothing_is_shared_between_calls() -> None:
+    config = demo("deepspeed.overrides.zero_optimization.sub_group_size=5")
+    deepspeed_config(config, 4)["zero_optimization"]["stage"] = 3
+    assert deepspeed_config(config, 4)["zero_optimization"]["stage"] == 1
+    assert config.deepspeed.overrides == {"zero_optimization": {"sub_group_size": 5}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"train_batch_size": 64}, ["'train_batch_size' is 64", "data.global_batch_size gives 16"]),
+        (
+            {"train_micro_batch_size_per_gpu": 1},
+            ["'train_micro_batch_size_per_gpu' is 1", "data.micro_batch_size gives 2"],
+        ),
+        ({"gradient_accumulation_steps": 1}, ["'gradient_accumulation_steps' is 1", "gives 4"]),
+        ({"gradient_clipping": 0.3}, ["'gradient_clipping' is 0.3", "optimizer.gradient_clip gives 1.0"]),
+        ({"bf16": {"enabled": True}}, ["'bf16.enabled' is True", "precision.dtype=fp32 gives False"]),
+        (
+            {"data_types": {"grad_accum_dtype": "bf16"}},
+            ["'data_types.grad_accum_dtype' is 'bf16'", "precision.grad_accum_dtype gives 'fp32'"],
+        ),
+        ({"zero_optimization": {"stge": 1}}, ["'zero_optimization.stge'", "did you mean 'stage'"]),
+        (
+            {"zero_optimization": {"reduce_bucket_size": "big"}},
+            ["'zero_optimization.reduce_bucket_size'", "integer"],
+        ),
+    ],
+)
+def test_conflicts_name_both_keys(tmp_path: Path, settings: dict[str, Any], words: list[str]) -> None:
+    config = demo(json_file(tmp_path, settings))
+    with pytest.raises(UserError) as raised:
+        deepspeed_config(config, 4)
+    for word in words:
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_conflicts_are_found_before_any_process_group(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"'gradient_clipping' is 0\.3 but optimizer\.gradient_clip gives 1\.0"
+    ):
+        check_layout(demo(json_file(tmp_path, {"gradient_clipping": 0.3})), 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"optimizer": {"type": "Adam"}}, ["'optimizer'", "section 'optimizer'"]),
+        ({"scheduler": {"type": "WarmupLR"}}, ["'scheduler'", "section 'schedule'"]),
+        ({"fp16": {"enabled": True}}, ["'fp16'", "precision.dtype"]),
+        ({"gradient_allreduce_op": "sum"}, ["'gradient_allreduce_op'", "averaged"]),
+        ({"gradient_cliping": 1.0}, ["'gradient_cliping'", "did you mean 'gradient_clipping'"]),
+        ({"zero_optimisation": {}}, ["'zero_optimisation'", "did you mean 'zero_optimization'"]),
+        ({"zero_optimization": True}, ["'zero_optimization' is True"]),
+        ({"zero_optimization": {"stage": 4}}, ["stage is 4"]),
+        ({"zero_optimization": {"stage": True}}, ["stage is True"]),
+        (
+            {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+            ["offload_optimizer", "AdamW"],
+        ),
+        (
+            {"zero_optimization": {"stage": 1, "compute_grad_norm": False}},
+            ["compute_grad_norm", "gradient norm"],
+        ),
+        ({"checkpoint": {"load_universal": True}}, ["'checkpoint.load_universal'", "layout"]),
+        ("{", ["not readable JSON"]),
+        ("[1]", ["must be a JSON object"]),
+    ],
+)
+def test_settings_refused_before_any_process_group(tmp_path: Path, settings: Any, words: list[str]) -> None:
+    config = demo("precision.dtype=bf16", json_file(tmp_path, settings))
+    with pytest.raises(UserError) as raised:
+        check_layout(config, 4)
+    for word in words:
+        assert word in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match="'zero9' is neither a file nor one of: zero1, zero2, zero3"):
+        check_layout(demo("deepspeed.config=zero9"), 4)
+
+
+def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
+    stage0 = ["precision.dtype=bf16", "deepspeed.overrides.zero_optimization.stage=0"]
+    with pytest.raises(
+        UserError, match=r"ZeRO stage 0 .*wrong gradient norm at parallel.tensor_model_parallel_size=2"
+    ):
+        check_layout(demo(*stage0), 4)
+    with pytest.raises(UserError, match=r"grad_accum_dtype=fp32 with precision.dtype=bf16.*stage 0"):
+        check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1"), 4)
+    check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1", "precision.grad_accum_dtype=bf16"), 4)
+    check_layout(demo("deepspeed.overrides.zero_optimization.stage=0"), 4)  # fp32 is right without ZeRO

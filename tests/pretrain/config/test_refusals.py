@@ -1,0 +1,266 @@
+"""Every way in which a configuration is refused: a sentence with the key, its place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.tree import check_layout, load_config
+from pretrain.errors import UserError
+
+
+def message(name_or_path: str, *overrides: str, world_size: int | None = None) -> str:
+    """The sentence with which a configuration is refused."""
+    with pytest.raises(UserError) as raised:
+        config = load_config(name_or_path, overrides)
+        if world_size is not None:
+            check_layout(config, world_size)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def yaml_file(directory: Path, text: str) -> str:
+    path = directory / "mine.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+# Malformed overrides
+
+
+@pytest.mark.parametrize("item", ["run.seed", "seed=3", "=3", "run.=3", ".seed=3", "run..seed=3"])
+def test_malformed_overrides(item: str) -> None:
+    assert f"override '{item}' is not of the form section.key=value" in message("demo", item)
+
+
+def test_an_override_that_is_not_yaml() -> None:
+    assert "override 'optimizer.betas=[1, ' " not in message("demo", "optimizer.betas=[1, ")
+    assert "the value is not valid YAML" in message("demo", "optimizer.betas=[1, ")
+
+
+# Names and places of mistakes
+
+
+def test_unknown_names_of_configurations() -> None:
+    assert (
+        message("smal")
+        == "config 'smal' is neither a file nor one of the shipped configs: base, demo, large, small"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("model.hiden_size=1", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
+        ("optimizer.lr=1", "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, betas"),
+        (
+            "optimizer.warmup_steps=1",
+            "unknown key 'optimizer.warmup_steps'; did you mean 'schedule.warmup_steps'?",
+        ),
+        ("optimiser.eps=1", "unknown section 'optimiser'; did you mean 'optimizer'?"),
+        ("zzz.eps=1", "unknown section 'zzz'; known: run, model"),
+    ],
+)
+def test_unknown_keys_name_the_nearest(override: str, hint: str) -> None:
+    assert message("demo", override).startswith(f"override: {hint}")
+
+
+def test_unknown_keys_in_a_file_name_its_line(tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, "run:\n  name: x\nmodel:\n  num_layer: 2\n")
+    assert (
+        message(path)
+        == f"config {path} line 4: unknown key 'model.num_layer'; did you mean 'model.num_layers'?"
+    )
+    path = yaml_file(tmp_path, "run:\n  name: x\nmodels:\n  num_layers: 2\n")
+    assert message(path) == f"config {path} line 3: unknown section 'models'; did you mean 'model'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run:\n  name: x\n  name: y\n", "line 3: key 'run.name' is given twice"),
+        ("run:\n  name: [\n", "is not valid YAML: line"),
+        ("- 1\n", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("run: 3\n", "line 1: section 'run' must hold keys, but is 3"),
+        ("run:\n", "line 1: section 'run' must hold keys, but is nothing"),
+        ("run:\n  name: x\n", "section 'model' is missing and has no default"),
+        ("? [a]\n: 1\n", "keys must be plain words"),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: str, words: str) -> None:
+    path = yaml_file(tmp_path, text)
+    sentence = message(path)
+    assert words in sentence
+    assert sentence.startswith(f"config {path}")
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    text = load_config("demo").to_yaml().replace("  num_layers: 4\n", "")
+    assert "'model.num_layers' is missing and has no default" in message(yaml_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.num_layers=two", "'model.num_layers' is 'two': it should be a valid integer"),
+        ("model.num_layers=2.5", "'model.num_layers' is 2.5: it should be a valid integer"),
+        ("model.num_layers=true", "'model.num_layers' is True: it should be a valid integer"),
+        ("model.num_layers=null", "'model.num_layers' is None: it should be a valid integer"),
+        ("model.num_layers.x=2", "'model.num_layers' is {'x': 2}: it should be a valid integer"),
+        ("model.num_layers=0", "'model.num_layers' is 0: it should be greater than or equal to 1"),
+        ("model.tied_embeddings=1", "'model.tied_embeddings' is 1: it should be a valid boolean"),
+        ("optimizer.learning_rate=fast", "'optimizer.learning_rate' is 'fast': it should be a valid number"),
+        ("optimizer.learning_rate=.nan", "'optimizer.learning_rate' is nan"),
+        ("optimizer.learning_rate=0", "it should be greater than 0"),
+        ("optimizer.betas=[0.9, 1.0]", "'optimizer.betas' is 1.0: it should be less than 1"),
+        ("optimizer.betas=[0.9]", "optimizer.betas is [0.9]: it should be two numbers"),
+        ("model.dropout=1.0", "'model.dropout' is 1.0: it should be less than 1"),
+        ("model.dropout=-0.1", "it should be greater than or equal to 0"),
+        ("schedule.min_ratio=1.5", "'schedule.min_ratio' is 1.5: it should be less than or equal to 1"),
+        ("schedule.kind=linear", "'schedule.kind' is 'linear': it should be 'cosine', 'cosine_restarts'"),
+        ("model.position_embedding=alibi", "it should be 'learned' or 'rope'"),
+        ("precision.dtype=fp16", "it should be 'fp32' or 'bf16'"),
+        ("run.name=a/b", "'run.name' is 'a/b'"),
+        ("run.name=..", "'run.name' is '..'"),
+        ("run.name=2024", "'run.name' is 2024: it should be a valid string"),
+        ("data.directory=3", "'data.directory' is 3"),
+        ("attention.seed=-1", "it should be greater than or equal to 0"),
+        ("deepspeed.overrides=3", "'deepspeed.overrides' is 3"),
+    ],
+)
+def test_wrong_types_and_ranges(override: str, words: str) -> None:
+    sentence = message("demo", override)
+    assert words in sentence
+    assert sentence.startswith("override: ")
+
+
+def test_a_wrong_type_in_a_file_names_its_line(tmp_path: Path) -> None:
+    text = load_config("demo").to_yaml().replace("num_layers: 4", "num_layers: four")
+    line = text[: text.index("num_layers")].count("\n") + 1
+    path = yaml_file(tmp_path, text)
+    assert message(path).startswith(f"config {path} line {line}: 'model.num_layers' is 'four': ")
+
+
+# Combinations that cannot be
+
+LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["model.hidden_size=130"],
+            ["model.hidden_size=130", "model.num_attention_heads=4", "model.head_dim"],
+        ),
+        (["model.num_query_groups=3"], ["model.num_attention_heads=4", "model.num_query_groups=3"]),
+        (
+            ["model.num_query_groups=1"],
+            ["model.num_query_groups=1", "tensor_model_parallel_size=2", "key/value head"],
+        ),
+        (["parallel.tensor_model_parallel_size=8"], ["num_query_groups=4", "tensor_model_parallel_size=8"]),
+        (
+            ["parallel.tensor_model_parallel_size=3"],
+            ["num_attention_heads=4", "tensor_model_parallel_size=3"],
+        ),
+        (
+            ["model.num_attention_heads=12", "model.num_query_groups=3", "model.head_dim=16"],
+            ["model.num_query_groups=3", "tensor_model_parallel_size=2"],
+        ),
+        (["model.vocab_size=4097"], ["model.vocab_size=4097", "tensor_model_parallel_size=2"]),
+        (["model.ffn_hidden_size=511"], ["model.ffn_hidden_size=511", "tensor_model_parallel_size=2"]),
+        (
+            ["parallel.sequence_parallel=true", "data.sequence_length=127"],
+            ["data.sequence_length=127", "tensor_model_parallel_size", "=2"],
+        ),
+        (
+            ["parallel.sequence_parallel=true", "parallel.tensor_model_parallel_size=1"],
+            ["sequence_parallel=true", "tensor_model_parallel_size=1"],
+        ),
+        (["model.position_embedding=rope", "model.head_dim=31"], ["position_embedding=rope", "31"]),
+        (["schedule.tokens=1000"], ["schedule.steps and schedule.tokens: both are set"]),
+        (["schedule.steps=null"], ["schedule.steps and schedule.tokens: neither is set"]),
+        (["schedule.steps=20", "schedule.warmup_steps=21"], ["schedule.warmup_steps=21", "the 20 steps"]),
+        (["schedule.cycles=2"], ["schedule.cycles=2", "schedule.kind=cosine"]),
+        (["schedule.power=2"], ["schedule.power=2.0", "schedule.kind=cosine"]),
+        (
+            [
+                "schedule.kind=cosine_restarts",
+                "schedule.steps=20",
+                "schedule.warmup_steps=15",
+                "schedule.cycles=6",
+            ],
+            ["schedule.cycles=6", "5 steps after warmup"],
+        ),
+        (
+            ["data.micro_batch_size=5", "data.global_batch_size=12"],
+            ["data.global_batch_size=12", "data.micro_batch_size=5"],
+        ),
+        (["precision.grad_accum_dtype=bf16"], ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"]),
+        (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
+        (["attention.construction=lu"], ["attention.construction", "'lu'", "qr, svd, householder, cayley"]),
+        (["attention.variant=vanilla", "attention.scope=head"], ["attention.scope", "'vanilla'"]),
+        (["attention.gaussian_std=0.1"], ["attention.gaussian_std"]),
+        (["model.head_dim=256"], ["head_dim=256", "hidden_size=128"]),
+        (LAYER_SCOPE, ["256", "hidden_size=128", "scope 'layer'"]),
+    ],
+)
+def test_impossible_combinations(overrides: list[str], words: list[str]) -> None:
+    sentence = message("demo", *overrides)
+    for word in words:
+        assert word in sentence
+
+
+def test_what_only_a_frozen_bank_cannot_do_is_allowed_without_one() -> None:
+    assert load_config("demo", ["attention.variant=vanilla", "model.head_dim=256"]).head_dim == 256
+    assert load_config("demo", ["attention.variant=gaussian", "model.head_dim=256"]).head_dim == 256
+    assert load_config("demo", ["model.position_embedding=learned", "model.head_dim=31"]).head_dim == 31
+
+
+@pytest.mark.parametrize(
+    ("world_size", "overrides", "words"),
+    [
+        (1, [], ["too few ranks", "tensor_model_parallel_size=2", "there is 1"]),
+        (2, ["parallel.tensor_model_parallel_size=4"], ["too few ranks", "=4", "there are 2"]),
+        (5, [], ["5 processes", "tensor_model_parallel_size=2"]),
+        (
+            12,
+            ["data.micro_batch_size=4", "data.global_batch_size=16"],
+            ["data.global_batch_size=16", "data.micro_batch_size=4", "6 data-parallel ranks"],
+        ),
+    ],
+)
+def test_impossible_layouts(world_size: int, overrides: list[str], words: list[str]) -> None:
+    sentence = message("demo", *overrides, world_size=world_size)
+    for word in words:
+        assert word in sentence
+
+
+# Blends
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.directory=null"], "data.directory and data.blend: neither is set; give exactly one"),
+        (["data.blend=[{directory: a, weight: 1}]"], "data.directory and data.blend: both are set"),
+        (["data.directory=null", "data.blend=[]"], "'data.blend' is []"),
+        (["data.directory=null", "data.blend=[{directory: a}]"], "'data.blend.0.weight' is missing"),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 0}]"],
+            "'data.blend.0.weight' is 0: it should be greater",
+        ),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 1, sources: {x: -1}}]"],
+            "'data.blend.0.sources.x' is -1: it should be greater than 0",
+        ),
+        (
+            ["data.directory=null", "data.blend=[{directory: a, weight: 1, sources: {}}]"],
+            "'data.blend.0.sources' is {}",
+        ),
+    ],
+)
+def test_blends(overrides: list[str], words: str) -> None:
+    assert words in message("demo", *overrides)

@@ -1,0 +1,206 @@
+"""The numbers behind `evaluate`, against what can be worked out by hand."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pretrain.errors import UserError
+from pretrain.evaluation.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
+from pretrain.evaluation.approximation_report import approximation_report
+from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, weight_diversity
+from pretrain.evaluation.diversity_report import Limits, diversity_report
+from pretrain.evaluation.groups import group_names
+from pretrain.evaluation.length import LengthLoss, RunLengths, cut
+from pretrain.evaluation.length_report import length_report
+from pretrain.evaluation.measures import (
+    entropy,
+    flat_cosines,
+    pairwise_divergence,
+    principal_angles,
+    row_cosines,
+)
+from pretrain.evaluation.report import mean_sd
+from pretrain.evaluation.verbs import _ascending
+from pretrain.runs.finished import FinishedRun
+
+
+def test_principal_angles_of_known_planes():
+    """span(e1, e2) against span(cos a e1 + sin a e3, e2): 0 and a; against span(e3, e4): 90 and 90."""
+    a = math.radians(30)
+    planes = torch.tensor(
+        [
+            [[1, 0, 0, 0], [0, 1, 0, 0]],
+            [[math.cos(a), 0, math.sin(a), 0], [0, 1, 0, 0]],
+            [[0, 0, 1, 0], [0, 0, 0, 1]],
+        ],
+        dtype=torch.float64,
+    )
+    mixed = torch.tensor([[2.0, 1.0], [-1.0, 3.0]], dtype=torch.float64) @ planes  # the same row spaces
+    for weights in (planes, mixed):
+        angles = principal_angles(weights)
+        assert angles[0, 1].tolist() == pytest.approx([0, 30], abs=1e-5)
+        assert angles[0, 2].tolist() == pytest.approx([90, 90])
+        assert angles[1, 2].tolist() == pytest.approx([60, 90])
+
+
+def test_cosines_of_weights_and_rows():
+    weights = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [2.0, 0.0]], [[-3.0, 0.0], [0.0, 3.0]]])
+    assert torch.allclose(flat_cosines(weights), torch.eye(3))
+    assert row_cosines(weights)[0, 1].tolist() == [[0, 1], [1, 0]]
+    found = weight_diversity(weights.double())
+    assert (found.cosine_max, found.row_cosine_max, found.row_cosine_mean) == (0, 1, 0.5)
+    assert (found.angle_mean, found.overlap) == pytest.approx((0, 1), abs=1e-4)  # all span the plane
+    assert weight_diversity(weights[:1].double()) is None
+
+
+def test_divergence_and_entropy_of_known_distributions():
+    p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
+    found = pairwise_divergence(torch.tensor([[p], [q]], dtype=torch.float64))
+    assert found.shape == (1, 2, 2)
+    assert found[0, 0, 1].item() == pytest.approx(math.log(2))
+    bounded = 0.5 * math.log(0.5) + 0.5 * (math.log(0.5) - math.log(torch.finfo(torch.float64).tiny))
+    assert found[0, 1, 0].item() == pytest.approx(bounded)
+    assert found.diagonal(dim1=1, dim2=2).abs().max() < 1e-15
+    uniform = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
+    assert entropy(uniform).tolist() == pytest.approx([math.log(t) for t in range(1, 6)])
+    assert entropy(torch.eye(3)).tolist() == [0, 0, 0]
+
+
+def test_blocks_of_every_length_predict_the_same_ids_once():
+    spans = np.arange(2 * 13).reshape(2, 13)  # T = 4
+    for length in (2, 4, 6):
+        blocks = cut(spans, length)
+        assert blocks.shape == (2 * 12 // length, length + 1)
+        assert blocks[:, 1:].reshape(2, 12).tolist() == spans[:, 1:].tolist()
+        assert (blocks[:, :-1] == blocks[:, 1:] - 1).all()
+
+
+def run_lengths(group, losses, reasons=None):
+    """Of trained length 2: the same loss at every place of the span of 6."""
+    entries = {
+        factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6)) for factor, loss in losses.items()
+    }
+    return RunLengths(group, group, 1, 2, entries, reasons or {})
+
+
+def test_length_verdicts():
+    stable = run_lengths("stable", {0.5: math.log(1.1), 1.0: math.log(1.05), 1.5: math.log(1.0)})
+    grows = run_lengths("grows", {0.5: 1.0, 1.0: 1.0, 1.5: 1.2})
+    bound = run_lengths("bound", {0.5: 1.0, 1.0: 1.0}, {1.5: "no such position"})
+    fails = run_lengths("fails", {0.5: 1.5, 1.0: 1.0}, {1.5: "no such position"})
+    report = length_report([stable, grows, bound, fails], tolerance=0.1)
+    assert [v.answer for v in report.verdicts] == [
+        "yes (1 of 1)",
+        "no (0 of 1)",
+        "not testable",
+        "no (0 of 1)",
+    ]
+    assert grows.change(1.5) == pytest.approx(math.exp(0.2) - 1)
+    assert grows.gain().tolist() == pytest.approx([0.2] * 3)
+    assert any("no such position" in note for note in report.notes)
+
+
+def test_diversity_verdicts():
+    weights = weight_diversity(torch.eye(4, dtype=torch.float64).view(2, 2, 4))
+    alike = weight_diversity(torch.ones(2, 1, 4, dtype=torch.float64))
+
+    def run(group, seed, role, divergence):
+        layers = [LayerDiversity(role, role, divergence, 1.0, 0.5)]
+        return RunDiversity(f"{group}-{seed}", group, seed, layers, layers)
+
+    runs = [
+        run("good", 1, weights, 1.5),
+        run("good", 2, weights, 0.5),
+        run("alike", 1, alike, 1.5),
+        run("scores only", 1, None, 1.5),
+        run("one head", 1, None, None),
+    ]
+    report = diversity_report(runs, Limits(), samples=1)
+    answers = {verdict.group: verdict.answer for verdict in report.verdicts}
+    assert answers == {
+        "good": "in part (1 of 2)",
+        "alike": "no (0 of 1)",
+        "scores only": "yes (1 of 1)",
+        "one head": "not testable",
+    }
+    assert "not applicable" in next(v.numbers for v in report.verdicts if v.group == "scores only")
+
+
+def test_kernel_regression_is_the_kernel_mean_of_the_past():
+    features, targets = kernel_regression(3, sequences=2)
+    row = features[1].double().numpy()
+    for t in (0, 1, 31):
+        kernel = np.exp(-((row[: t + 1, :2] - row[t, :2]) ** 2).sum(1) / (2 * BANDWIDTH**2))
+        assert float(targets[1, t]) == pytest.approx(
+            (kernel * row[: t + 1, 2]).sum() / kernel.sum(), rel=1e-4
+        )
+    assert float(targets[1, 0]) == pytest.approx(float(features[1, 0, 2]))
+    assert not torch.equal(features, kernel_regression(4, sequences=2)[0])
+
+
+def test_approximation_verdicts():
+    experiment = Experiment(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
+    found = {("a", 8): (0.5, 0.5), ("a", 16): (0.10, 0.10), ("b", 8): (0.5, 0.5), ("b", 16): (0.109, 0.12)}
+    trials = [
+        Trial(variant, width, 1, seed, error, 0)
+        for (variant, width), errors in found.items()
+        for seed, error in enumerate(errors, start=1)
+    ]
+    report = approximation_report(experiment, trials, tolerance=0.1)
+    assert [v.answer for v in report.verdicts] == ["yes (2 of 2)", "in part (1 of 2)"]
+    assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
+
+
+def test_numbers_are_shown_with_their_spread():
+    assert mean_sd([1.0, 3.0], 1) == "2.0 ± 1.4"
+    assert mean_sd([1.0], 2) == "1.00"
+    assert mean_sd([-0.001], 1) == "0.0"
+    assert mean_sd([None, 1.0]) == mean_sd([]) == "–"
+
+
+@pytest.mark.parametrize(
+    ("variant", "width", "reason"),
+    [
+        ("unfreeze", 8, "schedule belongs to the training loop"),
+        ("orthogonal_penalty", 8, "schedule belongs to the training loop"),
+        ("nobody", 8, "attention.variant is 'nobody'"),
+        ("vanilla", 10, "hidden_size=10 is not divisible"),
+    ],
+)
+def test_what_cannot_be_regressed_is_refused(variant, width, reason):
+    experiment = Experiment((variant,), (width,), (2,), seeds=1, steps=10, learning_rate=1e-3)
+    with pytest.raises(UserError, match=reason):
+        experiment.config(variant, width, depth=2, seed=1)
+
+
+@pytest.mark.parametrize("text", ["", "16,8", "8,8", "0,4", "a"])
+def test_sizes_must_ascend(text):
+    with pytest.raises(UserError, match="--widths is"):
+        _ascending("--widths", text)
+
+
+def finished(path, variant, seed=1, adapters=None, **model):
+    """As much of a finished run as its group depends on."""
+    config = {"attention": {"variant": variant, "adapters": adapters}, "model": {"num_layers": 2, **model}}
+    blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
+    return FinishedRun(**{**blank, "path": Path(path), "variant": variant, "seed": seed, "config": config})
+
+
+def test_groups_are_seeds_of_one_another():
+    runs = [
+        finished("a", "vanilla"),
+        finished("b", "orthogonal", position_embedding="rope"),
+        finished("c", "orthogonal", seed=2, position_embedding="rope"),
+        finished("d", "orthogonal", position_embedding="learned"),
+        finished("e", "orthogonal", adapters=["core", "low_rank"]),
+    ]
+    rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
+    assert group_names(runs) == ["vanilla", rope, rope, learned, "orthogonal+core+low_rank"]
+    with pytest.raises(UserError, match=r"same run\.seed=1"):
+        group_names([*runs, finished("f", "vanilla")])
+    with pytest.raises(UserError, match="given twice"):
+        group_names([*runs, runs[0]])

@@ -1,0 +1,132 @@
+"""evaluate on real runs: any layout loads with the loss the run logged; reports; refusals."""
+
+import json
+
+import pytest
+
+from tests.command_line import assert_refused, cli
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2}
+PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
+ONE_RANK = {
+    "orthogonal": {},
+    "learned": {"model__position_embedding": "learned", "run__seed": 5},
+    "scores": {"attention__variant": "synthesizer_random"},
+}
+FOUR_RANKS = {
+    "tensor-parallel": {**PARALLEL, "attention__variant": "vanilla", "model__num_query_groups": 2},
+    # On each rank a head trains and one is frozen in layer 0; in layer 1 one trains, on rank 0.
+    "hybrid": {
+        **PARALLEL,
+        "attention__variant": "hybrid",
+        "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
+        "attention__adapters": "[logit_scale, core, low_rank]",
+    },
+    "unfreeze": {**PARALLEL, "attention__variant": "unfreeze"},
+    "zero3": {**PARALLEL, "deepspeed__config": "zero3", "model__tied_embeddings": "false"},
+}
+MODELS = [
+    {"model__init_std": 0.5, "attention__variant": variant, "model__num_query_groups": groups}
+    for variant, groups in (("vanilla", 2), ("orthogonal", 4))
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("evaluated")
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_shards, runs):
+    def all_of(changes):
+        return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
+
+    payload = {"runs": all_of(FOUR_RANKS)}
+    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 4
+    payload = {
+        "runs": all_of(ONE_RANK),
+        "load": [str(runs / name) for name in (*ONE_RANK, *FOUR_RANKS)],
+        "models": [tiny_overrides(tiny_shards, runs, "model", **more) for more in MODELS],
+        "spoilt": str(runs / "spoilt"),
+    }
+    return run_ranks(1, "tests.distributed.evaluation_worker:evaluate_all", payload)
+
+
+def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers):
+    assert answers["states"] == ["finished"] * 3
+    assert set(answers["losses"]) == {*ONE_RANK, *FOUR_RANKS}
+    for loaded, logged in answers["losses"].values():
+        assert loaded == pytest.approx(logged, rel=1e-5)
+        assert logged < 5.8  # an untrained model has ln 512 = 6.24
+
+
+def test_what_does_not_fit_the_run_is_refused(answers):
+    refusals = answers["refusals"]
+    assert "frozen digest mismatch at layer=1 role=key" in refusals["bank"]
+    assert "the weights are not those of that step" in refusals["weights"]
+    assert "in shape (128, 32) but config.yaml describes (64, 32)" in refusals["shape"]
+
+
+def test_effective_weights_and_attention_are_those_the_model_uses(answers):
+    for differences in answers["heads"]:
+        assert differences["linear"] < 1e-5
+        assert differences["causal"] < 1e-6
+        assert differences["documents"] < 1e-6
+
+
+def test_approximation_repeats_exactly_and_learns(answers):
+    first, again = answers["trials"]
+    assert first == again
+    assert [(t["variant"], t["width"]) for t in first] == [
+        ("vanilla", 8),
+        ("orthogonal", 8),
+        ("vanilla", 16),
+        ("orthogonal", 16),
+    ]
+    assert all(0 < trial["error"] < 1 for trial in first)
+    assert len({trial["error"] for trial in first}) == 4
+
+
+def test_diversity_report(answers, runs, tmp_path):
+    paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
+    done = cli(["evaluate", "diversity", *paths, "--samples", "2", "--out", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    groups = [(verdict["group"], verdict["n"]) for verdict in report["verdicts"]]
+    assert groups == [("vanilla", 1), ("orthogonal", 1), ("synthesizer_random", 1)]
+    vanilla, orthogonal, scores = report["runs"]
+    assert scores["trained"][0]["query"] is None and scores["trained"][0]["divergence"] > 0
+    assert len(vanilla["trained"]) == 2
+    for layer, at_start in zip(orthogonal["trained"], orthogonal["untrained"], strict=True):
+        assert layer["query"] == at_start["query"]  # frozen
+        assert layer["divergence"] != at_start["divergence"]
+        assert 0 < layer["relative_entropy"] < 1
+    assert vanilla["trained"][0]["query"] != vanilla["untrained"][0]["query"]
+    assert "criterion held" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "diversity.png").stat().st_size > 10_000
+
+
+def test_length_report_says_what_is_not_possible(answers, runs, tmp_path):
+    paths = [str(runs / name) for name in ONE_RANK]
+    done = cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    rotary, learned, scores = report["runs"]
+    assert {key: entry["length"] for key, entry in rotary["lengths"].items()} == {
+        "0.5": 16,
+        "1": 32,
+        "1.5": 48,
+    }
+    assert {entry["predictions"] for entry in rotary["lengths"].values()} == {3 * 4 * 96}
+    assert set(learned["lengths"]) == set(scores["lengths"]) == {"0.5", "1"}
+    assert "score matrices have rows for the 32" in scores["not_possible"]["1.5"]
+    assert learned["not_possible"] == {"1.5": "there is no learned position beyond the 32 trained"}
+    assert "not possible: there is no learned position" in (tmp_path / "report.md").read_text()
+    assert rotary["gain_by_position"][:16] == [0.0] * 16 and any(rotary["gain_by_position"][16:])
+    assert (tmp_path / "length.png").stat().st_size > 10_000
+
+
+def test_a_refusal_is_one_sentence(answers, runs):
+    assert_refused(cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")

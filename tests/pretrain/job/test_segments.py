@@ -1,0 +1,131 @@
+"""What becomes of a Slurm job after a segment: decided from the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob, Training, errors_in
+from pretrain.ranks.signals import CONTINUE, FINISHED, RUNNING, STOPPED
+from pretrain.runs.directory import read_state, write_state
+
+FIRST = SlurmJob("7", 0, "n[1-2]")
+
+
+def segments(run: Path) -> Segments:
+    return Segments(Training(run))
+
+
+def save(run: Path, step: int, complete: bool = True) -> None:
+    checkpoint = run / f"checkpoints/step_{step:08d}"
+    checkpoint.mkdir(parents=True)
+    if complete:
+        (checkpoint / "COMPLETE").write_text("{}")
+
+
+def restart(number: int) -> SlurmJob:
+    return SlurmJob("7", number, "n[1-2]")
+
+
+def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> Decision:
+    record = segments(run)
+    record.begin(job, 3)
+    if state is not None:
+        write_state(run, state)
+    return record.end(job, ending, 3)
+
+
+@pytest.mark.parametrize(
+    ("state", "ending", "action", "said"),
+    [
+        (FINISHED, Ending(0, "RUNNING"), FINISHED, "is finished"),
+        (FINISHED, Ending(137, "COMPLETING"), FINISHED, "is finished"),  # the state outranks all else
+        (CONTINUE, Ending(0, "RUNNING"), REQUEUE, "more to do"),
+        (CONTINUE, Ending(138, "RUNNING"), REQUEUE, "more to do"),
+        (CONTINUE, Ending(0, "COMPLETING"), STOP, "the job is COMPLETING"),  # scancel: never resurrected
+        (RUNNING, Ending(143, "COMPLETING"), STOP, "the job is COMPLETING"),
+        (RUNNING, Ending(0, "UNKNOWN"), STOP, "the job is UNKNOWN"),
+        (STOPPED, Ending(0, "RUNNING"), STOP, "as SIGTERM asked"),
+        (STOPPED, Ending(0, "RUNNING", preempted=True), REQUEUE, "before preemption"),
+        (RUNNING, Ending(137, "RUNNING"), REQUEUE, "goes on from progress 0 (1 of 3 segments"),
+        (RUNNING, Ending(143, "RUNNING", refused="the loss is nan"), STOP, "would be again: the loss is nan"),
+        (None, Ending(1, "RUNNING"), REQUEUE, "crashed with exit code 1"),
+        (None, Ending(0, "RUNNING", asked=True), REQUEUE, "before the time limit"),
+    ],
+)
+def test_decisions(tmp_path: Path, state: str | None, ending: Ending, action: str, said: str) -> None:
+    decision = end(tmp_path, state, ending)
+    assert decision.action == action and said in decision.reason
+
+
+def test_a_crash_is_not_taken_for_the_end_of_the_segment_before(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    for state in (CONTINUE, FINISHED, STOPPED):
+        write_state(tmp_path, state)
+        assert end(tmp_path, None, Ending(1, "RUNNING")).reason.startswith("crashed")
+    assert read_state(tmp_path) == RUNNING
+
+
+def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path: Path) -> None:
+    record, crash = segments(tmp_path), Ending(1, "RUNNING")
+    for number, step in enumerate((2, 4, 6)):  # crashes, but each got further
+        record.begin(restart(number), 3)
+        save(tmp_path, step)
+        assert record.end(restart(number), crash, 3).action == REQUEUE
+    save(tmp_path, 8, complete=False)
+    record.begin(restart(3), 3)  # its node died: no end
+    record.begin(restart(4), 3)
+    assert record.end(restart(4), crash, 3).action == REQUEUE
+    record.begin(restart(5), 3)
+    decision = record.end(restart(5), crash, 3)
+    assert decision.action == STOP and decision.reason.startswith("crash loop: 3 segments in a row")
+    with pytest.raises(
+        UserError, match=r"crash loop: 3 segments in a row made no progress \(all began at 6\)"
+    ):
+        record.begin(restart(6), 3)
+    record.begin(SlurmJob("8", 0, "n1"), 3)  # a new submission: somebody has looked at it
+    assert record.stalled(SlurmJob("8", 0, "n1"), 6) == 1
+
+
+def test_a_job_number_that_comes_again_counts_from_nought(tmp_path: Path) -> None:
+    record = segments(tmp_path)
+    for number in range(2):
+        record.begin(restart(number), 3)
+    record.begin(restart(0), 3)
+    assert record.stalled(FIRST, 0) == 1
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    record = segments(tmp_path)
+    record.begin(FIRST, 3)
+    with record.path.open("a") as file:
+        file.write('{"event": "end", "jo')
+    record.begin(restart(1), 3)
+    record.begin(restart(2), 3)
+    assert record.stalled(FIRST, 0) == 3
+
+
+def test_bad_nodes_are_left_out_up_to_a_number(tmp_path: Path) -> None:
+    record = segments(tmp_path)
+    record.begin(FIRST, 3)
+    assert record.exclude(FIRST, ["n3"], ["n9"], 2) == ["n3", "n9"]
+    record.begin(restart(1), 3)
+    assert record.exclude(restart(1), ["n4"], ["n3", "n9"], 2) == ["n3", "n4", "n9"]
+    assert record.stalled(restart(2), 0) == 0  # not the run's fault
+    with pytest.raises(
+        UserError, match=r"3 nodes failed the preflight \(n3, n4, n5\), ORA_MAX_EXCLUDED_NODES=2"
+    ):
+        record.exclude(restart(2), ["n5"], [], 2)
+
+
+def test_the_ranks_own_sentences_are_found_once_each(tmp_path: Path) -> None:
+    for rank in range(3):
+        text = "step 1/8  loss 6.2\nTraceback (most recent call last):\nValueError: no such thing\n"
+        (tmp_path / f"rank_00{rank}-n1.log").write_text(text)
+    (tmp_path / "rank_003-n2.log").write_text("error: the training loss is nan at step 3\n")
+    assert errors_in(tmp_path) == [
+        "rank_000-n1.log: ValueError: no such thing",
+        "rank_003-n2.log: error: the training loss is nan at step 3",
+    ]

@@ -1,0 +1,166 @@
+"""The local launcher with plain Python programs as ranks: environment, exit codes, signals, orphans."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pretrain.ranks.launch import launch_local_ranks
+from tests.ranks import ROOT, rank_environment
+
+LAUNCH = """
+import sys
+from pretrain.ranks.launch import launch_local_ranks
+sys.exit(launch_local_ranks(sys.argv[2:], int(sys.argv[1])))
+"""
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers_afterwards() -> Iterator[None]:
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def program(directory: Path, text: str) -> list[str]:
+    """The command of ranks that run `text`, which finds `directory`, `rank` and the usual modules."""
+    path = directory / "rank.py"
+    head = "import os, pathlib, signal, sys, time\n"
+    path.write_text(
+        f"{head}directory, rank = pathlib.Path({str(directory)!r}), int(os.environ['RANK'])\n{text}\n"
+    )
+    return [sys.executable, str(path)]
+
+
+def wait_for(*paths: Path, timeout: float = 30) -> None:
+    deadline = time.monotonic() + timeout
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < deadline, [path for path in paths if not path.exists()]
+        time.sleep(0.01)
+
+
+def gone(number: int) -> bool:
+    return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+
+
+def test_every_rank_gets_torchruns_variables(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    text = f"""
+import json
+(directory / f"{{rank}}").write_text(json.dumps({{name: os.environ[name] for name in {names}}}))
+"""
+    assert launch_local_ranks(program(tmp_path, text), 3) == 0
+    seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    ports = {environment.pop("MASTER_PORT") for environment in seen}
+    assert len(ports) == 1 and int(ports.pop()) > 0
+    assert seen == [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "3",
+            "LOCAL_WORLD_SIZE": "3",
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        for rank in range(3)
+    ]
+
+
+def test_threads_are_shared_out_unless_the_user_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = program(tmp_path, "(directory / f'{rank}').write_text(os.environ['OMP_NUM_THREADS'])")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    launch_local_ranks(command, 2)
+    assert (tmp_path / "1").read_text() == str(max(1, (os.cpu_count() or 1) // 2))
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    launch_local_ranks(command, 2)
+    assert (tmp_path / "1").read_text() == "5"
+
+
+def test_the_first_failing_ranks_exit_code_comes_back_and_the_others_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pretrain.ranks.launch.GRACE_SECONDS", 0.5)
+    text = """
+(directory / f"{rank}").write_text(str(os.getpid()))
+while not all((directory / f"{other}").exists() for other in range(3)): time.sleep(0.01)
+if rank == 1: sys.exit(7)
+time.sleep(300)
+"""
+    started = time.monotonic()
+    assert launch_local_ranks(program(tmp_path, text), 3) == 7
+    assert time.monotonic() - started < 20
+    assert all(gone(int((tmp_path / str(rank)).read_text())) for rank in range(3))
+
+
+def test_ranks_that_fail_alike_end_by_themselves_and_at_once(tmp_path: Path) -> None:
+    text = "time.sleep(0.3 * rank); (directory / f'{rank}').touch(); sys.exit(2)"
+    started = time.monotonic()
+    assert launch_local_ranks(program(tmp_path, text), 2) == 2
+    assert (tmp_path / "1").exists()  # it was given the time to speak for itself
+    assert time.monotonic() - started < 10
+
+
+def test_a_rank_that_dies_of_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
+    assert (
+        launch_local_ranks(program(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"), 1)
+        == 128 + signal.SIGKILL
+    )
+
+
+def test_signals_and_ctrl_c_reach_every_rank_once(tmp_path: Path) -> None:
+    """The ranks end by themselves, with 0, after the third signal; so the launcher lives on and returns 0."""
+    text = """
+seen = []
+for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: seen.append(signal.Signals(number).name))
+(directory / f"ready-{rank}").touch()
+while "SIGTERM" not in seen:
+    time.sleep(0.01)
+    for name in list(seen): (directory / f"{name}-{rank}").touch()
+(directory / f"{rank}").write_text(" ".join(seen))
+"""
+    command = [sys.executable, "-c", LAUNCH, "2", *program(tmp_path, text)]
+    # A session of its own stands for a terminal's foreground group, to which Ctrl-C goes as a whole.
+    with subprocess.Popen(command, cwd=ROOT, env=rank_environment(), start_new_session=True) as launcher:
+        wait_for(tmp_path / "ready-0", tmp_path / "ready-1")
+        launcher.send_signal(signal.SIGUSR1)
+        wait_for(tmp_path / "SIGUSR1-0", tmp_path / "SIGUSR1-1")
+        os.killpg(launcher.pid, signal.SIGINT)
+        wait_for(tmp_path / "SIGINT-0", tmp_path / "SIGINT-1")
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=30) == 0
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["SIGUSR1 SIGINT SIGTERM"] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_killing_the_launcher_kills_the_ranks(tmp_path: Path) -> None:
+    text = """
+(directory / f".{rank}").write_text(str(os.getpid()))
+(directory / f".{rank}").rename(directory / f"{rank}")
+time.sleep(300)
+"""
+    command = [sys.executable, "-c", LAUNCH, "2", *program(tmp_path, text)]
+    with subprocess.Popen(command, cwd=ROOT, env=rank_environment()) as launcher:
+        wait_for(tmp_path / "0", tmp_path / "1")
+        ranks = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+        assert not any(gone(rank) for rank in ranks)
+        launcher.kill()
+    deadline = time.monotonic() + 10
+    try:
+        while not all(gone(rank) for rank in ranks):
+            assert time.monotonic() < deadline, "a rank outlived its launcher"
+            time.sleep(0.01)
+    finally:
+        for rank in ranks:
+            if not gone(rank):
+                os.kill(rank, signal.SIGKILL)

@@ -1,0 +1,284 @@
+"""Grid files: what they expand to, how runs are named, how they are refused; the shipped grids."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.errors import DataError
+from data_pipeline.tokenize_verbs import which_task
+from pretrain.config.text import dump_yaml, override_text, parse_overrides
+from pretrain.config.tree import load_config
+from pretrain.errors import UserError
+from pretrain.sweep.grid import GridRun, expand, read_grid, shipped_grids
+from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names
+from pretrain.sweep.plan import PlannedRun, plan_sweep
+from pretrain.sweep.running import devices_of_slot
+
+ONE_RANK = {"parallel.tensor_model_parallel_size": 1}
+
+
+def grid_file(directory: Path, **content: Any) -> str:
+    """A grid file with these keys, `directory` in `directory` unless given."""
+    path = directory / "mine.yaml"
+    path.write_text(dump_yaml({"directory": str(directory / "runs"), **content}))
+    return str(path)
+
+
+def runs_of(directory: Path, *overrides: str, **content: Any) -> list[GridRun]:
+    return expand(read_grid(grid_file(directory, **content)), parse_overrides(overrides))
+
+
+def plan(directory: Path, *overrides: str, **content: Any) -> list[PlannedRun]:
+    content = {"set": ONE_RANK, **content}
+    grid = read_grid(grid_file(directory, **content))
+    return plan_sweep(grid, None, parse_overrides(overrides), 1, check_data=False)
+
+
+def refusal(directory: Path, *overrides: str, **content: Any) -> str:
+    with pytest.raises(UserError) as raised:
+        plan(directory, *overrides, **content)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# What a grid expands to
+
+
+def test_seeds_then_list_then_grid_with_the_last_key_fastest(tmp_path: Path) -> None:
+    runs = runs_of(
+        tmp_path,
+        list=[
+            {"attention.variant": "vanilla"},
+            {"name": "wide", "attention.variant": "orthogonal", "model.hidden_size": 256},
+        ],
+        grid={"model.num_layers": [2, 4], "model.position_embedding": ["rope", "learned"]},
+        seeds=[7, 8],
+    )
+    assert [run.name for run in runs[:5]] == [
+        "vanilla-num_layers_2-rope-seed_7",
+        "vanilla-num_layers_2-learned-seed_7",
+        "vanilla-num_layers_4-rope-seed_7",
+        "vanilla-num_layers_4-learned-seed_7",
+        "wide-num_layers_2-rope-seed_7",
+    ]
+    assert len(runs) == 2 * 2 * 2 * 2
+    assert {run.name.rpartition("-")[2] for run in runs[:8]} == {"seed_7"}
+    assert runs[-1].overrides() == [
+        "run.name=wide-num_layers_4-learned-seed_8",
+        f"run.directory={tmp_path / 'runs'}",
+        "attention.variant=orthogonal",
+        "model.hidden_size=256",
+        "model.num_layers=4",
+        "model.position_embedding=learned",
+        "run.seed=8",
+    ]
+
+
+def test_the_command_line_wins_over_set_and_the_list_over_both(tmp_path: Path) -> None:
+    runs = plan(
+        tmp_path,
+        "optimizer.learning_rate=2e-3",
+        "run.directory=elsewhere",
+        set={**ONE_RANK, "optimizer.learning_rate": 1e-3, "schedule.steps": 50},
+        list=[{"name": "a"}, {"name": "b", "schedule.steps": 60}],
+    )
+    assert [run.config.optimizer.learning_rate for run in runs] == [2e-3, 2e-3]
+    assert [run.config.schedule.steps for run in runs] == [50, 60]
+    assert [run.path for run in runs] == [Path("elsewhere/a"), Path("elsewhere/b")]
+
+
+def test_a_grid_of_one_run_is_called_like_its_file(tmp_path: Path) -> None:
+    assert [run.name for run in runs_of(tmp_path)] == ["mine"]
+
+
+@pytest.mark.parametrize("num_tasks", [1, 3, 7, 20])
+def test_slices_share_the_runs_as_the_data_pipeline_shares_its_units(tmp_path: Path, num_tasks: int) -> None:
+    runs = runs_of(tmp_path, grid={"model.num_layers": [1, 2, 3, 4, 5]}, seeds=[1, 2])
+    slices = []
+    for index in range(num_tasks):
+        task = which_task(None, num_tasks, {"SLURM_ARRAY_TASK_ID": str(index)})
+        assert task is not None
+        slices.append([run.name for run in runs[task.index :: task.count]])
+    assert sorted(itertools.chain(*slices)) == sorted(run.name for run in runs)
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
+    with pytest.raises(DataError, match="needs --num-tasks"):
+        which_task(0, None, {"SLURM_ARRAY_TASK_COUNT": "3"})
+
+
+# Names
+
+
+def names_of(*values: dict[str, Any]) -> list[str]:
+    return run_names([NamedValues(tuple(one.items())) for one in values], "grids/mine.yaml")
+
+
+def test_names_read_well() -> None:
+    assert names_of(
+        {"attention.variant": "orthogonal", "optimizer.learning_rate": 4e-3},
+        {"attention.adapters": ["core", "low_rank"], "model.tied_embeddings": False},
+        {"attention.adapters": [], "model.head_dim": None},
+        {"data.directory": "data/small stories"},
+    ) == [
+        "orthogonal-learning_rate_0.004",
+        "core+low_rank-tied_embeddings_false",
+        "adapters_none-head_dim_none",
+        "data_small_stories",
+    ]
+
+
+def test_keys_that_end_alike_are_written_in_full() -> None:
+    assert names_of({"run.seed": 1, "data.seed": 2})[0] == "run.seed_1-data.seed_2"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a/b", "a b", "a_b"],
+        ["Word", "word"],
+        ["../../etc", "etc"],
+        ["x" * 500, "x" * 501],
+        [{"0-3": 1.0}, {"0-3": 0.5}],
+        ["", "."],
+        [1, "1"],
+        ["\u00e9", "e\n"],
+    ],
+)
+def test_names_are_safe_and_do_not_collide(values: list[Any]) -> None:
+    names = names_of(*({"section.key": value} for value in values))
+    assert len({name.casefold() for name in names}) == len(values)
+    for name in names:
+        assert re.fullmatch(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", name) and len(name) <= LONGEST_NAME + 9
+        load_config("demo", [override_text("run.name", name)])
+    assert names == names_of(*({"section.key": value} for value in values))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("content", "fragments"),
+    [
+        ({"gird": {}}, ["mine.yaml: unknown key 'gird'; did you mean 'grid'?"]),
+        ({"seeds": [1, -1]}, ["mine.yaml", "'seeds.1' is -1", "greater than or equal to 0"]),
+        ({"seeds": []}, ["mine.yaml", "'seeds' is []"]),
+        ({"seeds": [1, 2, 1]}, ["asks for the same run twice: seed_1"]),
+        ({"grid": {"model.num_layers": []}}, ["mine.yaml", "'grid.model.num_layers' is []"]),
+        ({"grid": {"model.num_layers": 4}}, ["mine.yaml", "'grid.model.num_layers' is 4", "list"]),
+        ({"grid": {"variant": ["vanilla"]}}, ["'variant' in `grid` is not of the form section.key"]),
+        ({"grid": {"run.name": ["a"]}}, ["'run.name' in `grid`: the sweep names its runs"]),
+        ({"set": {"run.directory": "x"}}, ["'run.directory' in `set`: give `directory` instead"]),
+        ({"grid": {"run.seed": [1]}, "seeds": [2]}, ["'run.seed' is given in `grid` and in `seeds`"]),
+        (
+            {"set": {"model.num_layers": 2}, "grid": {"model.num_layers": [3]}},
+            ["'model.num_layers' is given in `set` and in `grid`"],
+        ),
+        ({"list": [{"name": "a"}, {"name": "A"}]}, ["two entries of `list` are called 'A'"]),
+        ({"list": [{"name": "../a"}]}, ["'../a' is no name for an entry"]),
+        ({"list": [{"name": "logs"}]}, ["a run cannot be called 'logs'"]),
+        ({"list": [{"name": "a"}, {"name": "b"}]}, ["a and b are the same run under two names"]),
+        (
+            {"grid": {"model.num_layres": [1]}},
+            ["run num_layres_1", "mine.yaml line", "unknown key 'model.num_layres'", "model.num_layers"],
+        ),
+        ({"grid": {"attention.variant": ["vanila"]}}, ["run vanila", "attention.variant", "'vanila'"]),
+        (
+            {"grid": {"model.num_layers": [2, 0]}},
+            ["run num_layers_0", "mine.yaml line", "'model.num_layers' is 0"],
+        ),
+        (
+            {"set": {}, "grid": {"model.num_layers": [2]}},
+            ["run num_layers_2", "parallel.tensor_model_parallel_size=2 needs at least 2 processes"],
+        ),
+        ({"base": "dem"}, ["config 'dem' is neither a file nor one of the shipped configs"]),
+    ],
+)
+def test_a_mistake_in_a_grid_is_one_sentence(
+    tmp_path: Path, content: dict[str, Any], fragments: list[str]
+) -> None:
+    said = refusal(tmp_path, **content)
+    for fragment in fragments:
+        assert fragment in said
+
+
+def test_mistakes_beside_the_grid(tmp_path: Path) -> None:
+    grid = {"grid": {"attention.variant": ["vanilla"]}}
+    assert "varies attention.variant" in refusal(tmp_path, "attention.variant=gaussian", **grid)
+    assert "the sweep names its runs" in refusal(tmp_path, "run.name=x", **grid)
+    with pytest.raises(UserError, match="neither a file nor one of the shipped grids: a1_init, a2_"):
+        read_grid("a1")
+    (tmp_path / "no.yaml").write_text("base: demo\n")
+    with pytest.raises(UserError, match="'directory' is missing"):
+        read_grid(str(tmp_path / "no.yaml"))
+
+
+def test_a_run_directory_of_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
+    content = {"grid": {"model.num_layers": [2, 3]}}
+    run = plan(tmp_path, **content)[1]
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text(run.config.to_yaml())
+    assert [run.progress for run in plan(tmp_path, **content)] == ["new", "partial"]
+    said = refusal(tmp_path, "optimizer.learning_rate=1e-4", "schedule.steps=99", **content)
+    assert f"{run.path} holds another run" in said
+    assert "optimizer.learning_rate is 0.003 there and 0.0001 in the grid" in said
+    assert "schedule.steps is 240 there and 99 in the grid" in said
+    (run.path / "state").write_text("finished\n")
+    assert plan(tmp_path, **content)[1].progress == "partial"  # it was killed before its summary
+    (run.path / "summary.json").write_text("{}")
+    assert plan(tmp_path, **content)[1].progress == "finished"
+    (run.path / "config.yaml").write_text("run: 3\n")
+    assert "is not a configuration of this version" in refusal(tmp_path, **content)
+
+
+# What the trainings are told
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "rope",
+        "",
+        "null",
+        "1e-3",
+        "a: b",
+        "[1",
+        "a#b",
+        "x y",
+        None,
+        True,
+        1e-05,
+        3,
+        [],
+        ["a", "1"],
+        {"0-3": 0.5},
+    ],
+)
+def test_values_survive_the_command_line(value: Any) -> None:
+    assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
+
+
+@pytest.mark.parametrize("name", shipped_grids())
+def test_every_run_of_every_shipped_grid_is_possible(name: str, tmp_path: Path) -> None:
+    """And its command makes the configuration that was checked."""
+    grid = read_grid(name)
+    runs = plan_sweep(grid, None, [("run.directory", str(tmp_path))], 1, check_data=False)
+    assert len(grid.content.seeds or []) == (1 if name == "demo_rates" else 5)
+    assert {run.config.attention.variant for run in runs} >= {"vanilla", "orthogonal"}
+    for run in runs:
+        assert load_config(run.base, run.overrides) == run.config
+    assert len({json.dumps(run.config.resolved()) for run in runs}) == len(runs)
+
+
+def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
+    assert [list(devices_of_slot("abcdef", slot, 3, 2)) for slot in range(3)] == [
+        ["a", "b"],
+        ["c", "d"],
+        ["e", "f"],
+    ]
+    with pytest.raises(UserError, match="needs 8 GPUs and there are 6"):
+        devices_of_slot("abcdef", 0, 2, 4)
