@@ -43,6 +43,34 @@ def test_imports_go_one_way(package: str) -> None:
         assert ours <= MAY_IMPORT[package], f"{path.relative_to(ROOT)} imports {ours - MAY_IMPORT[package]}"
 
 
+# The floors of `pretrain/`, the lowest first: a package may import those before it and nothing after it.
+FLOORS = (
+    ("errors",),
+    ("runs", "ranks"),
+    ("config",),
+    ("telemetry", "model", "data", "compare"),
+    ("checkpoint", "doctor", "sweep"),
+    ("training", "job"),
+    ("evaluation",),
+    ("__main__",),
+)
+
+
+def test_no_package_of_pretrain_imports_one_of_its_own_floor_or_above() -> None:
+    height = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+    rooms = {path.name.removesuffix(".py") for path in (ROOT / "pretrain").iterdir()}
+    assert rooms - {"__init__", "__pycache__", "configs"} == height.keys()
+    arrows = [
+        (path.relative_to(ROOT / "pretrain").parts[0].removesuffix(".py"), name.split(".")[1], path)
+        for path in modules("pretrain")
+        for name in imports(path)
+        if name.startswith("pretrain.")
+    ]
+    assert len(arrows) > 100
+    back = [arrow for arrow in arrows if arrow[0] != arrow[1] and height[arrow[1]] >= height[arrow[0]]]
+    assert back == []
+
+
 def test_the_check_above_sees_imports() -> None:
     assert {name.split(".")[0] for name in imports(ROOT / "pretrain/training/open_run.py")} & OURS == {
         "pretrain",
