@@ -30,7 +30,7 @@ from data_pipeline.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.loader import Loader
 from data_pipeline.manifest import Manifest
 from pretrain.config.counting import model_flops_per_token, peak_flops
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.data.batches import SAMPLES_AT_ONCE
 from tests.data_pipeline.synthetic import random_shards
 

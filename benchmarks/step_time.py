@@ -25,7 +25,8 @@ import torch  # noqa: E402
 
 from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
-from pretrain.config.tree import Config, parse_config  # noqa: E402
+from pretrain.config.load import parse_config  # noqa: E402
+from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import token_losses  # noqa: E402
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed  # noqa: E402
 from pretrain.training.engines import Trainer  # noqa: E402

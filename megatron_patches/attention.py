@@ -31,7 +31,7 @@ from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
 from megatron_patches.shards import layer_shard, split_heads
-from megatron_patches.unfreeze import phase_of_layer
+from megatron_patches.unfreeze import phases_of_layers
 
 
 class FrozenQueryKeySelfAttention(SelfAttention):
@@ -144,7 +144,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.trained_query_key = self._sharded(trainable, input_size, device) if trainable else None
         self.trains_from_bank = bool(policy.unfreeze)
         if policy.unfreeze and self.trained_query_key is not None:
-            group = phase_of_layer(policy.unfreeze, layer, config.num_layers)
+            group = phases_of_layers(policy.unfreeze, config.num_layers)[layer]
             self.trained_query_key.optimizer_group = group  # type: ignore[attr-defined]  # see `freeze`
         # Positions of (frozen, then trainable) heads that restore their order; unneeded if none are
         # trainable.

@@ -25,16 +25,23 @@ from megatron_patches.synthesizer import SynthesizerSelfAttention, SynthesizerSe
 
 
 def gpt_block_spec(
-    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, num_layers: int, num_query_groups: int
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    num_layers: int,
+    num_query_groups: int,
+    phase: int = 0,
 ) -> TransformerBlockSubmodules:
     """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
+
+    Args:
+        phase: where in the policy's schedule of unfreezing the model is.
 
     Raises:
         MethodError: the policy names layers or heads that are not there.
     """
     layers = [
-        _layer_spec(policy, recipe, policy.frozen_groups(layer, num_layers, num_query_groups))
-        for layer in range(num_layers)
+        _layer_spec(policy, recipe, frozen_groups)
+        for frozen_groups in policy.frozen_groups(num_layers, num_query_groups, phase)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
 

@@ -3,6 +3,8 @@
 A variant is a point on a few independent axes (how the scores are made, how W_Q and W_K start, which of them
 train, what is added to the frozen ones). Nothing else in the program asks for a variant by name: `install`
 and `initialize` read the axes.
+
+A new axis is one more field of `QKPolicy`, declared with `axis`, and the code that reads it.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from megatron_patches.axes import Rule, axes_of, axis
 from megatron_patches.errors import MethodError
 from megatron_patches.layers import layer_range, spread
-from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES, BankRecipe
-from megatron_patches.score_recipe import ScoreRecipe
-from megatron_patches.unfreeze import Unfreeze, phase_of_layer
+from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES
+from megatron_patches.unfreeze import Unfreeze, phases_of_layers
 
 Init = Literal["default", "orthogonal", "gaussian"]
+Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 
@@ -25,46 +28,128 @@ ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 # a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.
 DEFAULT_PENALTY = 0.01
 
+_ORTHONORMAL = Rule(
+    lambda policy, _: policy.init == "orthogonal",
+    "attention.scope and attention.construction do not apply to variant '{variant}'",
+)
 
-@dataclass(frozen=True)
+
+def _freezes_rows(name: str) -> Rule:
+    return Rule(
+        lambda policy, _: not policy.trainable and not policy.synthesizer,
+        f"attention.{name} does not apply to variant '{{variant}}', which freezes nothing",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class QKPolicy:
     """One choice on every Query/Key axis.
+
+    The fields declared with `axis` are keys of the attention section too, and their declarations say what
+    they mean. The other two are a variant's own.
 
     Attributes:
         init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`:
             orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`.
-        trainable: whether W_Q and W_K learn. If not, they are buffers that no optimizer ever sees.
-        scope: for `orthogonal`, whether rows are orthonormal within each `head` or across the whole `layer`.
-        construction: for `orthogonal`, how the rows are made (`orthonormal.CONSTRUCTIONS`).
-        gaussian_std: for `gaussian`; None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|²
-            is equal.
-        penalty: λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
-        frozen_heads: where `trainable` is false, (layers, fraction of their heads) that are frozen, in the
-            notation of `layers`; all other heads start by `default` and train. Empty: every head is frozen.
-            With grouped-query attention the fraction is of the groups, each with its query heads.
-        adapters: small trainable corrections of frozen queries and keys, names of ADAPTERS (see `adapters`).
-        low_rank: rank of the adapter of that name.
         scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
             the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
             W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
-        synthesizer_rank: columns of A_h and B_h.
-        unfreeze: the schedule by which frozen layers become trainable, from the rows they were frozen with.
-        phase: where in that schedule a model is; 0: before its first entry.
     """
 
     init: Init
-    trainable: bool
-    scope: str = "head"
-    construction: str = "qr"
-    gaussian_std: float | None = None
-    penalty: float = 0.0
-    frozen_heads: tuple[tuple[str, float], ...] = ()
-    adapters: tuple[str, ...] = ()
-    low_rank: int = 8
     scores: Scores = "dot_product"
-    synthesizer_rank: int = 8
-    unfreeze: tuple[Unfreeze, ...] = ()
-    phase: int = 0
+    scope: Scope = axis(
+        "head",
+        "Rows orthonormal within each head or across the layer; unset: the variant's own.",
+        _ORTHONORMAL,
+    )
+    construction: str = axis(
+        "qr",
+        f"How orthonormal rows are made: {', '.join(CONSTRUCTIONS)}; unset: the variant's own.",
+        _ORTHONORMAL,
+        Rule(
+            lambda policy, value: policy.construction in ("qr", value),
+            "attention.construction={value} contradicts variant '{variant}'; use orthogonal",
+        ),
+    )
+    # None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|² is equal.
+    gaussian_std: float | None = axis(
+        None,
+        "Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
+        Rule(
+            lambda policy, _: policy.init == "gaussian",
+            "attention.gaussian_std must be positive and belongs to init 'gaussian' only",
+        ),
+        gt=0,
+    )
+    # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
+    penalty: float = axis(
+        0.0,
+        "Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
+        Rule(
+            lambda policy, _: bool(policy.penalty),
+            "attention.penalty does not apply to variant '{variant}'; use orthogonal_penalty",
+        ),
+        gt=0,
+    )
+    # Where `trainable` is false, (layers, fraction of their heads) that are frozen, in the notation of
+    # `layers`; all other heads start by `default` and train. Empty: every head is frozen. With grouped-query
+    # attention the fraction is of the groups, each with its query heads.
+    frozen_heads: tuple[tuple[str, float], ...] = axis(
+        (),
+        "Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
+        "heads train, as vanilla's. Unset: the variant's own, mostly all.",
+        _freezes_rows("frozen_heads"),
+    )
+    # Names of ADAPTERS (see `adapters`).
+    adapters: tuple[str, ...] = axis(
+        (),
+        f"Small trainable corrections of frozen Q/K: {', '.join(ADAPTERS)}.",
+        _freezes_rows("adapters"),
+    )
+    low_rank: int = axis(
+        8,
+        "Rank of the adapter low_rank; unset: 8.",
+        Rule(
+            lambda policy, _: "low_rank" in policy.adapters,
+            "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
+        ),
+        ge=1,
+        le=2**20,
+    )
+    # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever sees.
+    # A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
+    trainable: bool = axis(
+        False,
+        "Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+        Rule(
+            lambda policy, _: policy.synthesizer,
+            "attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
+            "whose name says what trains; remove it",
+        ),
+    )
+    # Columns of A_h and B_h.
+    synthesizer_rank: int = axis(
+        8,
+        "Rank of a factorized synthesizer's score matrices; unset: 8.",
+        Rule(
+            lambda policy, _: policy.score_rank is not None,
+            "attention.synthesizer_rank does not apply to variant '{variant}'; remove it",
+        ),
+        ge=1,
+    )
+    # The layers start to train from the rows they were frozen with.
+    unfreeze: tuple[Unfreeze, ...] = axis(
+        (),
+        "When which frozen layers become trainable: a list of {at, layers, "
+        "learning_rate_factor}; unset: the variant's own.",
+        Rule(
+            lambda policy, _: bool(policy.unfreeze),
+            "attention.unfreeze does not apply to variant '{variant}'; use unfreeze",
+        ),
+        min_length=1,
+        max_length=100,
+    )
 
     def __post_init__(self) -> None:
         if self.init == "default" and not self.trainable and not self.synthesizer:
@@ -111,30 +196,44 @@ class QKPolicy:
         """Rank of factorized scores; None for all others."""
         return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
 
-    def frozen_groups(self, layer: int, num_layers: int, num_groups: int) -> tuple[int, ...]:
-        """The key heads of a layer whose W_K is frozen, with W_Q of their query heads; both from 0.
+    def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
+        """Of each layer, the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
+
+        Args:
+            phase: where in the schedule `unfreeze` a model is; 0: before its first entry.
 
         Raises:
             MethodError: `frozen_heads` or `unfreeze` names no layers, names one twice, or no whole number of
                 heads.
         """
         if self.trainable or self.synthesizer:
-            return ()
+            return [()] * num_layers
+        every = tuple(range(num_groups))
         if self.unfreeze:
-            phase = phase_of_layer(self.unfreeze, layer, num_layers)
-            return () if phase is not None and phase <= self.phase else tuple(range(num_groups))
+            begins = phases_of_layers(self.unfreeze, num_layers)
+            return [() if begin is not None and begin <= phase else every for begin in begins]
         if not self.frozen_heads:
-            return tuple(range(num_groups))
+            return [every] * num_layers
         try:
-            fractions = [
-                fraction for text, fraction in self.frozen_heads if layer in layer_range(text, num_layers)
-            ]
-            if len(fractions) > 1:
-                raise MethodError(f"layer {layer} is named twice")
-            return spread(sum(fractions), num_groups)
+            return self._frozen_parts(num_layers, num_groups)
         except MethodError as error:
             raise MethodError(f"attention.frozen_heads: {error}") from None
 
+    def _frozen_parts(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
+        frozen: list[tuple[int, ...] | None] = [None] * num_layers
+        for layers, heads in [
+            (layer_range(text, num_layers), fraction) for text, fraction in self.frozen_heads
+        ]:
+            taken = [layer for layer in layers if frozen[layer] is not None]
+            if taken:
+                raise MethodError(f"layer {taken[0]} is named twice")
+            groups = spread(heads, num_groups) if layers else ()
+            frozen[layers.start : layers.stop] = [groups] * len(layers)
+        return [groups or () for groups in frozen]
+
+
+AXES = axes_of(QKPolicy)
+"""What the attention section may say, in its order."""
 
 VARIANTS: dict[str, QKPolicy] = {
     "vanilla": QKPolicy(init="default", trainable=True),
@@ -160,7 +259,8 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.
 
     Args:
-        axes: fields of QKPolicy by name, except init and scores; trainable for synthesizers only.
+        axes: values by the names of AXES. They are judged and replaced in the order of AXES, each against
+            the policy with those before it.
 
     Raises:
         MethodError: unknown variant, or axes that do not go together.
@@ -168,77 +268,8 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     if variant not in VARIANTS:
         raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")
     policy = VARIANTS[variant]
-    given = {axis: value for axis, value in (axes or {}).items() if value is not None}
-    if policy.init != "orthogonal" and given.keys() & {"scope", "construction"}:
-        raise MethodError(f"attention.scope and attention.construction do not apply to variant '{variant}'")
-    if policy.construction != "qr" and given.get("construction", policy.construction) != policy.construction:
-        raise MethodError(
-            f"attention.construction={given['construction']} contradicts variant '{variant}'; use orthogonal"
-        )
-    if policy.trainable:
-        for axis in ("frozen_heads", "adapters"):
-            if given.get(axis):
-                raise MethodError(
-                    f"attention.{axis} does not apply to variant '{variant}', which freezes nothing"
-                )
-    if "penalty" in given and not policy.penalty:
-        raise MethodError(f"attention.penalty does not apply to variant '{variant}'; use orthogonal_penalty")
-    if given.get("unfreeze") and not policy.unfreeze:
-        raise MethodError(f"attention.unfreeze does not apply to variant '{variant}'; use unfreeze")
-    if "low_rank" in given and "low_rank" not in given.get("adapters", policy.adapters):
-        raise MethodError("attention.low_rank is the rank of an adapter; add low_rank to attention.adapters")
-    if "trainable" in given and not policy.synthesizer:
-        raise MethodError(
-            f"attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
-            "whose name says what trains; remove it"
-        )
-    if "synthesizer_rank" in given and policy.score_rank is None:
-        raise MethodError(f"attention.synthesizer_rank does not apply to variant '{variant}'; remove it")
-    return replace(policy, **given)
-
-
-def bank_recipe(
-    policy: QKPolicy,
-    *,
-    seed: int,
-    hidden_size: int,
-    head_dim: int,
-    num_attention_heads: int,
-    num_query_groups: int,
-) -> BankRecipe | None:
-    """How the policy's Q and K rows are drawn, or None where they start like every other weight.
-
-    Raises:
-        MethodError: the policy is impossible at these sizes.
-    """
-    if policy.init == "default":
-        return None
-    return BankRecipe(
-        seed=seed,
-        hidden_size=hidden_size,
-        head_dim=head_dim,
-        num_attention_heads=num_attention_heads,
-        num_query_groups=num_query_groups,
-        init=policy.init,
-        scope=policy.scope,
-        construction=policy.construction,
-        gaussian_std=policy.gaussian_std,
-    )
-
-
-def score_recipe(
-    policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
-) -> ScoreRecipe | None:
-    """What the policy's score matrices are, or None where scores are made of queries and keys.
-
-    Raises:
-        MethodError: the policy is impossible at these sizes.
-    """
-    if not policy.synthesizer:
-        return None
-    return ScoreRecipe(
-        seed=seed,
-        num_attention_heads=num_attention_heads,
-        sequence_length=sequence_length,
-        rank=policy.score_rank,
-    )
+    given = {name: value for name, value in (axes or {}).items() if value is not None}
+    for name in sorted(given, key=list(AXES).index):
+        AXES[name].check(policy, given[name], variant)
+        policy = replace(policy, **{name: given[name]})
+    return policy

@@ -32,21 +32,23 @@ class Unfreeze:
     learning_rate_factor: float = 1.0
 
 
-def phase_of_layer(schedule: Sequence[Unfreeze], layer: int, num_layers: int) -> int | None:
-    """The phase (from 1) in which a layer becomes trainable; None if it stays frozen.
+def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int | None]:
+    """For each layer the phase (from 1) in which it becomes trainable; None if it stays frozen.
 
     Raises:
         MethodError: an entry names no layers of a model of `num_layers` layers.
     """
+    phases: list[int | None] = [None] * num_layers
     for phase, entry in enumerate(schedule, start=1):
-        if layer in _layers(entry, num_layers):
-            return phase
-    return None
+        for layer in _layers(entry, num_layers):
+            if phases[layer] is None:
+                phases[layer] = phase
+    return phases
 
 
 def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -> list[int]:
     """The layers that become trainable at the beginning of a phase."""
-    return [layer for layer in range(num_layers) if phase_of_layer(schedule, layer, num_layers) == phase]
+    return [layer for layer, begin in enumerate(phases_of_layers(schedule, num_layers)) if begin == phase]
 
 
 def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:

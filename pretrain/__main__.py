@@ -52,7 +52,7 @@ def train(
     from megatron_patches.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.config.tree import load_config
+    from pretrain.config.load import load_config
     from pretrain.training.loop import train as run_training
 
     run_training(load_config(config, overrides or []), signals)
@@ -166,7 +166,7 @@ app.command()(sweep)
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
     """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
-    from pretrain.config.tree import load_config
+    from pretrain.config.load import load_config
     from pretrain.data.inputs import check_inputs
     from pretrain.ranks.launch import launch_local_ranks
 

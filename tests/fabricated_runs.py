@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.config.tree import parse_config
+from pretrain.config.load import parse_config
 
 BATCH, LENGTH = 16, 128
 STEPS = 100

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from data_pipeline.blend import Blend
 from data_pipeline.changes import data_changes
+from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.unfreeze import last_steps
 from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.model.build import recipe_of
 from pretrain.ranks.groups import ParallelContext
 
 DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
 
-BANK_KEYS = ("seed", "scope", "construction", "gaussian_std")
-"""Of the attention section; compared as parts of the frozen bank's recipe."""
+BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
+"""Keys of the attention section with these names are compared as parts of the frozen bank's recipe."""
 
 
 def run_identity(
     config: Config, context: ParallelContext, bank: Mapping[str, str], blend: Blend
 ) -> dict[str, Any]:
     """What must be equal for a resume to continue the same run, as JSON."""
-    recipe = recipe_of(config)
+    recipe = config.recipe()
     resolved = config.resolved()
     attention = {key: value for key, value in resolved["attention"].items() if key not in BANK_KEYS}
     keys = {

@@ -28,8 +28,9 @@ from pretrain.config.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.config.load import parse_config
 from pretrain.config.phases import Phase, phases_of
-from pretrain.config.tree import Config, parse_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun
 
@@ -89,7 +90,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[int, int, float, float]:
     """(trainable, frozen parameters, model, executed FLOPs per token): the one call of the formulas."""
     shape = config.shape()
-    attention = [count_attention(shape, config.policy(phase.number)) for phase in phases]
+    attention = [count_attention(shape, config.policy(), phase.number) for phase in phases]
     ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
     flops = [
         (end - phase.first_step) * executed_flops_per_token(shape, count)
@@ -102,8 +103,8 @@ def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[int, int, float,
 
 def _not_split(config: Config, phase: Phase) -> int:
     """Parameters that every tensor-parallel rank holds whole: norms, learned positions, low-rank inputs."""
-    d, shape, policy = config.model.hidden_size, config.shape(), config.policy(phase.number)
+    d, shape, policy = config.model.hidden_size, config.shape(), config.policy()
     layers, groups = shape.num_layers, shape.num_query_groups
-    frozen = sum(bool(policy.frozen_groups(layer, layers, groups)) for layer in range(layers))
+    frozen = sum(map(bool, policy.frozen_groups(layers, groups, phase.number)))
     low_rank = 2 * policy.low_rank * d * frozen if "low_rank" in policy.adapters else 0
     return 4 * d * layers + 2 * d + (shape.sequence_length * d if shape.learned_positions else 0) + low_rank

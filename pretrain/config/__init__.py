@@ -1,9 +1,10 @@
 """What a run is: one typed, frozen tree, from YAML and dotted overrides.
 
-tree        the whole configuration, and how it is loaded
+tree        the whole configuration, and what follows from its values
 sections    its sections; `attention` is one of them, `types` their common ground
 text        YAML, overrides, and where each value came from
 refusals    combinations that cannot be
+load        the way to get a configuration: text, then tree, then refusals
 deepspeed   the dictionary that DeepSpeed is given
 phases      when a run begins to train more
 schedule    learning rate as a function of the step

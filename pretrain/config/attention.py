@@ -1,12 +1,21 @@
-"""The attention section of the configuration; what it means is in `megatron_patches.policy`."""
+"""The attention section of the configuration: the variant, its seed, and a key for each axis of the policy.
+
+The keys and what they mean follow from the declarations in `megatron_patches.policy`; here is only how the
+types of their values are written in YAML.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
-from pretrain.config.types import Int, Layers, LayerShares, Names, Number, Section, as_tuple
+from megatron_patches.axes import Axis
+from megatron_patches.policy import AXES, QKPolicy
+from megatron_patches.unfreeze import Unfreeze
+from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Number, Section, as_tuple
 
 
 class UnfreezeEntry(Section):
@@ -21,48 +30,95 @@ class UnfreezeEntry(Section):
     )
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How values of a type of the policy are written.
+
+    Attributes:
+        written: their type in the section.
+        read: from the section's value to the policy's.
+        shown: from the policy's value to plain values of config.yaml; None where there is nothing to say.
+    """
+
+    written: Any
+    read: Callable[[Any], Any] = _same
+    shown: Callable[[Any], Any] = _same
+
+
+_FORMS: dict[Any, _Form] = {
+    int: _Form(Int),
+    tuple[str, ...]: _Form(Names, shown=list),
+    tuple[tuple[str, float], ...]: _Form(
+        LayerShares,
+        read=lambda shares: tuple(shares.items()),
+        shown=lambda shares: dict(shares) or None,
+    ),
+    tuple[Unfreeze, ...]: _Form(
+        Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)],
+        read=lambda entries: tuple(Unfreeze(**entry.model_dump()) for entry in entries),
+        shown=lambda entries: [asdict(entry) for entry in entries] or None,
+    ),
+}
+"""Of the types that are written otherwise than the policy holds them; all others are written as they are."""
+
+
+def _form(name: str) -> _Form:
+    hint = get_type_hints(QKPolicy)[name]
+    if type(None) in get_args(hint):  # `float | None`: every key of the section may be unset anyway
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    return _FORMS.get(hint, _Form(hint))
+
+
+def _key(name: str, axis: Axis) -> tuple[Any, Any]:
+    """Type and field of the section's key for an axis; unset, it is the variant's own value."""
+    described = Field(
+        default=None,
+        description=axis.meaning,
+        ge=axis.ge,
+        gt=axis.gt,
+        le=axis.le,
+        min_length=axis.min_length,
+        max_length=axis.max_length,
+    )
+    return _form(name).written | None, described
+
+
+_SectionType = TypeVar("_SectionType", bound=type[Section])
+
+
+def _with_axes(section: _SectionType) -> _SectionType:
+    """The section with a key for each axis of the policy, after its own.
+
+    A decorator, so that the type checker goes on to see the class that is written below.
+    """
+    keys: dict[str, Any] = {name: _key(name, axis) for name, axis in AXES.items()}
+    made: Any = create_model(section.__name__, __base__=section, __module__=section.__module__, **keys)
+    return made
+
+
+@_with_axes
 class AttentionSection(Section):
+    """Which policy, and what is changed of it: the keys named here, and those of `policy.AXES`."""
+
     variant: str = Field(description="Query/Key policy: a name in megatron_patches.policy.VARIANTS.")
-    seed: Int | None = Field(default=None, ge=0, description="Seed of the Query/Key bank; unset: run.seed.")
-    scope: Literal["head", "layer"] | None = Field(
-        default=None,
-        description="Rows orthonormal within each head or across the layer; unset: the variant's own.",
+    seed: Int | None = Field(
+        default=None, ge=0, le=SEED_MAX, description="Seed of the Query/Key bank; unset: run.seed."
     )
-    construction: str | None = Field(
-        default=None,
-        description="How orthonormal rows are made: qr, svd, householder, cayley, hadamard, dct; unset: the "
-        "variant's own.",
-    )
-    gaussian_std: float | None = Field(
-        default=None,
-        gt=0,
-        description="Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
-    )
-    penalty: float | None = Field(
-        default=None,
-        gt=0,
-        description="Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
-    )
-    frozen_heads: LayerShares | None = Field(
-        default=None,
-        description="Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
-        "heads train, as vanilla's. Unset: the variant's own, mostly all.",
-    )
-    adapters: Names | None = Field(
-        default=None,
-        description="Small trainable corrections of frozen Q/K: logit_scale, qk_norm, core, low_rank.",
-    )
-    low_rank: Int | None = Field(default=None, ge=1, description="Rank of the adapter low_rank; unset: 8.")
-    trainable: bool | None = Field(
-        default=None,
-        description="Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
-    )
-    synthesizer_rank: Int | None = Field(
-        default=None, ge=1, description="Rank of a factorized synthesizer's score matrices; unset: 8."
-    )
-    unfreeze: Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)] | None = Field(
-        default=None,
-        min_length=1,
-        description="When which frozen layers become trainable: a list of {at, layers, "
-        "learning_rate_factor}; unset: the variant's own.",
-    )
+
+    def given_axes(self) -> dict[str, Any]:
+        """{axis: value} of the axes that are set, as `policy_for` takes them."""
+        given = {name: getattr(self, name) for name in AXES}
+        return {name: _form(name).read(value) for name, value in given.items() if value is not None}
+
+
+def written_axes(policy: QKPolicy) -> dict[str, Any]:
+    """{axis: plain value} of every axis; None where it does not apply to the policy."""
+    values = {name: getattr(policy, name) for name in AXES}
+    return {
+        name: _form(name).shown(value) if AXES[name].fits(policy, value) else None
+        for name, value in values.items()
+    }

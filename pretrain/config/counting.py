@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from megatron_patches.policy import QKPolicy, score_recipe
+from megatron_patches.policy import QKPolicy
+from megatron_patches.recipes import score_recipe
 
 CAUSAL = 0.5
-FORWARD_AND_BACKWARD = (
-    3  # the backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass
-)
+# The backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass.
+FORWARD_AND_BACKWARD = 3
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,11 @@ def query_key_parameters(shape: ModelShape) -> int:
     return shape.num_layers * shape.hidden_size * (shape.query_size + shape.key_size)
 
 
-def count_attention(shape: ModelShape, policy: QKPolicy) -> AttentionCount:
+def count_attention(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> AttentionCount:
     """Frozen and added weights of all layers.
+
+    Args:
+        phase: of a run in which layers become trainable on the way (see `phases`).
 
     Raises:
         MethodError: the policy names layers or heads that this shape does not have.
@@ -100,8 +103,8 @@ def count_attention(shape: ModelShape, policy: QKPolicy) -> AttentionCount:
     h, d, rank = shape.head_dim, shape.hidden_size, policy.low_rank
     queries_per_group = shape.num_attention_heads // shape.num_query_groups
     frozen = adapters = multiplications = 0
-    for layer in range(shape.num_layers):
-        groups = len(policy.frozen_groups(layer, shape.num_layers, shape.num_query_groups))
+    for frozen_groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase):
+        groups = len(frozen_groups)
         heads = groups * queries_per_group
         frozen += (heads + groups) * h * d
         matrices = 0

@@ -11,12 +11,10 @@ import json
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
-
-if TYPE_CHECKING:
-    from pretrain.config.tree import Config
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset(

@@ -1,21 +1,17 @@
 """What cannot be: combinations of configuration values that are refused before any process group exists.
 
-Each message is one sentence that names the keys and their values. `check_tree` needs no world size and runs
-whenever a `Config` is made; `check_layout` also judges the number of ranks and the DeepSpeed settings.
+Each message is one sentence that names the keys and their values. `check_tree` needs no world size, and
+`load` calls it on every `Config` it makes; `check_layout` also judges the number of ranks and the DeepSpeed
+settings.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from megatron_patches.errors import MethodError
-from megatron_patches.policy import bank_recipe, score_recipe
 from megatron_patches.unfreeze import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
-
-if TYPE_CHECKING:
-    from pretrain.config.tree import Config
 
 
 def check_tree(config: Config) -> None:
@@ -133,28 +129,12 @@ def _check_schedule(config: Config) -> None:
 def _check_query_key(config: Config) -> None:
     """Let the method itself judge; building the recipe draws nothing."""
     policy = config.policy()
-    frozen = [
-        policy.frozen_groups(layer, config.model.num_layers, config.num_query_groups)
-        for layer in range(config.model.num_layers)
-    ]
+    frozen = policy.frozen_groups(config.model.num_layers, config.num_query_groups)
     if not policy.trainable and not policy.synthesizer and not any(frozen):
         raise UserError("attention.frozen_heads freezes no head; use attention.variant=vanilla for that")
     check_unfreeze(policy.unfreeze, config.model.num_layers, config.total_steps)
     try:
-        score_recipe(
-            policy,
-            seed=config.bank_seed,
-            num_attention_heads=config.model.num_attention_heads,
-            sequence_length=config.data.sequence_length,
-        )
-        bank_recipe(
-            policy,
-            seed=config.bank_seed,
-            hidden_size=config.model.hidden_size,
-            head_dim=config.head_dim,
-            num_attention_heads=config.model.num_attention_heads,
-            num_query_groups=config.num_query_groups,
-        )
+        config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
 

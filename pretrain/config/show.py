@@ -17,8 +17,9 @@ from pretrain.config.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of
-from pretrain.config.tree import Config, LoadedConfig, load_config_with_origins
+from pretrain.config.tree import Config
 
 MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
 
@@ -90,7 +91,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
     shape = config.shape()
-    count = count_parameters(shape, count_attention(shape, config.policy(phase.number)))
+    count = count_parameters(shape, count_attention(shape, config.policy(), phase.number))
     layers = ", ".join(map(str, phase.newly_trainable))
     return (
         f"from step {phase.first_step:,} on",

@@ -1,25 +1,20 @@
-"""The configuration of a run: one typed, validated, frozen tree, from YAML and dotted overrides.
+"""The configuration of a run: one typed, frozen tree of sections, and what follows from their values.
 
-    config = load_config("demo", ["attention.variant=vanilla", "optimizer.learning_rate=5e-4"])
-
-Paths in it are taken from the working directory. What is refused, and where: `sections` (ranges),
-`refusals` (combinations), `deepspeed` (DeepSpeed's own keys).
+Each section refuses what is wrong within it. What its sections cannot be together is judged by `refusals`
+once the tree is there; `load` does both, and is the way to get a configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError, model_validator
-
+from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import QKPolicy, policy_for
-from megatron_patches.unfreeze import Unfreeze
-from pretrain.config.attention import AttentionSection
+from megatron_patches.recipes import bank_recipe, score_recipe
+from megatron_patches.score_recipe import ScoreRecipe
+from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.counting import ModelShape
-from pretrain.config.refusals import check_layout, check_tree
 from pretrain.config.sections import (
     CheckpointSection,
     DataSection,
@@ -32,41 +27,8 @@ from pretrain.config.sections import (
     ScheduleSection,
     TelemetrySection,
 )
-from pretrain.config.text import (
-    Draft,
-    apply_overrides,
-    dump_yaml,
-    locate,
-    read_yaml,
-    refuse_unknown_keys,
-    validation_sentence,
-)
+from pretrain.config.text import dump_yaml
 from pretrain.config.types import Section
-from pretrain.errors import UserError
-
-POLICY_AXES = (
-    "scope",
-    "construction",
-    "gaussian_std",
-    "frozen_heads",
-    "adapters",
-    "low_rank",
-    "trainable",
-    "synthesizer_rank",
-    "penalty",
-    "unfreeze",
-)
-"""Keys of the attention section that replace an axis of the variant's policy."""
-
-__all__ = [
-    "Config",
-    "LoadedConfig",
-    "check_layout",
-    "config_from_draft",
-    "load_config",
-    "load_config_with_origins",
-    "parse_config",
-]
 
 
 class Config(Section):
@@ -83,11 +45,6 @@ class Config(Section):
     checkpoint: CheckpointSection
     telemetry: TelemetrySection = TelemetrySection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
-
-    @model_validator(mode="after")
-    def _possible(self) -> Config:
-        check_tree(self)
-        return self
 
     @property
     def num_query_groups(self) -> int:
@@ -151,22 +108,38 @@ class Config(Section):
             self.data.micro_batch_size * self.data_parallel_size(world_size)
         )
 
-    def policy(self, phase: int = 0) -> QKPolicy:
+    def policy(self) -> QKPolicy:
         """The Query/Key policy: the variant with the axes given in `attention` replaced.
 
-        Args:
-            phase: of a run in which layers become trainable on the way (see `config.phases`).
+        Raises:
+            MethodError: unknown variant, or axes that do not go together (never once `load` has judged them).
+        """
+        return policy_for(self.attention.variant, self.attention.given_axes())
+
+    def recipe(self) -> BankRecipe | ScoreRecipe | None:
+        """How the Query/Key bank, or what stands in its place, is drawn; making the recipe draws nothing.
+
+        None for variants whose queries and keys start like every other weight.
 
         Raises:
-            MethodError: unknown variant, or axes that do not go together (never from a Config that exists).
+            MethodError: the policy is impossible at these sizes (never once `load` has judged them).
         """
-        given = self.attention
-        axes = {axis: getattr(given, axis) for axis in POLICY_AXES}
-        if given.frozen_heads is not None:
-            axes["frozen_heads"] = tuple(given.frozen_heads.items())
-        if given.unfreeze is not None:
-            axes["unfreeze"] = tuple(Unfreeze(**entry.model_dump()) for entry in given.unfreeze)
-        return replace(policy_for(given.variant, axes), phase=phase)
+        policy = self.policy()
+        if policy.synthesizer:
+            return score_recipe(
+                policy,
+                seed=self.bank_seed,
+                num_attention_heads=self.model.num_attention_heads,
+                sequence_length=self.data.sequence_length,
+            )
+        return bank_recipe(
+            policy,
+            seed=self.bank_seed,
+            hidden_size=self.model.hidden_size,
+            head_dim=self.head_dim,
+            num_attention_heads=self.model.num_attention_heads,
+            num_query_groups=self.num_query_groups,
+        )
 
     def shape(self) -> ModelShape:
         """The sizes that parameter and FLOP counts depend on."""
@@ -186,81 +159,15 @@ class Config(Section):
     def resolved(self) -> dict[str, dict[str, Any]]:
         """The tree as plain values, None replaced by what it stands for; parsing it gives the same run."""
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
-        policy = self.policy()
         values["model"].update(
             num_query_groups=self.num_query_groups,
             head_dim=self.head_dim,
             ffn_hidden_size=self.ffn_hidden_size,
         )
-        values["attention"].update(
-            seed=self.bank_seed,
-            gaussian_std=policy.gaussian_std,
-            adapters=list(policy.adapters),
-            low_rank=policy.low_rank if "low_rank" in policy.adapters else None,
-            frozen_heads=dict(policy.frozen_heads) or None,
-            trainable=policy.trainable if policy.synthesizer else None,
-            synthesizer_rank=policy.score_rank,
-            penalty=policy.penalty or None,
-            unfreeze=[asdict(entry) for entry in policy.unfreeze] or None,
-        )
-        if policy.init == "orthogonal":
-            values["attention"].update(scope=policy.scope, construction=policy.construction)
+        values["attention"].update(seed=self.bank_seed, **written_axes(self.policy()))
         values["data"]["seed"] = self.data_seed
         return values
 
     def to_yaml(self) -> str:
         """`resolved` as YAML that `load_config` reads back."""
         return dump_yaml(self.resolved())
-
-
-@dataclass(frozen=True)
-class LoadedConfig:
-    """A configuration, and where each `section.key` was given (`FILE:LINE` or `override`; else a default)."""
-
-    config: Config
-    origins: Mapping[str, str]
-
-
-def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
-    """Read a shipped configuration by name, or a YAML file by path, and apply overrides in order.
-
-    Raises:
-        UserError: no such file, unknown keys, wrong types, values that do not go together.
-    """
-    return load_config_with_origins(name_or_path, overrides).config
-
-
-def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """As `load_config`, and with where each value came from.
-
-    Raises:
-        UserError: as `load_config`.
-    """
-    draft = read_yaml(*locate(name_or_path))
-    apply_overrides(draft, overrides)
-    config = config_from_draft(draft)
-    return LoadedConfig(
-        config, {".".join(path): origin for path, origin in draft.origins.items() if len(path) > 1}
-    )
-
-
-def parse_config(values: Mapping[str, Any]) -> Config:
-    """A configuration from plain values (section -> key -> value).
-
-    Raises:
-        UserError: as `load_config`.
-    """
-    return config_from_draft(Draft("(given as values)", dict(values)))
-
-
-def config_from_draft(draft: Draft) -> Config:
-    """A configuration from values that remember where they came from.
-
-    Raises:
-        UserError: as `load_config`.
-    """
-    refuse_unknown_keys(draft, Config)
-    try:
-        return Config.model_validate(draft.values)
-    except ValidationError as error:
-        raise UserError(validation_sentence(error, draft)) from None

@@ -44,6 +44,9 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+SEED_MAX = 2**64 - 1
+"""The largest seed that every generator takes."""
+
 Int = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Layers = Annotated[str, BeforeValidator(_layers)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from data_pipeline.blend import Blend, Member, make_blend
 from data_pipeline.manifest import read_manifest
-from pretrain.config.tree import Config, check_layout
+from pretrain.config.refusals import check_layout
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 

@@ -24,10 +24,11 @@ from megatron_patches.orthonormal import ROLES, BankRecipe, Role, rows_of_heads
 from megatron_patches.policy import QKPolicy
 from megatron_patches.shards import head_digests, split_heads
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.doctor.meeting import Place, bounded
-from pretrain.model.build import DTYPES, recipe_of
+from pretrain.model.build import DTYPES
 from pretrain.runs.directory import package_versions
 
 SHM_FOR_NCCL = 1 << 30
@@ -174,7 +175,7 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
 
     All ranks make them in the same order, so what two ranks have made is a beginning of the same list.
     """
-    recipe = recipe_of(config)
+    recipe = config.recipe()
     if not isinstance(recipe, BankRecipe):  # a synthesizer's score matrices training compares itself
         return {"digests": [], "heads": 0}
     deadline, digests = time.monotonic() + seconds, []
@@ -196,8 +197,7 @@ def frozen_units(
 ) -> list[tuple[int, Role, Sequence[int]]]:
     """(layer, role, frozen heads) that are made at once: a head, or with scope `layer` all of a role."""
     units: list[tuple[int, Role, Sequence[int]]] = []
-    for layer in range(num_layers):
-        groups = policy.frozen_groups(layer, num_layers, recipe.num_query_groups)
+    for layer, groups in enumerate(policy.frozen_groups(num_layers, recipe.num_query_groups)):
         heads = split_heads(recipe.num_attention_heads, recipe.num_query_groups, groups, 0, 1).frozen
         for role in ROLES:
             if recipe.scope == "layer" and heads[role]:

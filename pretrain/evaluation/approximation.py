@@ -22,8 +22,9 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 
 from megatron_patches.freeze import parameter_groups
 from megatron_patches.initialize import normal_rows
+from pretrain.config.load import load_config
 from pretrain.config.schedule import learning_rate
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.evaluation.trained_model import one_process
 from pretrain.evaluation.work import Work

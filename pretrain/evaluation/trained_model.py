@@ -20,8 +20,9 @@ from megatron.core.models.gpt import GPTModel
 from pretrain.checkpoint.checkpoints import bank_digests, check_files, complete_checkpoints, read_identity
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.weights import load_weights
+from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.data.inputs import read_blend
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError

@@ -34,7 +34,7 @@ def begin_training(
     max_stalled: MaxStalled = 3,
 ) -> None:
     """Refuse what can be refused before ranks start. Answer: `finished`, or `run RUN LOGS`."""
-    from pretrain.config.tree import load_config
+    from pretrain.config.load import load_config
     from pretrain.data.inputs import check_inputs
 
     loaded = load_config(config, overrides or [])

@@ -9,36 +9,11 @@ from megatron.core.transformer import TransformerConfig
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import bank_recipe, score_recipe
-from megatron_patches.score_recipe import ScoreRecipe
 from pretrain.config.tree import Config
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-def recipe_of(config: Config) -> BankRecipe | ScoreRecipe | None:
-    """How this run's Query/Key bank, or what stands in its place, is drawn.
-
-    None for variants whose queries and keys start like every other weight.
-    """
-    policy = config.policy()
-    if policy.synthesizer:
-        return score_recipe(
-            policy,
-            seed=config.bank_seed,
-            num_attention_heads=config.model.num_attention_heads,
-            sequence_length=config.data.sequence_length,
-        )
-    return bank_recipe(
-        policy,
-        seed=config.bank_seed,
-        hidden_size=config.model.hidden_size,
-        head_dim=config.head_dim,
-        num_attention_heads=config.model.num_attention_heads,
-        num_query_groups=config.num_query_groups,
-    )
 
 
 def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPTModel:
@@ -47,12 +22,11 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     Args:
         phase: of a run in which layers become trainable on the way (see `config.phases`).
     """
-    recipe = recipe_of(config)
-    policy = config.policy(phase)
+    recipe, policy = config.recipe(), config.policy()
     model = GPTModel(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(
-            policy, recipe, config.model.num_layers, config.num_query_groups
+            policy, recipe, config.model.num_layers, config.num_query_groups, phase
         ),
         vocab_size=config.model.vocab_size,
         max_sequence_length=config.data.sequence_length,

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
+from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.text import locate, place_value, read_yaml
-from pretrain.config.tree import Config, config_from_draft, parse_config
+from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.signals import FINISHED

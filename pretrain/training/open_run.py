@@ -223,7 +223,7 @@ def _check_steps_left(config: Config, progress: Progress) -> None:
 def _run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> RunFacts:
     shape, device_name = config.shape(), _device_name(context.device)
     totals = trainer.audit["totals"]
-    attention = count_attention(shape, config.policy(trainer.phase.number))
+    attention = count_attention(shape, config.policy(), trainer.phase.number)
     return RunFacts(
         world_size=context.world_size,
         device_name=device_name,

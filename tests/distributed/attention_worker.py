@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import bank_recipe, policy_for
+from megatron_patches.policy import policy_for
+from megatron_patches.recipes import bank_recipe
 from megatron_patches.shards import layer_shard
 from megatron_patches.streams import normal_rows
 from pretrain.ranks.groups import (

@@ -19,8 +19,9 @@ from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
 from megatron_patches.shards import digest
 from pretrain.checkpoint.checkpoints import Progress
 from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.load import load_config
 from pretrain.config.schedule import learning_rate
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.load import load_config
 from pretrain.config.phases import phases_of
-from pretrain.config.tree import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
@@ -30,8 +30,8 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         assert (config.run_path / "state").read_text() == "stopped\n"
     train(config, StopSignals())
     records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    last_policy = config.policy(phases_of(config)[-1].number)
-    counted = count_parameters(config.shape(), count_attention(config.shape(), last_policy))
+    attention = count_attention(config.shape(), config.policy(), phases_of(config)[-1].number)
+    counted = count_parameters(config.shape(), attention)
     return {
         "loss": [record["loss/train"] for record in records],
         "gradient_norm": [record["optim/grad_norm"] for record in records],

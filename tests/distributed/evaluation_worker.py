@@ -15,7 +15,8 @@ from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.heads import attention_observed, head_weights
 from pretrain.checkpoint.checkpoints import complete_checkpoints
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.evaluation.approximation import Experiment, run_experiment
 from pretrain.evaluation.trained_model import load_trained_model, one_process

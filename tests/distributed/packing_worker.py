@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.freeze import reduce_partial_gradients
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import (

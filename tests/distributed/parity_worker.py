@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from megatron_patches.freeze import parameter_groups
+from pretrain.config.load import load_config
 from pretrain.config.schedule import learning_rate
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from megatron_patches.shards import digest
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.training.open_run import open_run
 
 BATCHES = 3

@@ -20,11 +20,12 @@ from megatron_patches.errors import MethodError
 from megatron_patches.freeze import frozen_layers
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
-from megatron_patches.policy import policy_for, score_recipe
+from megatron_patches.policy import policy_for
+from megatron_patches.recipes import score_recipe
 from megatron_patches.shards import digest
 from megatron_patches.streams import normal_rows
 from pretrain.config.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,

@@ -14,7 +14,8 @@ from data_pipeline.errors import DataError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.samples import TrainingSamples, ValidationSamples
 from megatron_patches.freeze import frozen_layers
-from pretrain.config.tree import Config, load_config
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import (

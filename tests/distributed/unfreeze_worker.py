@@ -16,11 +16,12 @@ from deepspeed.utils import safe_get_full_fp32_param
 from megatron_patches.freeze import frozen_layers, parameter_groups
 from megatron_patches.orthonormal import ROLES
 from megatron_patches.shards import layer_shard
+from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
 from pretrain.config.schedule import learning_rate
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.model.build import build_model, recipe_of, token_losses
+from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
@@ -172,7 +173,7 @@ def _adam_states(run: Run) -> list[dict[str, Any]]:
 
 def _moved(run: Run) -> list[float]:
     """For each layer the largest distance on any rank of its Query/Key rows from the bank's."""
-    context, recipe = run.context, recipe_of(run.config)
+    context, recipe = run.context, run.config.recipe()
     assert recipe is not None
     distances = []
     for _, layer in frozen_layers(run.engine.module):

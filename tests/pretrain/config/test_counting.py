@@ -18,7 +18,7 @@ from pretrain.config.counting import (
     model_flops_per_token,
     peak_flops,
 )
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 
 TINY = ModelShape(
     num_layers=3,

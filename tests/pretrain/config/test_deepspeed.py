@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from pretrain.config.deepspeed import PASSED_ON, REFUSED, deepspeed_config, zero_stage
-from pretrain.config.tree import Config, check_layout, load_config
+from pretrain.config.load import load_config
+from pretrain.config.refusals import check_layout
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 STAGES = ["zero1", "zero2", "zero3"]

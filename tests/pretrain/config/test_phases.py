@@ -2,9 +2,10 @@
 
 import pytest
 
+from pretrain.config.load import load_config, parse_config
 from pretrain.config.phases import phase_at, phases_of
+from pretrain.config.refusals import check_layout
 from pretrain.config.show import render_show
-from pretrain.config.tree import check_layout, load_config, parse_config
 from pretrain.errors import UserError
 
 UNFREEZE = "attention.variant=unfreeze"
@@ -45,10 +46,11 @@ def test_other_variants_have_one_phase() -> None:
 def test_what_is_frozen_in_each_phase() -> None:
     config = load_config("demo", schedule("{at: 0.25, layers: 3}", "{at: 0.5, layers: 1-3}"))
     frozen = [
-        [layer for layer in range(4) if config.policy(phase).frozen_groups(layer, 4, 4)] for phase in range(3)
+        [layer for layer, heads in enumerate(config.policy().frozen_groups(4, 4, phase)) if heads]
+        for phase in range(3)
     ]
     assert frozen == [[0, 1, 2, 3], [0, 1, 2], [0]]
-    assert config.policy(1).frozen_groups(0, 4, 4) == (0, 1, 2, 3)
+    assert config.policy().frozen_groups(4, 4, 1)[0] == (0, 1, 2, 3)
 
 
 def test_a_schedule_survives_config_yaml() -> None:

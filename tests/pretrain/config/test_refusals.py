@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.tree import check_layout, load_config
+from pretrain.config.load import load_config
+from pretrain.config.refusals import check_layout
 from pretrain.errors import UserError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from megatron_patches.errors import MethodError
-from megatron_patches.policy import policy_for, score_recipe
+from megatron_patches.policy import policy_for
+from megatron_patches.recipes import score_recipe
 from megatron_patches.score_recipe import ScoreRecipe
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.counting import (
@@ -18,8 +19,9 @@ from pretrain.config.counting import (
     forward_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
-from pretrain.config.tree import Config, load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 RANDOM, FACTORIZED = "attention.variant=synthesizer_random", "attention.variant=synthesizer_factorized"

@@ -10,13 +10,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from pretrain.config.load import load_config, load_config_with_origins, parse_config
+from pretrain.config.refusals import check_layout
 from pretrain.config.show import render_show, summary_rows, value_rows
-from pretrain.config.tree import (
-    check_layout,
-    load_config,
-    load_config_with_origins,
-    parse_config,
-)
 from pretrain.errors import UserError
 
 NAMES = ["demo", "small", "base", "large"]

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.doctor.checks import Unfit, bank_facts, disk_facts, gpu_facts
 from pretrain.doctor.collectives import WrongSum, all_reduce_speed
 from pretrain.doctor.meeting import bounded, expand_hosts, missing_nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_patches.policy import VARIANTS
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.telemetry.hparams import FIRST, hparam_text, hparams
 
 
