@@ -6,7 +6,7 @@ import re
 
 from megatron_patches.errors import MethodError
 
-_RANGE = re.compile(r"(\d+(?:\.\d+)?)(%?)(?:-(\d+(?:\.\d+)?)(%?))?")
+_RANGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(%?)(?:-(\d{1,9}(?:\.\d{1,9})?)(%?))?")
 
 
 def layer_range(text: str, num_layers: int) -> range:

@@ -2,7 +2,8 @@
 
 tree        the whole configuration, and what follows from its values
 sections    its sections; `attention` is one of them, `types` their common ground
-text        YAML, overrides, and where each value came from
+text        files, overrides, and where each value came from; `yaml_values` is the YAML, `sentences` what is
+            said of wrong keys and values
 refusals    combinations that cannot be
 load        the way to get a configuration: text, then tree, then refusals
 deepspeed   the dictionary that DeepSpeed is given

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pretrain.config.text import is_file
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -191,13 +192,15 @@ def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[A
 def _read(name_or_path: str) -> dict[str, Any]:
     shipped = files("ds_configs")
     names = sorted(entry.name[: -len(".json")] for entry in shipped.iterdir() if entry.name.endswith(".json"))
-    if name_or_path not in names and not Path(name_or_path).is_file():
+    if name_or_path not in names and not is_file(Path(name_or_path)):
         raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {', '.join(names)}")
     try:
         if name_or_path in names:
             settings = json.loads(shipped.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8"))
         else:
             settings = json.loads(Path(name_or_path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise UserError(f"deepspeed.config '{name_or_path}' nests too deeply to be settings") from None
     except (OSError, ValueError) as error:
         raise UserError(f"deepspeed.config '{name_or_path}' is not readable JSON: {error}") from None
     if not isinstance(settings, dict):

@@ -1,8 +1,12 @@
 """The sections of the configuration tree: names, types, ranges, meanings.
 
 Checks that need one section only live here; those across sections live in `refusals`. Every section is
-frozen and rejects unknown keys. The attention section is in `config_attention`, the values' types are in
-`config_types`.
+frozen and rejects unknown keys. The attention section is in `attention`, the values' types are in `types`.
+
+Sizes have upper bounds (`le`) far above anything that was ever trained: 2,048 layers, 4,096 heads, 2^20 wide,
+2^24 tokens of context, of vocabulary and samples of a step, 10^9 steps, 10^16 tokens. They are there so that
+a digit too many is refused at once; without them the program would compute for ever with it, or ask for more
+memory than there is.
 """
 
 from __future__ import annotations
@@ -12,41 +16,50 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.types import Betas, Int, PathLike, Section, as_tuple
+from pretrain.config.types import SEED_MAX, Betas, FileName, Int, PathLike, Section, as_tuple
 
 
 class RunSection(Section):
-    name: str = Field(
+    name: FileName = Field(
         pattern=r"^[^./\\\s][^/\\\s]*$", description="Name of the run: its directory's last part."
     )
     directory: PathLike = Field(default=Path("runs"), description="Directory that holds the runs.")
     seed: Int = Field(
         default=1234,
         ge=0,
+        le=SEED_MAX,
         description="Seed of the initial weights and of dropout, and of what has no seed of its own.",
     )
 
 
 class ModelSection(Section):
-    num_layers: Int = Field(ge=1, description="Transformer layers.")
-    hidden_size: Int = Field(ge=1, description="Width of the residual stream.")
-    num_attention_heads: Int = Field(ge=1, description="Query heads of a layer.")
+    num_layers: Int = Field(ge=1, le=2048, description="Transformer layers.")
+    hidden_size: Int = Field(ge=1, le=2**20, description="Width of the residual stream.")
+    num_attention_heads: Int = Field(ge=1, le=4096, description="Query heads of a layer.")
     num_query_groups: Int | None = Field(
         default=None,
         ge=1,
+        le=4096,
         description="Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
     )
     head_dim: Int | None = Field(
-        default=None, ge=1, description="Width of one head; unset: hidden_size / num_attention_heads."
+        default=None,
+        ge=1,
+        le=2**16,
+        description="Width of one head; unset: hidden_size / num_attention_heads.",
     )
     ffn_hidden_size: Int | None = Field(
-        default=None, ge=1, description="Inner width of the MLP; unset: 4 * hidden_size."
+        default=None, ge=1, le=2**24, description="Inner width of the MLP; unset: 4 * hidden_size."
     )
-    vocab_size: Int = Field(ge=2, description="Rows of the embedding; at least the tokenizer's vocabulary.")
+    vocab_size: Int = Field(
+        ge=2, le=2**24, description="Rows of the embedding; at least the tokenizer's vocabulary."
+    )
     position_embedding: Literal["learned", "rope"] = Field(
         description="learned: a trained vector per position; rope: rotary embedding of queries and keys."
     )
-    rotary_base: Int = Field(default=10000, ge=2, description="Base of the rotary frequencies (rope only).")
+    rotary_base: Int = Field(
+        default=10000, ge=2, le=10**12, description="Base of the rotary frequencies (rope only)."
+    )
     dropout: float = Field(
         default=0.1, ge=0, lt=1, description="Dropout of hidden states and of attention probabilities."
     )
@@ -77,10 +90,13 @@ class OptimizerSection(Section):
 
 class ScheduleSection(Section):
     steps: Int | None = Field(
-        default=None, ge=1, description="Optimizer steps of the whole run; give this or tokens."
+        default=None, ge=1, le=10**9, description="Optimizer steps of the whole run; give this or tokens."
     )
     tokens: Int | None = Field(
-        default=None, ge=1, description="Training tokens of the whole run, rounded up to whole steps."
+        default=None,
+        ge=1,
+        le=10**16,
+        description="Training tokens of the whole run, rounded up to whole steps.",
     )
     kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = Field(
         description="Shape of the learning rate after warmup."
@@ -140,18 +156,29 @@ class DataSection(Section):
         min_length=1,
         description="Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
     )
-    sequence_length: Int = Field(ge=1, description="Tokens of one training sample that the model predicts.")
-    micro_batch_size: Int = Field(ge=1, description="Samples in one forward pass of one data-parallel rank.")
-    global_batch_size: Int = Field(ge=1, description="Samples in one optimizer step, over all ranks.")
+    sequence_length: Int = Field(
+        ge=1, le=2**24, description="Tokens of one training sample that the model predicts."
+    )
+    micro_batch_size: Int = Field(
+        ge=1, le=2**24, description="Samples in one forward pass of one data-parallel rank."
+    )
+    global_batch_size: Int = Field(
+        ge=1, le=2**24, description="Samples in one optimizer step, over all ranks."
+    )
     validate_every: Int = Field(ge=0, description="Steps between validations; 0: only at the end.")
-    validation_samples: Int = Field(ge=1, description="Validation samples per source, at most.")
-    seed: Int | None = Field(default=None, ge=0, description="Seed of the sample order; unset: run.seed.")
+    validation_samples: Int = Field(ge=1, le=10**9, description="Validation samples per source, at most.")
+    seed: Int | None = Field(
+        default=None, ge=0, le=SEED_MAX, description="Seed of the sample order; unset: run.seed."
+    )
     reset_at_document_end: bool = Field(
         default=False,
         description="Documents of a sample stand alone: attention and positions restart, no loss across.",
     )
     loader_workers: Int = Field(
-        default=0, ge=0, description="Threads of a rank that read samples ahead; 0: read when needed."
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads of a rank that read samples ahead; 0: read when needed.",
     )
     cache_directory: PathLike | None = Field(
         default=None, description="Where sample orders are kept; unset: sample_order in run.directory."
@@ -171,13 +198,16 @@ class DataSection(Section):
 
 class ParallelSection(Section):
     tensor_model_parallel_size: Int = Field(
-        default=1, ge=1, description="Ranks that share one copy of the model."
+        default=1, ge=1, le=4096, description="Ranks that share one copy of the model."
     )
     sequence_parallel: bool = Field(
         default=False, description="Split norms and residuals over the tensor-parallel ranks too."
     )
     timeout_seconds: Int = Field(
-        default=600, ge=1, description="Seconds after which a collective that hangs ends the run."
+        default=600,
+        ge=1,
+        le=30 * 24 * 3600,
+        description="Seconds after which a collective that hangs ends the run.",
     )
 
 

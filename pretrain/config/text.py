@@ -1,48 +1,26 @@
-"""Reading configuration text: YAML with line numbers, dotted overrides, errors with the nearest key.
+"""Reading configuration text: a YAML file with line numbers, dotted overrides.
 
-Knows nothing of what the keys mean: the tree of sections is handed in as a pydantic model.
+Knows nothing of what the keys mean; what is said of wrong ones is in `sentences`.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
+from pretrain.config.yaml_values import MAX_DEPTH, YamlProblem, parse_yaml
 from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
-FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
-
-
-class _Loader(yaml.SafeLoader):
-    """Resolves scalars as YAML 1.2 does; PyYAML's own way is 1.1, where 5e-4 is text and `off` a boolean."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # PyYAML's own way to configure a loader class
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), None
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][\d_]*)$"), None)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes what YAML 1.1 or 1.2 would take for something other than text."""
-
-
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
+MAX_BYTES = 2**18
+"""Of a configuration file; the largest that come with the program are a hundredth of it."""
 
 
 @dataclass
@@ -58,39 +36,33 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
     """Read a YAML mapping of sections.
 
     Raises:
-        UserError: the file cannot be read, is not YAML, is not a mapping, or has a key twice.
+        UserError: the file cannot be read or is too large, is not YAML, is not a mapping, has a key twice, or
+            a key that is not text.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {shown_as} cannot be read: {error}") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"config {shown_as} is larger than {MAX_BYTES:,} bytes; it cannot be a configuration")
     try:
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"config {shown_as} is not valid YAML: {_yaml_problem(error)}") from None
+        node, values = parse_yaml(text)
+    except YamlProblem as problem:
+        raise UserError(f"config {shown_as} {problem}") from None
     if not isinstance(node, yaml.MappingNode):
         raise UserError(
             f"config {shown_as} must be a mapping of sections, such as `model:` with indented keys below it"
         )
-    draft = Draft(shown_as)
+    draft = Draft(shown_as, values)
     _record_lines(node, (), shown_as, draft.origins)
-    draft.values = _construct(text, shown_as)
     return draft
 
 
-def _construct(text: str, shown_as: str) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"config {shown_as} is not valid YAML: {_yaml_problem(error)}") from None
-    return values
-
-
-def _yaml_problem(error: Exception) -> str:
-    """PyYAML's problem in one line, with the line number."""
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    return f"line {mark.line + 1}: {problem}" if mark is not None else problem
+def not_text(key: object) -> str:
+    """What is said of the name of a section or key that YAML reads as a number, a truth value or nothing."""
+    return f"the key '{shorten(str(key))}' is not text; sections and keys are words, such as model"
 
 
 def _record_lines(
@@ -101,6 +73,8 @@ def _record_lines(
         if not isinstance(key_node, yaml.ScalarNode):
             raise UserError(f"config {shown_as} line {line}: keys must be plain words")
         path = (*parent, str(key_node.value))
+        if len(path) <= 2 and not key_node.tag.endswith(":str"):
+            raise UserError(f"config {shown_as} line {line}: {not_text(key_node.value)}")
         if path in origins:
             raise UserError(
                 f"config {shown_as} line {line}: key '{'.'.join(path)}' is given twice; remove one"
@@ -108,11 +82,6 @@ def _record_lines(
         origins[path] = f"{shown_as}:{line}"
         if isinstance(value_node, yaml.MappingNode):
             _record_lines(value_node, path, shown_as, origins)
-
-
-def dump_yaml(values: Mapping[str, Any]) -> str:
-    """YAML that `read_yaml` reads back as the same values, keys in the given order."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
@@ -133,16 +102,19 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
     """
     parsed = []
     for item in overrides:
+        shown = shorten(printable(item))
+        if printable(item) != item:
+            raise UserError(f"override '{shown}' is not UTF-8 text; write it in plain characters")
         name, equals, text = item.partition("=")
         name = name.strip()
         if not equals or "." not in name or not all(name.split(".")):
-            raise UserError(f"override '{item}' is not of the form section.key=value, such as run.seed=7")
+            raise UserError(f"override '{shown}' is not of the form section.key=value, such as run.seed=7")
+        if name.count(".") >= MAX_DEPTH:
+            raise UserError(f"override '{shown}' nests deeper than {MAX_DEPTH} levels; shorten its key")
         try:
-            parsed.append((name, yaml.load(text, Loader=_Loader)))
-        except (yaml.YAMLError, ValueError) as error:
-            raise UserError(
-                f"override '{item}': the value is not valid YAML: {_yaml_problem(error)}"
-            ) from None
+            parsed.append((name, parse_yaml(text)[1]))
+        except YamlProblem as problem:
+            raise UserError(f"override '{shown}': the value {problem}") from None
     return parsed
 
 
@@ -164,82 +136,27 @@ def override_text(key: str, value: Any) -> str:
 
 def _is_plain_word(value: Any) -> bool:
     try:
-        return (
-            isinstance(value, str) and value.isprintable() and bool(yaml.load(value, Loader=_Loader) == value)
-        )
-    except yaml.YAMLError:
+        return isinstance(value, str) and value.isprintable() and bool(parse_yaml(value)[1] == value)
+    except YamlProblem:
         return False
 
 
-def refuse_unknown_keys(draft: Draft, tree: type[BaseModel]) -> None:
-    """Check names only, so that a typo is reported as such and with its place.
-
-    Raises:
-        UserError: a section or key that `tree` does not have, with the nearest that it has.
-    """
-    sections = {name: info.annotation for name, info in tree.model_fields.items()}
-    keys = {name: list(section.model_fields) for name, section in sections.items()}  # type: ignore[union-attr]
-    for section, content in draft.values.items():
-        if section not in keys:
-            raise UserError(
-                f"{_where(draft, (section,))}unknown section '{section}'{_nearest(section, keys)}"
-            )
-        if not isinstance(content, Mapping):
-            shown = "nothing" if content is None else repr(content)
-            raise UserError(f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}")
-        for key in content:
-            if key not in keys[section]:
-                place, hint = _where(draft, (section, str(key))), _nearest_key(section, str(key), keys)
-                raise UserError(f"{place}unknown key '{section}.{key}'{hint}")
+def printable(text: str) -> str:
+    r"""The text with `\udcff` in the place of bytes that were not UTF-8: it can be printed anywhere."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _where(draft: Draft, path: KeyPath) -> str:
-    """`config demo.yaml line 3: ` or `override: `, for the value at `path` or the nearest thing around it."""
-    if any(known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()):
-        return f"{OVERRIDE}: "
-    for length in range(len(path), 0, -1):
-        origin = draft.origins.get(path[:length])
-        if origin == OVERRIDE:
-            return f"{OVERRIDE}: "
-        if origin is not None:
-            name, _, line = origin.rpartition(":")
-            return f"config {name} line {line}: "
-    return ""
+def shorten(text: str, longest: int = 400) -> str:
+    """The text, its middle left out if it is long: a sentence must stay one that can be read."""
+    return text if len(text) <= longest else f"{text[: longest - 100]} ... {text[-90:]}"
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
-
-
-def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> str:
-    """The nearest in the same section; else the same word in another section; else the section's keys."""
-    if difflib.get_close_matches(key, keys[section], n=1, cutoff=0.6):
-        return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
-    elsewhere = [f"{other}.{name}" for other, names in keys.items() for name in names if name == key]
-    if elsewhere:
-        return f"; did you mean '{elsewhere[0]}'?"
-    return f"; known keys of {section}: {', '.join(keys[section])}"
-
-
-def validation_sentence(error: ValidationError, draft: Draft) -> str:
-    """pydantic's first complaint as one sentence that names the key, its value and its place."""
-    first = error.errors()[0]
-    path = tuple(str(part) for part in first["loc"])
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, ValueError):  # raised by our own validators: already a sentence that names its keys
-        return f"{_where(draft, path) if path else ''}{cause}"
-    key = ".".join(
-        path if len(path) > 3 else path[:2]
-    )  # of data.blend.0.weight, all; of optimizer.betas.1, not
-    if first["type"] == "missing":
-        missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
-        return f"config {draft.source}: {missing} is missing and has no default"
-    reason = first["msg"][0].lower() + first["msg"][1:]
-    return (
-        f"{_where(draft, path)}'{key}' is {first['input']!r}: {reason.replace('input should', 'it should')}"
-    )
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False too for a name that no file can have or that we may not look at."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def locate(name_or_path: str) -> tuple[Path, str]:
@@ -252,9 +169,9 @@ def locate(name_or_path: str) -> tuple[Path, str]:
     names = sorted(entry.name[: -len(".yaml")] for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
     if name_or_path in names:
         return Path(str(shipped.joinpath(f"{name_or_path}.yaml"))), f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    if path.is_file():
-        return path, name_or_path
+    shown = printable(name_or_path)
+    if is_file(Path(name_or_path)):
+        return Path(name_or_path), shown
     raise UserError(
-        f"config '{name_or_path}' is neither a file nor one of the shipped configs: {', '.join(names)}"
+        f"config '{shorten(shown)}' is neither a file nor one of the shipped configs: {', '.join(names)}"
     )

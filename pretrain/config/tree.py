@@ -27,8 +27,8 @@ from pretrain.config.sections import (
     ScheduleSection,
     TelemetrySection,
 )
-from pretrain.config.text import dump_yaml
 from pretrain.config.types import Section
+from pretrain.config.yaml_values import dump_yaml
 
 
 class Config(Section):

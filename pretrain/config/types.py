@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 
 def _whole(value: Any) -> Any:
@@ -18,7 +19,9 @@ def _whole(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000:  # a float can be it
+        return float(value)
+    return value
 
 
 def _layers(value: Any) -> Any:
@@ -30,8 +33,18 @@ def _text_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value
 
 
+def _file_name(value: Any) -> Any:
+    """Refuse what no file system takes, before a run directory is made of it."""
+    if isinstance(value, str):
+        if any(ord(character) < 32 or ord(character) == 127 for character in value):
+            raise PydanticCustomError("control_character", "Input should have no control characters")
+        if max(len(part.encode("utf-8", "replace")) for part in value.split("/")) > NAME_MAX:
+            raise PydanticCustomError("name_too_long", f"Input should have names of at most {NAME_MAX} bytes")
+    return value
+
+
 def _path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) and value else value
+    return Path(_file_name(value)) if isinstance(value, str) and value else value
 
 
 def _betas(value: Any) -> Any:
@@ -44,6 +57,9 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+NAME_MAX = 255
+"""Bytes of a file's name, as file systems have it."""
+
 SEED_MAX = 2**64 - 1
 """The largest seed that every generator takes."""
 
@@ -52,6 +68,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 Layers = Annotated[str, BeforeValidator(_layers)]
 LayerShares = Annotated[dict[str, Number], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+FileName = Annotated[str, BeforeValidator(_file_name)]
 PathLike = Annotated[Path, BeforeValidator(_path)]
 Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], BeforeValidator(_betas)

@@ -27,7 +27,8 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from pretrain.config.sections import Int, PathLike, Section
-from pretrain.config.text import OVERRIDE, KeyPath, override_text, read_yaml, validation_sentence
+from pretrain.config.sentences import validation_sentence
+from pretrain.config.text import OVERRIDE, KeyPath, is_file, override_text, read_yaml
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
@@ -123,7 +124,7 @@ def _locate(name_or_path: str) -> tuple[Path, str]:
         shipped = files("pretrain.configs.grids").joinpath(f"{name_or_path}.yaml")
         return Path(str(shipped)), f"{name_or_path}.yaml"
     path = Path(name_or_path)
-    if path.is_file():
+    if is_file(path):
         return path, name_or_path
     raise UserError(
         f"grid '{name_or_path}' is neither a file nor one of the shipped grids: {', '.join(shipped_grids())}"
