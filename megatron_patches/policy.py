@@ -269,6 +269,9 @@ def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
         raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")
     policy = VARIANTS[variant]
     given = {name: value for name, value in (axes or {}).items() if value is not None}
+    unknown = [name for name in given if name not in AXES]
+    if unknown:
+        raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
     for name in sorted(given, key=list(AXES).index):
         AXES[name].check(policy, given[name], variant)
         policy = replace(policy, **{name: given[name]})

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from pretrain.config.yaml_values import MAX_DEPTH, YamlProblem, parse_yaml
+from pretrain.config.yaml_values import MAX_CHARACTERS, MAX_DEPTH, YamlProblem, parse_yaml
 from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
@@ -109,6 +109,8 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
         name = name.strip()
         if not equals or "." not in name or not all(name.split(".")):
             raise UserError(f"override '{shown}' is not of the form section.key=value, such as run.seed=7")
+        if len(name) > MAX_CHARACTERS:
+            raise UserError(f"override '{shown}' has a key of more than {MAX_CHARACTERS:,} characters")
         if name.count(".") >= MAX_DEPTH:
             raise UserError(f"override '{shown}' nests deeper than {MAX_DEPTH} levels; shorten its key")
         try:

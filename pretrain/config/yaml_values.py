@@ -15,6 +15,7 @@ import yaml
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 MAX_DIGITS = 40
+MAX_CHARACTERS = 4096
 
 FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
@@ -129,6 +130,8 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 def _check_scalar(node: yaml.ScalarNode) -> None:
     if any("\ud800" <= character <= "\udfff" for character in node.value):
         raise YamlProblem(f"has at line {_line(node)} half of a surrogate pair, which is no character")
+    if len(node.value) > MAX_CHARACTERS:
+        raise YamlProblem(f"has at line {_line(node)} a text of more than {MAX_CHARACTERS:,} characters")
     if node.tag.endswith(":int") and len(node.value) > MAX_DIGITS:
         raise YamlProblem(f"has at line {_line(node)} a whole number of more than {MAX_DIGITS} digits")
 
