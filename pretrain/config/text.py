@@ -14,7 +14,14 @@ from typing import Any
 
 import yaml
 
-from pretrain.config.yaml_values import MAX_CHARACTERS, MAX_DEPTH, YamlProblem, parse_yaml
+from pretrain.config.yaml_values import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    YamlProblem,
+    compose_yaml,
+    construct_yaml,
+    parse_yaml,
+)
 from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
@@ -48,15 +55,17 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
     if len(content) > MAX_BYTES:
         raise UserError(f"config {shown_as} is larger than {MAX_BYTES:,} bytes; it cannot be a configuration")
     try:
-        node, values = parse_yaml(text)
+        node = compose_yaml(text)
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(
+                f"config {shown_as} must be a mapping of sections, "
+                "such as `model:` with indented keys below it"
+            )
+        draft = Draft(shown_as)
+        _record_lines(node, (), shown_as, draft.origins)
+        draft.values = construct_yaml(node)
     except YamlProblem as problem:
         raise UserError(f"config {shown_as} {problem}") from None
-    if not isinstance(node, yaml.MappingNode):
-        raise UserError(
-            f"config {shown_as} must be a mapping of sections, such as `model:` with indented keys below it"
-        )
-    draft = Draft(shown_as, values)
-    _record_lines(node, (), shown_as, draft.origins)
     return draft
 
 
@@ -103,7 +112,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
     parsed = []
     for item in overrides:
         shown = shorten(printable(item))
-        if printable(item) != item:
+        if not _is_utf8(item):
             raise UserError(f"override '{shown}' is not UTF-8 text; write it in plain characters")
         name, equals, text = item.partition("=")
         name = name.strip()
@@ -114,7 +123,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
         if name.count(".") >= MAX_DEPTH:
             raise UserError(f"override '{shown}' nests deeper than {MAX_DEPTH} levels; shorten its key")
         try:
-            parsed.append((name, parse_yaml(text)[1]))
+            parsed.append((name, parse_yaml(text)))
         except YamlProblem as problem:
             raise UserError(f"override '{shown}': the value {problem}") from None
     return parsed
@@ -138,14 +147,19 @@ def override_text(key: str, value: Any) -> str:
 
 def _is_plain_word(value: Any) -> bool:
     try:
-        return isinstance(value, str) and value.isprintable() and bool(parse_yaml(value)[1] == value)
+        return isinstance(value, str) and value.isprintable() and bool(parse_yaml(value) == value)
     except YamlProblem:
         return False
 
 
 def printable(text: str) -> str:
-    r"""The text with `\udcff` in the place of bytes that were not UTF-8: it can be printed anywhere."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    r"""The text on one line and as UTF-8: `\n` for a line break, `\udcff` for a byte that was not UTF-8."""
+    one_line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def shorten(text: str, longest: int = 400) -> str:

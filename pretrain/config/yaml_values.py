@@ -46,8 +46,18 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 
-def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """The one document in `text`: its node, which knows lines, and its value. (None, None) if it is empty.
+def parse_yaml(text: str) -> Any:
+    """The value of the one document in `text`; None if it is empty.
+
+    Raises:
+        YamlProblem: as `compose_yaml` and `construct_yaml`.
+    """
+    node = compose_yaml(text)
+    return None if node is None else construct_yaml(node)
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """The node of the one document in `text`, which knows lines; None if it is empty.
 
     Raises:
         YamlProblem: not YAML, not plain values, too deep, too many.
@@ -56,16 +66,25 @@ def parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         loader = _Loader(text)
         try:
             node = loader.get_single_node()
-            if node is None:
-                return None, None
-            _Limits().check(node)
-            return node, loader.construct_document(node)
         finally:
             loader.dispose()
-    except YamlProblem:
-        raise
+        if node is not None:
+            _Limits().check(node)
+        return node
     except RecursionError:
         raise YamlProblem(f"nests deeper than {MAX_DEPTH} levels") from None
+    except yaml.YAMLError as error:
+        raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
+
+
+def construct_yaml(node: yaml.Node) -> Any:
+    """The value of a node that `compose_yaml` has let pass.
+
+    Raises:
+        YamlProblem: a key that is a list or a mapping, or a tag that does not go with its value.
+    """
+    try:
+        return _Loader("").construct_document(node)
     except yaml.YAMLError as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
     except (ValueError, LookupError):  # PyYAML converting, say, `!!bool x`
