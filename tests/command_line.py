@@ -14,9 +14,10 @@ import psutil
 import torch
 
 from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import METRICS
 from tests.ranks import ROOT, rank_environment
 
-MEASURED = ("time/", "throughput/", "memory/host_rss")
+MEASURED = {metric.tag for metric in METRICS if metric.measured}
 """Tags whose values are clock or memory readings; every other value must repeat exactly."""
 
 
@@ -89,7 +90,7 @@ def logged_steps(run: Path) -> list[int]:
 def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """metrics.jsonl, or a copy of it, without clock and memory readings."""
     return [
-        {key: value for key, value in record.items() if not key.startswith(MEASURED)}
+        {key: value for key, value in record.items() if key not in MEASURED}
         for record in read_metrics(run / name)
     ]
 

@@ -13,6 +13,9 @@ from typing import Any
 import yaml
 
 from pretrain.config.load import parse_config
+from pretrain.runs import tags
+from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, write_json
+from pretrain.runs.tags import METRICS, Metric, When
 
 BATCH, LENGTH = 16, 128
 STEPS = 100
@@ -94,13 +97,15 @@ def write_run(
             place = place[parent]
         place[last] = value
     path = root / name
-    _write_checkpoints(path / "checkpoints", checkpoint_bytes)
-    (path / "config.yaml").write_text(yaml.safe_dump(files["config"], sort_keys=False))
+    run = RunDirectory(path)
+    _write_checkpoints(run, checkpoint_bytes)
+    run.config.write_text(yaml.safe_dump(files["config"], sort_keys=False))
     for stem in ("environment", "data", "audit", "summary"):
-        (path / f"{stem}.json").write_text(json.dumps(files[stem], indent=1) + "\n")
-    records = _records(files, {"loss/valid": [loss], "perplexity/valid": [perplexity]} | dict(columns or {}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (path / "state").write_text("finished\n")
+        write_json(path / f"{stem}.json", files[stem])
+    last = {tags.VALIDATION_LOSS.tag: [loss], tags.PERPLEXITY.tag: [perplexity]}
+    records = _records(files, last | dict(columns or {}))
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    run.write_state(FINISHED)
     return path
 
 
@@ -149,24 +154,25 @@ def _records(files: Mapping[str, Any], columns: Mapping[str, Sequence[float | No
     """One record for each step; a column shorter than that belongs to the last steps."""
     steps = files["summary"]["step"]
     tokens, samples = files["summary"]["tokens"] // steps, files["summary"]["samples"] // steps
-    plain: dict[str, Sequence[float | None]] = {
-        "loss/train": [8.0 - 4.0 * step / steps for step in range(1, steps + 1)],
-        "optim/lr": [1e-3] * steps,
-        "optim/grad_norm": [1.0] * steps,
-        "stability/loss_variance": [0.01] * steps,
-        "throughput/tokens_per_second": [1000.0] * steps,
-        "throughput/tokens_per_second_per_gpu": [250.0] * steps,
-        "throughput/model_tflops_per_gpu": [0.01] * steps,
-        "time/step": [2.0] * steps,
-        "time/data": [0.1] * steps,
-        "time/forward_backward": [1.5] * steps,
-        "time/optimizer": [0.4] * steps,
-        "memory/trainable_parameters": [1_313_024] * steps,
-        "memory/frozen_parameters": [0] * steps,
-        "memory/gradients": [4 * 1_313_024 * 4] * steps,
-        "memory/optimizer_state": [1_313_024 * 12] * steps,
-        "memory/host_rss": [500_000_000] * steps,
+    chosen: dict[Metric, Sequence[float | None]] = {
+        tags.LOSS: [8.0 - 4.0 * step / steps for step in range(1, steps + 1)],
+        tags.LEARNING_RATE: [1e-3] * steps,
+        tags.LOSS_VARIANCE: [0.01] * steps,
+        tags.TOKENS_PER_SECOND: [1000.0] * steps,
+        tags.TOKENS_PER_SECOND_PER_GPU: [250.0] * steps,
+        tags.MODEL_TFLOPS_PER_GPU: [0.01] * steps,
+        tags.STEP_SECONDS: [2.0] * steps,
+        tags.DATA_SECONDS: [0.1] * steps,
+        tags.FORWARD_BACKWARD_SECONDS: [1.5] * steps,
+        tags.OPTIMIZER_SECONDS: [0.4] * steps,
+        tags.TRAINABLE_PARAMETERS: [1_313_024] * steps,
+        tags.FROZEN_PARAMETERS: [0] * steps,
+        tags.GRADIENT_BYTES: [4 * 1_313_024 * 4] * steps,
+        tags.OPTIMIZER_STATE_BYTES: [1_313_024 * 12] * steps,
+        tags.HOST_BYTES: [500_000_000] * steps,
     }
+    always = [metric for metric in METRICS if metric.when is When.ALWAYS]
+    plain = {metric.tag: chosen.get(metric, [1.0] * steps) for metric in always}
     records = []
     for step in range(1, steps + 1):
         record: dict[str, Any] = {"step": step, "tokens": step * tokens, "samples": step * samples}
@@ -178,13 +184,12 @@ def _records(files: Mapping[str, Any], columns: Mapping[str, Sequence[float | No
     return records
 
 
-def _write_checkpoints(directory: Path, size: int) -> None:
+def _write_checkpoints(run: RunDirectory, size: int) -> None:
     """The newest with `size` bytes and its marker, and an older one that must not be counted."""
-    newest = directory / "step_00000100"
+    newest, older = run.checkpoint(100), run.checkpoint(50)
     (newest / "shard").mkdir(parents=True)
     (newest / "shard" / "weights.pt").write_bytes(bytes(size - 24))
-    (newest / "COMPLETE").write_bytes(bytes(24))
-    (directory / "latest").write_text("step_00000100\n")
-    older = directory / "step_00000050"
+    (newest / MARKER).write_bytes(bytes(24))
+    run.latest.write_text(newest.name + "\n")
     older.mkdir()
     (older / "weights.pt").write_bytes(bytes(99_999))

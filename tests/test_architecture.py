@@ -47,7 +47,7 @@ def test_imports_go_one_way(package: str) -> None:
 FLOORS = (
     ("errors",),
     ("runs", "ranks"),
-    ("config",),
+    ("config", "reporting"),
     ("telemetry", "model", "data", "compare"),
     ("checkpoint", "doctor", "sweep"),
     ("training", "job"),

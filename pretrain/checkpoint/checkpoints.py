@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +23,11 @@ from pretrain.checkpoint.identity import accept_identity, run_identity
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
-from pretrain.runs.directory import MARKER, complete_checkpoints, write_text_atomically
+from pretrain.runs.directory import MARKER, RunDirectory, step_of, write_text_atomically
+from pretrain.runs.position import Position
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run has come; all else that resume needs follows from this, the config and the weights."""
-
-    step: int = 0
-    consumed_samples: int = 0
-    consumed_tokens: int = 0
-
-    def after_step(self, config: Config) -> Progress:
-        """One optimizer step further. Tokens are counted apart: the sequence length may change on the way."""
-        return Progress(
-            self.step + 1,
-            self.consumed_samples + config.data.global_batch_size,
-            self.consumed_tokens + config.tokens_per_step,
-        )
+_POSITION = "progress"
+"""Its key in DeepSpeed's part of a checkpoint."""
 
 
 class Checkpoints:
@@ -55,7 +42,7 @@ class Checkpoints:
     """
 
     def __init__(self, config: Config, context: ParallelContext, bank: dict[str, str], blend: Blend) -> None:
-        self.directory = config.run_path / "checkpoints"
+        self.run = RunDirectory(config.run_path)
         self.config = config
         self.blend = blend
         self.keep_last = config.checkpoint.keep_last
@@ -70,9 +57,9 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
-        return next(iter(complete_checkpoints(self.directory)), None)
+        return self.run.newest_checkpoint()
 
-    def resume(self, engine: Any, newest: Path | None) -> Progress:
+    def resume(self, engine: Any, newest: Path | None) -> Position:
         """Load a checkpoint of `find_newest_checkpoint` into `engine` (collective); None: start from step 0.
 
         Raises:
@@ -80,28 +67,30 @@ class Checkpoints:
                 damaged.
         """
         if newest is None:
-            return Progress()
+            return Position()
         check_files(newest)
         saved = read_identity(newest)
         self.changes = accept_identity(str(newest), saved, self.identity, self.allow_data_change)
         path, client_state = engine.load_checkpoint(
-            str(self.directory), tag=newest.name, load_lr_scheduler_states=False
+            str(self.run.checkpoints), tag=newest.name, load_lr_scheduler_states=False
         )
         if path is None:
             raise UserError(
                 f"DeepSpeed could not load {newest}; remove that directory to resume from the one before"
             )
-        return Progress(**client_state["progress"])
+        return Position(**client_state[_POSITION])
 
-    def save(self, engine: Any, progress: Progress) -> Path:
+    def save(self, engine: Any, position: Position) -> Path:
         """Write every file of a checkpoint (collective). It does not count until `commit`."""
-        path = self.directory / f"step_{progress.step:08d}"
+        path = self.run.checkpoint(position.step)
         if self.context.is_first and path.exists():  # left by a run that was killed while saving
             shutil.rmtree(path)
         dist.barrier()
-        client_state = {"progress": asdict(progress)}
         engine.save_checkpoint(
-            str(self.directory), tag=path.name, client_state=client_state, save_latest=False
+            str(self.run.checkpoints),
+            tag=path.name,
+            client_state={_POSITION: asdict(position)},
+            save_latest=False,
         )
         if self.context.is_first:
             write_text_atomically(path / "checkpoint.json", json.dumps(self.identity, indent=1))
@@ -116,10 +105,18 @@ class Checkpoints:
         for name in files:
             _fsync(path / name)
         write_text_atomically(path / MARKER, json.dumps(files, indent=1))
-        write_text_atomically(self.directory / "latest", path.name + "\n")
-        for old in complete_checkpoints(self.directory)[max(1, self.keep_last) :]:
+        self.name_latest(path)
+        for old in self.run.complete_checkpoints()[max(1, self.keep_last) :]:
             (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
             shutil.rmtree(old)
+
+    def name_latest(self, newest: Path | None) -> None:
+        """Say in `latest` which checkpoint is the newest, for people and DeepSpeed's own tools (rank 0).
+
+        A kill between a checkpoint's marker and this leaves an older name there, so a resume says it again.
+        """
+        if newest is not None:
+            write_text_atomically(self.run.latest, newest.name + "\n")
 
 
 def find_newest_checkpoint(config: Config) -> tuple[Path | None, int]:
@@ -128,13 +125,13 @@ def find_newest_checkpoint(config: Config) -> tuple[Path | None, int]:
     Raises:
         UserError: on every rank, if they see different ones.
     """
-    newest = next(iter(complete_checkpoints(config.run_path / "checkpoints")), None)
+    newest = RunDirectory(config.run_path).newest_checkpoint()
     require_equal_on_all_ranks(
         "the newest complete checkpoint",
         str(newest),
         "make the run directory visible and identical on every node",
     )
-    return newest, int(newest.name.removeprefix("step_")) if newest is not None else 0
+    return newest, step_of(newest) if newest is not None else 0
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:

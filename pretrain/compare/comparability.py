@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.compare.labels import Groups, settings_of, text_of
+from pretrain.compare.labels import Groups, settings_of
 from pretrain.errors import UserError
+from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
 
 # Settings that name or place a run, or are what is compared; everything else that differs is reported.
@@ -52,8 +53,8 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
                 f"{examples}"
             )
         values = [values.get(name) for values in known]
-        if len({text_of(value) for value in values}) == 1:
-            raise UserError(f"--subject {name} is {text_of(values[0])} in every run; leave it out")
+        if len({setting_text(value) for value in values}) == 1:
+            raise UserError(f"--subject {name} is {setting_text(values[0])} in every run; leave it out")
         subjects[name] = values
     return subjects
 
@@ -72,10 +73,8 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
         other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
         if other is not None:
             names.append(name)
-            differences.append(
-                f"{name} is {text_of(value)} in {runs[0].path} but {text_of(facts[other][name])} in "
-                f"{runs[other].path}"
-            )
+            ours, theirs = setting_text(value), setting_text(facts[other][name])
+            differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
     if differences:
         options = " ".join(f"--subject {name}" for name in names)
         raise UserError(
@@ -89,7 +88,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
     data, model = run.config["data"], run.config["model"]
     return {
         "data.fingerprint": run.data_fingerprint,
-        "tokens": run.tokens,
+        "tokens": run.result.tokens,
         **{
             f"model.{key}": model[key]
             for key in (
@@ -107,7 +106,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "data.reset_at_document_end": data.get("reset_at_document_end", False),
         "data.validation_samples": data["validation_samples"],
         "data.validation_tokens": dict(run.validation_tokens),
-        "data.validation_sources": sorted(run.perplexity_by_source),
+        "data.validation_sources": sorted(run.result.perplexity_by_source),
     }
 
 
@@ -133,7 +132,7 @@ def settings_notes(groups: Groups, subjects: Mapping[str, Any]) -> list[str]:
     for key in sorted(set().union(*settings.values()) - set(subjects)):
         places: dict[str, list[str]] = {}
         for group in groups.groups:
-            values = {run.name: text_of(settings[run.path].get(key)) for run in group.runs}
+            values = {run.name: setting_text(settings[run.path].get(key)) for run in group.runs}
             whole = len(set(values.values())) == 1
             for name, value in values.items():
                 places.setdefault(value, []).append(group.name if whole else name)

@@ -14,33 +14,11 @@ from pretrain.compare.comparability import find_subjects, refuse_incomparable, s
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
 from pretrain.compare.labels import Group, Groups, group_runs
-from pretrain.compare.significance import (
-    FEWEST_SEEDS,
-    PairedGap,
-    Spread,
-    adjust,
-    paired_gap,
-    spread,
-)
+from pretrain.compare.significance import FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.errors import UserError
+from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
-
-
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run. Losses are in nats per token; None where not finite."""
-
-    name: str
-    variant: str
-    seed: int
-    path: str
-    steps: int
-    tokens: int
-    validation_loss: float | None
-    validation_perplexity: float | None
-    unigram_perplexity: float
-    perplexity_by_source: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +33,7 @@ class Variant:
     label: str
     stratum: str
     baseline: str
-    runs: tuple[ComparedRun, ...]
+    runs: tuple[FinishedRun, ...]
     validation_loss: Spread | None
     validation_perplexity: Spread | None
     perplexity_by_source: Mapping[str, Spread | None]
@@ -85,7 +63,7 @@ class Comparison:
     groups: Groups
 
     @property
-    def runs(self) -> tuple[ComparedRun, ...]:
+    def runs(self) -> tuple[FinishedRun, ...]:
         """Every run, variant by variant."""
         return tuple(run for variant in self.variants for run in variant.runs)
 
@@ -137,17 +115,17 @@ def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def _variant(group: Group, groups: Groups) -> Variant:
     base = groups.baseline_of(group)
     is_base = base.name == group.name
-    sources = sorted(group.runs[0].perplexity_by_source)
+    sources = sorted(group.runs[0].result.perplexity_by_source)
     by_source = {source: _source_losses(group, source) for source in sources}
     return Variant(
         name=group.name,
         label=group.label,
         stratum=group.stratum,
         baseline=base.name,
-        runs=tuple(_compared(run, group) for run in group.runs),
+        runs=group.runs,
         validation_loss=spread(list(_losses(group).values())),
         validation_perplexity=spread(
-            [p for run in group.runs if (p := run.validation_perplexity) is not None]
+            [p for run in group.runs if (p := run.result.validation_perplexity) is not None]
         ),
         perplexity_by_source={
             source: spread([math.exp(loss) for loss in losses.values()])
@@ -165,28 +143,14 @@ def _variant(group: Group, groups: Groups) -> Variant:
     )
 
 
-def _compared(run: FinishedRun, group: Group) -> ComparedRun:
-    return ComparedRun(
-        name=run.name,
-        variant=group.name,
-        seed=run.seed,
-        path=str(run.path),
-        steps=run.steps,
-        tokens=run.tokens,
-        validation_loss=run.validation_loss,
-        validation_perplexity=run.validation_perplexity,
-        unigram_perplexity=run.unigram_perplexity,
-        perplexity_by_source=dict(run.perplexity_by_source),
-    )
-
-
 def _losses(group: Group) -> dict[int, float]:
     """{seed: validation loss}, without the runs whose loss is not finite."""
-    return {run.seed: run.validation_loss for run in group.runs if run.validation_loss is not None}
+    losses = {run.seed: run.result.validation_loss for run in group.runs}
+    return {seed: loss for seed, loss in losses.items() if loss is not None}
 
 
 def _source_losses(group: Group, source: str) -> dict[int, float]:
-    values = {run.seed: run.perplexity_by_source.get(source) for run in group.runs}
+    values = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
     return {seed: math.log(value) for seed, value in values.items() if value}
 
 
@@ -209,7 +173,7 @@ def _sample_notes(variants: Sequence[Variant]) -> list[str]:
         )
     by_name = {variant.name: variant for variant in variants}
     for variant in variants:
-        diverged = [run.name for run in variant.runs if run.validation_loss is None]
+        diverged = [run.name for run in variant.runs if run.result.validation_loss is None]
         if diverged:
             notes.append(
                 f"The validation loss of {', '.join(diverged)} is not finite: left out of the means and gaps "
@@ -244,10 +208,11 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
             "the last phase, FLOPs the mean over all steps."
         )
     for variant in variants:
-        if variant.theory and variant.theory.trainable_parameters != variant.cost.trainable_parameters:
+        found = variant.cost.size.trainable_parameters
+        expected = variant.theory.size.trainable_parameters if variant.theory else found
+        if expected != found:
             notes.append(
-                f"{variant.name} trains {variant.cost.trainable_parameters:,} parameters but the formulas "
-                f"count {variant.theory.trainable_parameters:,}: they do not cover all of its parts, and its "
-                "other figures by formula are off alike."
+                f"{variant.name} trains {found:,} parameters but the formulas count {expected:,}: they do "
+                "not cover all of its parts, and its other figures by formula are off alike."
             )
     return notes

@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.tables import cost_change
-from pretrain.compare.text import (
-    byte_count,
-    gap_sentence,
-    interval,
-    mean_sd,
-    number,
-    p_value,
-    percent,
-    signed,
-)
+from pretrain.compare.text import NOT_FINITE, gap_sentence, p_value
+from pretrain.reporting.tables import Table, rich_table
+from pretrain.reporting.text import byte_count, interval, mean_sd, number, percent, signed
 
 LONG_LABEL = 20
 """A label of more characters is broken before its adapters."""
@@ -29,19 +21,19 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """The tables with what they rest on above and what a reader must know below."""
     for line in headlines(comparison):
         console.print(Text(line))
-    console.print(_quality_table(comparison.variants))
-    console.print(_cost_table(comparison))
+    console.print(rich_table(_quality_table(comparison.variants), between_rows=True))
+    console.print(rich_table(_cost_table(comparison), between_rows=True))
     for note in (*_footnotes(comparison), *comparison.notes):
         console.print(Text(f"* {note}"))
 
 
 def headlines(comparison: Comparison) -> list[str]:
     """What was compared with what, on how much."""
-    tokens = sorted({run.tokens for run in comparison.runs})
+    tokens = sorted({run.result.tokens for run in comparison.runs})
     lengths = sorted(
         {run.config["data"]["sequence_length"] for group in comparison.groups.groups for run in group.runs}
     )
-    unigram = sorted({round(run.unigram_perplexity, 2) for run in comparison.runs})
+    unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
     subject = f" Subject: {', '.join(comparison.subjects)}." if comparison.subjects else ""
     return [
         f"Baseline: {comparison.baseline}.{subject} Each of {len(comparison.runs)} runs trained on "
@@ -67,7 +59,7 @@ def _footnotes(comparison: Comparison) -> list[str]:
 
 
 def _quality_table(variants: Sequence[Variant]) -> Table:
-    columns = (
+    header = (
         "variant",
         "n",
         "validation\nloss",
@@ -76,14 +68,14 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
         "d_z",
         "p, Holm",
     )
-    table = _table(columns)
+    rows = []
     for variant in variants:
         gap = variant.gap
         row = [
             _in_lines(variant),
             str(len(variant.runs)),
-            mean_sd(variant.validation_loss, 4, "\n"),
-            mean_sd(variant.validation_perplexity, 2, "\n"),
+            mean_sd(variant.validation_loss, 4, "\n", NOT_FINITE),
+            mean_sd(variant.validation_perplexity, 2, "\n", NOT_FINITE),
         ]
         if gap is None:
             row += ["baseline" if variant.is_baseline else "no pair", "", ""]
@@ -94,12 +86,12 @@ def _quality_table(variants: Sequence[Variant]) -> Table:
                 signed(gap.cohens_dz, 2),
                 p_value(gap.t_p_holm, gap.n),
             ]
-        table.add_row(*map(Text, row))
-    return table
+        rows.append(row)
+    return Table(header, rows)
 
 
 def _cost_table(comparison: Comparison) -> Table:
-    columns = (
+    header = (
         "variant",
         "tokens/s",
         "trainable\nparameters",
@@ -107,23 +99,26 @@ def _cost_table(comparison: Comparison) -> Table:
         "gradients +\noptimizer state",
         "checkpoint",
     )
-    table = _table(columns)
+    rows = []
     for variant in comparison.variants:
         base = comparison.variant(variant.baseline).cost
         cost = variant.cost
         speed = cost.tokens_per_second.median if cost.tokens_per_second else None
         base_speed = base.tokens_per_second.median if base.tokens_per_second else None
-        states, base_states = (c.gradient_bytes + c.optimizer_state_bytes for c in (cost, base))
+        states, base_states = (c.states.gradient_bytes + c.states.optimizer_state_bytes for c in (cost, base))
+        trainable, base_trainable = (c.size.trainable_parameters for c in (cost, base))
+        frozen, base_frozen = (c.size.frozen_parameters for c in (cost, base))
+        checkpoint, base_checkpoint = (c.states.checkpoint_bytes for c in (cost, base))
         cells = [
             (number(speed, 0), speed, base_speed),
-            (f"{cost.trainable_parameters:,}", cost.trainable_parameters, base.trainable_parameters),
-            (f"{cost.frozen_parameters:,}", cost.frozen_parameters, base.frozen_parameters),
+            (f"{trainable:,}", trainable, base_trainable),
+            (f"{frozen:,}", frozen, base_frozen),
             (byte_count(states), states, base_states),
-            (byte_count(cost.checkpoint_bytes), cost.checkpoint_bytes, base.checkpoint_bytes),
+            (byte_count(checkpoint), checkpoint, base_checkpoint),
         ]
         row = [_in_lines(variant), *(text + cost_change(variant, now, then) for text, now, then in cells)]
-        table.add_row(*(Text(cell.replace(" (", "\n(", 1)) for cell in row))
-    return table
+        rows.append([cell.replace(" (", "\n(", 1) for cell in row])
+    return Table(header, rows)
 
 
 def _in_lines(variant: Variant) -> str:
@@ -131,10 +126,3 @@ def _in_lines(variant: Variant) -> str:
     if len(label) > LONG_LABEL:
         label = label.replace("+", "\n+")
     return "\n".join(part for part in (label, variant.stratum) if part)
-
-
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(show_lines=True)
-    for index, title in enumerate(columns):
-        table.add_column(title, justify="left" if index == 0 else "right", overflow="fold")
-    return table

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.compare.significance import Spread, spread
+from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.curves import Floats, RunCurves
 from pretrain.runs.finished import FinishedRun
+from pretrain.runs.tags import GRADIENT_NORM, LOSS, LOSS_VARIANCE
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 SMOOTHING = 0.05
@@ -51,7 +52,7 @@ class Stability:
     """Over the runs of a variant; the norms are those before clipping, after the learning rate's warm-up.
 
     `loss_variance` is of the training loss about a straight line through the last quarter of the records,
-    `logged_loss_variance` the last value of stability/loss_variance. `spikes` are those among the `records`
+    `logged_loss_variance` the last value of the metric LOSS_VARIANCE. `spikes` are those among the `records`
     of all runs.
     """
 
@@ -65,10 +66,11 @@ class Stability:
 
 def smoothed_loss(curves: RunCurves) -> Floats:
     """Trailing mean of the training loss, [records]; NaN where its window is not full."""
-    width = max(1, round(SMOOTHING * len(curves.loss)))
-    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(curves.loss))])
-    missing = np.concatenate([[0], np.cumsum(np.isnan(curves.loss))])
-    smooth = np.full(len(curves.loss), np.nan)
+    loss = curves[LOSS]
+    width = max(1, round(SMOOTHING * len(loss)))
+    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(loss))])
+    missing = np.concatenate([[0], np.cumsum(np.isnan(loss))])
+    smooth = np.full(len(loss), np.nan)
     smooth[width - 1 :] = (sums[width:] - sums[:-width]) / width
     smooth[width - 1 :][missing[width:] > missing[:-width]] = np.nan
     return smooth
@@ -113,18 +115,18 @@ def _first_at_most(curves: RunCurves, target: float) -> tuple[int, int] | None:
 
 def stability(runs: Sequence[FinishedRun]) -> Stability:
     """Summarise the runs of one variant."""
-    norms = [run.curves.gradient_norm[after_warm_up(run)] for run in runs]
+    norms = [run.curves[GRADIENT_NORM][after_warm_up(run)] for run in runs]
     finite = [values[np.isfinite(values)] for values in norms]
     enough = [values for values in finite if len(values) > 1]
     return Stability(
-        loss_variance=spread(_finite(tail_variance(run.curves.loss) for run in runs)),
-        logged_loss_variance=spread(_finite(float(run.curves.loss_variance[-1]) for run in runs)),
+        loss_variance=spread(_finite(tail_variance(run.curves[LOSS]) for run in runs)),
+        logged_loss_variance=spread(_finite(float(run.curves[LOSS_VARIANCE][-1]) for run in runs)),
         gradient_norm=spread([float(values.mean()) for values in enough]),
         gradient_norm_variation=spread([float(values.std(ddof=1) / values.mean()) for values in enough]),
         spikes=sum(
-            int((spikes(run.curves.gradient_norm) & after_warm_up(run)).sum())
+            int((spikes(run.curves[GRADIENT_NORM]) & after_warm_up(run)).sum())
             for run in runs
-            if not np.isnan(run.curves.gradient_norm).all()
+            if not np.isnan(run.curves[GRADIENT_NORM]).all()
         ),
         records=sum(len(values) for values in norms),
     )
@@ -135,7 +137,7 @@ def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
 
     If the warm-up leaves nothing, the first tenth alone is dropped.
     """
-    start = WARM_UP * run.steps
+    start = WARM_UP * run.result.steps
     warmed = run.curves.after(max(start, run.config.get("schedule", {}).get("warmup_steps", 0)))
     return warmed if warmed.any() else run.curves.after(start)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from pretrain.compare.convergence import WARM_UP
-from pretrain.runs.curves import Floats, RunCurves
-from pretrain.runs.finished import FinishedRun
+from pretrain.runs.curves import Floats
+from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
+from pretrain.runs.tags import DEVICE_BYTES, HFU, HOST_BYTES, MFU, STEP_SECONDS, TOKENS_PER_SECOND, Metric
 
 
 @dataclass(frozen=True)
@@ -26,46 +27,37 @@ class Quartiles:
 class Cost:
     """Speeds are over the steps of all runs after each run's first tenth.
 
-    Counts and bytes are medians over the runs, which are equal unless the layout changed. Bytes are sums over
-    ranks, except the two peaks: those are of rank 0's process (`device` on CUDA only; `host` is resident).
+    Counts and bytes are medians over the runs, which are equal unless the layout changed. The two peaks are
+    of rank 0's process (`device` on CUDA only; `host` is resident).
     """
 
     step_seconds: Quartiles | None
     tokens_per_second: Quartiles | None
     mfu: Quartiles | None
     hfu: Quartiles | None
-    trainable_parameters: int
-    frozen_parameters: int
-    weight_bytes: int
-    frozen_bytes: int
-    gradient_bytes: int
-    optimizer_state_bytes: int
-    checkpoint_bytes: int
+    size: ModelSize
+    states: StateBytes
     peak_device_bytes: int | None
     peak_host_bytes: int | None
 
 
 def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
     """Summarise the runs of one variant."""
-
-    def count(of: Callable[[FinishedRun], int]) -> int:
-        return round(float(np.median([of(run) for run in runs])))
-
     return Cost(
-        step_seconds=_steady(runs, lambda curves: curves.step_seconds),
-        tokens_per_second=_steady(runs, lambda curves: curves.tokens_per_second),
-        mfu=_steady(runs, lambda curves: curves.mfu),
-        hfu=_steady(runs, lambda curves: curves.hfu),
-        trainable_parameters=count(lambda run: run.trainable_parameters),
-        frozen_parameters=count(lambda run: run.frozen_parameters),
-        weight_bytes=count(lambda run: run.weight_bytes),
-        frozen_bytes=count(lambda run: run.frozen_bytes),
-        gradient_bytes=count(lambda run: run.gradient_bytes),
-        optimizer_state_bytes=count(lambda run: run.optimizer_state_bytes),
-        checkpoint_bytes=count(lambda run: run.checkpoint_bytes),
-        peak_device_bytes=_peak(runs, lambda curves: curves.device_bytes),
-        peak_host_bytes=_peak(runs, lambda curves: curves.host_bytes),
+        step_seconds=_steady(runs, STEP_SECONDS),
+        tokens_per_second=_steady(runs, TOKENS_PER_SECOND),
+        mfu=_steady(runs, MFU),
+        hfu=_steady(runs, HFU),
+        size=ModelSize(*_medians([run.size for run in runs])),
+        states=StateBytes(*_medians([run.states for run in runs])),
+        peak_device_bytes=_peak(runs, DEVICE_BYTES),
+        peak_host_bytes=_peak(runs, HOST_BYTES),
     )
+
+
+def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[int]:
+    """The median of each field over the records, rounded."""
+    return [round(float(middle)) for middle in np.median([astuple(record) for record in records], axis=0)]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
@@ -77,10 +69,11 @@ def quartiles(values: Floats) -> Quartiles | None:
     return Quartiles(n=len(finite), median=float(median), low=float(low), high=float(high))
 
 
-def _steady(runs: Sequence[FinishedRun], of: Callable[[RunCurves], Floats]) -> Quartiles | None:
-    return quartiles(np.concatenate([of(run.curves)[run.curves.after(WARM_UP * run.steps)] for run in runs]))
+def _steady(runs: Sequence[FinishedRun], metric: Metric) -> Quartiles | None:
+    parts = [run.curves[metric][run.curves.after(WARM_UP * run.result.steps)] for run in runs]
+    return quartiles(np.concatenate(parts))
 
 
-def _peak(runs: Sequence[FinishedRun], of: Callable[[RunCurves], Floats]) -> int | None:
-    peaks = [np.nanmax(of(run.curves)) for run in runs if np.isfinite(of(run.curves)).any()]
+def _peak(runs: Sequence[FinishedRun], metric: Metric) -> int | None:
+    peaks = [np.nanmax(run.curves[metric]) for run in runs if np.isfinite(run.curves[metric]).any()]
     return round(float(np.median(peaks))) if peaks else None

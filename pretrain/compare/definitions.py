@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pretrain.compare import convergence
 from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, LEVEL
-from pretrain.compare.text import share
+from pretrain.reporting.text import share
 
 
 def definitions(comparisons: int) -> list[str]:

@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pretrain.compare.comparison import ComparedRun, Comparison, Variant
+from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.overlay import link_event_files
 from pretrain.compare.plots import write_plots
 from pretrain.compare.report import report_markdown
+from pretrain.reporting.content import strict_json
 from pretrain.runs.directory import write_json, write_text_atomically
 
 
 def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
-    """Write all of it into `out` (made if missing). `command` is what the report says it was
-    made by, cut where a line may break."""
+    """Write all of it into `out` (made if missing).
+
+    Args:
+        command: what the report says it was made by, cut where a line may break.
+    """
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "comparison.json", as_json(comparison))
     write_text_atomically(out / "variants.csv", _csv([_variant_row(v) for v in comparison.variants]))
-    write_text_atomically(out / "runs.csv", _csv([_run_row(run) for run in comparison.runs]))
+    write_text_atomically(out / "runs.csv", _csv([_run_row(run) for run in _runs(comparison.variants)]))
     plots = write_plots(comparison, out)
     write_text_atomically(out / "report.md", report_markdown(comparison, plots, command))
     link_event_files(comparison, out / "tensorboard")
@@ -37,19 +40,38 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     content = {
         "baseline": comparison.baseline,
         "subjects": list(comparison.subjects),
-        "variants": [asdict(variant) for variant in comparison.variants],
+        "variants": [
+            _fields(replace(variant, runs=())) | {"runs": _runs([variant])} for variant in comparison.variants
+        ],
         "notes": list(comparison.notes),
     }
-    finite = _finite(content)
+    finite: dict[str, Any] = strict_json(content)
     return finite
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """What is said of every run, variant by variant."""
+    return [
+        {"name": run.name, "variant": variant.name, "seed": run.seed, "path": str(run.path)}
+        | _fields(run.result)
+        for variant in variants
+        for run in variant.runs
+    ]
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """A dataclass as a mapping, in which the fields of ModelSize and StateBytes stand for themselves."""
+    return _inlined(asdict(record))
+
+
+def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _inlined(value) if key in ("size", "states") else {key: _inlined(value)}
+        else:
+            flat[key] = value
+    return flat
 
 
 def _variant_row(variant: Variant) -> dict[str, Any]:
@@ -79,8 +101,8 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
         row |= {f"{at}.reached": reach.reached, f"{at}.pairs": reach.pairs}
         row[f"{at}.steps"] = reach.steps.mean if reach.steps else None
         row[f"{at}.tokens"] = reach.tokens.mean if reach.tokens else None
-    row |= _flat(asdict(variant.cost), "cost")
-    return row | (_flat(asdict(variant.theory), "theory") if variant.theory else {})
+    row |= _flat(_fields(variant.cost), "cost")
+    return row | (_flat(_fields(variant.theory), "theory") if variant.theory else {})
 
 
 _GAP_KEYS = (
@@ -99,9 +121,10 @@ _GAP_KEYS = (
 )
 
 
-def _run_row(run: ComparedRun) -> dict[str, Any]:
-    row = asdict(run)
-    sources = row.pop("perplexity_by_source")
+def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
+    """One line of runs.csv: what is said of a run, with one column for each source."""
+    sources = run["perplexity_by_source"]
+    row = {key: value for key, value in run.items() if key != "perplexity_by_source"}
     return row | {f"perplexity.{source}": value for source, value in sources.items()}
 
 

@@ -9,13 +9,13 @@ values of them, each stratum with a baseline of its own.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pretrain.errors import UserError
+from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
 
 _NOT_IN_A_LABEL = {"variant", "adapters", "seed"}
@@ -69,15 +69,6 @@ def settings_of(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def text_of(value: Any) -> str:
-    """A setting's value as short text: lists joined by +, mappings as {key: value}."""
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
-        return "+".join(map(str, value)) or "none"
-    if isinstance(value, (Mapping, list, tuple)):
-        return json.dumps(value, separators=(", ", ": ")).replace('"', "")
-    return "none" if value is None else str(value)
-
-
 def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str, Sequence[Any]]) -> Groups:
     """Sort runs into groups: strata by the subject's values, the baseline first, else in the order given.
 
@@ -109,10 +100,8 @@ def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
     """`key=value` of every subject for each run; the key without its section unless that is ambiguous."""
     last = [name.rpartition(".")[2] for name in subjects]
     short = last if len(set(last)) == len(last) else list(subjects)
-    return [
-        " ".join(f"{key}={text_of(values[i])}" for key, values in zip(short, subjects.values(), strict=True))
-        for i in range(count)
-    ]
+    given = list(zip(short, subjects.values(), strict=True))
+    return [" ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)]
 
 
 def _first_positions(subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]) -> dict[str, int]:
@@ -136,9 +125,9 @@ def _telling_settings(run: FinishedRun, alike: Sequence[FinishedRun]) -> list[st
     """`key=value` for each attention setting in which the runs of one plain label differ."""
     keys = sorted({key for other in alike for key in other.config["attention"]} - _NOT_IN_A_LABEL)
     return [
-        f"{key}={text_of(run.config['attention'].get(key))}"
+        f"{key}={setting_text(run.config['attention'].get(key))}"
         for key in keys
-        if len({text_of(other.config["attention"].get(key)) for other in alike}) > 1
+        if len({setting_text(other.config["attention"].get(key)) for other in alike}) > 1
     ]
 
 

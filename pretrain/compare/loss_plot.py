@@ -14,8 +14,8 @@ from matplotlib.ticker import EngFormatter
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
 from pretrain.compare.labels import Group
-from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, WIDTH, style_of
-from pretrain.compare.text import share
+from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, style_of
+from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
 
 _POINTS = 400

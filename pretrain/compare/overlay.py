@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from pretrain.compare.comparison import Comparison
+from pretrain.runs.directory import RunDirectory
 
 
 def link_event_files(comparison: Comparison, directory: Path) -> None:
@@ -21,7 +22,7 @@ def link_event_files(comparison: Comparison, directory: Path) -> None:
     _remove_links(directory)
     for group in comparison.groups.groups:
         for run in group.runs:
-            events = run.path / "tensorboard"
+            events = RunDirectory(run.path).tensorboard
             if events.is_dir():
                 link = directory / _file_name(group.name) / f"seed-{run.seed}"
                 link.parent.mkdir(parents=True, exist_ok=True)

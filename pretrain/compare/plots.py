@@ -1,13 +1,10 @@
 """The plots of a comparison: loss by token, gap with intervals, memory, throughput, as PNG files.
 
-Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008) and differ
-in lightness too, and every line has its own dashes and marker, every part of a bar its own hatching. The same
-comparison gives the same bytes.
+The style is `reporting.plots`'; every part of a bar has its own hatching besides.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -16,37 +13,25 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.style import context as style_context
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
-from pretrain.compare.plot_style import COLOURS, LABEL_WIDTH, RC, WIDTH
-from pretrain.compare.text import byte_count, percent, signed
-
-DOTS_PER_INCH = 150
+from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH, write_figures
+from pretrain.reporting.text import byte_count, percent, signed
 
 
 def write_plots(comparison: Comparison, out: Path) -> list[str]:
     """Write the plots that have something to show, remove older ones that have not; returns their names."""
-    makers: dict[str, Callable[[Comparison], Figure | None]] = {
-        "loss.png": loss_figure,
-        "gap.png": gap_figure,
-        "memory.png": memory_figure,
-        "throughput.png": throughput_figure,
-    }
-    written = []
-    with style_context(["default", RC]):
-        for name, maker in makers.items():
-            figure = maker(comparison)
-            if figure is None:
-                (out / name).unlink(missing_ok=True)
-                continue
-            image = io.BytesIO()
-            figure.savefig(image, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
-            (out / name).write_bytes(image.getvalue())
-            written.append(name)
-    return written
+    return write_figures(
+        {
+            "loss": lambda: loss_figure(comparison),
+            "gap": lambda: gap_figure(comparison),
+            "memory": lambda: memory_figure(comparison),
+            "throughput": lambda: throughput_figure(comparison),
+        },
+        out,
+    )
 
 
 def gap_figure(comparison: Comparison) -> Figure | None:
@@ -77,10 +62,10 @@ def memory_figure(comparison: Comparison) -> Figure:
     """Bytes of model states by kind, summed over ranks, as the live engine held them."""
     variants = list(comparison.variants)
     kinds: tuple[tuple[str, str, str, Callable[[Variant], int]], ...] = (
-        ("weights that train", "#0072B2", "", lambda v: v.cost.weight_bytes),
-        ("frozen bank", "#F0E442", "xx", lambda v: v.cost.frozen_bytes),
-        ("gradients", "#E69F00", "//", lambda v: v.cost.gradient_bytes),
-        ("optimizer state", "#D0D0D0", "..", lambda v: v.cost.optimizer_state_bytes),
+        ("weights that train", "#0072B2", "", lambda v: v.cost.states.weight_bytes),
+        ("frozen bank", "#F0E442", "xx", lambda v: v.cost.states.frozen_bytes),
+        ("gradients", "#E69F00", "//", lambda v: v.cost.states.gradient_bytes),
+        ("optimizer state", "#D0D0D0", "..", lambda v: v.cost.states.optimizer_state_bytes),
     )
     figure, axes = _rows(variants, "memory of model states, all ranks together")
     left = [0.0] * len(variants)
@@ -99,8 +84,7 @@ def memory_figure(comparison: Comparison) -> Figure:
         )
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, (variant, total) in enumerate(zip(variants, left, strict=True)):
-        base = comparison.variant(variant.baseline).cost
-        base_total = base.weight_bytes + base.frozen_bytes + base.gradient_bytes + base.optimizer_state_bytes
+        base_total = comparison.variant(variant.baseline).cost.states.in_memory
         change = "" if total == base_total else f"  ({percent(total / base_total)})"
         _note_at_right(axes, row, byte_count(total) + change)
     _byte_ticks(axes, max(left))

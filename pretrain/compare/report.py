@@ -9,15 +9,16 @@ from pretrain.compare.comparison import Comparison
 from pretrain.compare.console import headlines
 from pretrain.compare.definitions import definitions
 from pretrain.compare.tables import (
-    convergence_grid,
-    cost_grid,
-    gap_grid,
-    runs_grid,
-    source_gap_grid,
-    stability_grid,
-    validation_grid,
+    convergence_table,
+    cost_table,
+    gap_table,
+    runs_table,
+    source_gap_table,
+    stability_table,
+    validation_table,
 )
-from pretrain.compare.text import gap_sentence, markdown
+from pretrain.compare.text import gap_sentence
+from pretrain.reporting.tables import markdown
 
 
 def report_markdown(comparison: Comparison, plots: Sequence[str], command: Sequence[Sequence[str]]) -> str:
@@ -31,7 +32,7 @@ def report_markdown(comparison: Comparison, plots: Sequence[str], command: Seque
     gaps = sum(not variant.is_baseline for variant in comparison.variants)
     lines = ["# Comparison of runs", "", *_paragraphs(headlines(comparison))]
     lines += [*_summary(comparison), *_quality(comparison, shown), *_convergence(comparison, shown)]
-    lines += [*_cost(comparison, shown), "## Runs", "", *markdown(runs_grid(comparison), (0, 4)), ""]
+    lines += [*_cost(comparison, shown), "## Runs", "", *markdown(runs_table(comparison)), ""]
     lines += ["## How the numbers are made", "", *(f"* {text}" for text in definitions(gaps)), ""]
     lines += ["## Made by", "", "```", " \\\n    ".join(map(shlex.join, command)), "```", ""]
     return "\n".join(lines)
@@ -45,13 +46,13 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _quality(comparison: Comparison, shown: dict[str, str]) -> list[str]:
-    lines = ["## Validation", "", *markdown(validation_grid(comparison)), ""]
+    lines = ["## Validation", "", *markdown(validation_table(comparison)), ""]
     if any(not variant.is_baseline for variant in comparison.variants):
         lines += ["The gap to the baseline, paired by seed; positive is worse:", ""]
-        lines += [*markdown(gap_grid(comparison), (0, 10)), "", *_plot(shown, "gap")]
+        lines += [*markdown(gap_table(comparison)), "", *_plot(shown, "gap")]
         if len(comparison.sources) > 1:
             lines += ["The gap by source, in nats per token (not tested):", ""]
-            lines += [*markdown(source_gap_grid(comparison)), ""]
+            lines += [*markdown(source_gap_table(comparison)), ""]
     return lines
 
 
@@ -63,9 +64,9 @@ def _convergence(comparison: Comparison, shown: dict[str, str]) -> list[str]:
         "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, 50, 75 "
         "and 100 % of its tokens; in parentheses, tokens against the baseline's:",
         "",
-        *markdown(convergence_grid(comparison)),
+        *markdown(convergence_table(comparison)),
         "",
-        *markdown(stability_grid(comparison)),
+        *markdown(stability_table(comparison)),
         "",
     ]
 
@@ -74,7 +75,7 @@ def _cost(comparison: Comparison, shown: dict[str, str]) -> list[str]:
     lines = ["## Cost", "", *_plot(shown, "throughput"), *_plot(shown, "memory")]
     for stratum in dict.fromkeys(variant.stratum for variant in comparison.variants):
         lines += [f"### {stratum}", ""] if stratum else []
-        lines += [*markdown(cost_grid(comparison, stratum)), ""]
+        lines += [*markdown(cost_table(comparison, stratum)), ""]
     return lines
 
 

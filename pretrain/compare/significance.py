@@ -28,15 +28,6 @@ FEWEST_SEEDS = 5
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean of n values and their standard deviation (n - 1 in the denominator; None for a single value)."""
-
-    n: int
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True)
 class PairedGap:
     """A variant's losses minus the baseline's, in nats per token, over the seeds that both have.
 
@@ -71,14 +62,6 @@ class PairedGap:
     def significance_claimed(self) -> bool:
         """Whether n allows a claim at all and the adjusted t-test makes it."""
         return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation; None for no values."""
-    if not values:
-        return None
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Spread(n=len(values), mean=float(np.mean(values)), sd=sd)
 
 
 def paired_gap(baseline: str, losses: Mapping[int, float], base: Mapping[int, float]) -> PairedGap | None:

@@ -1,4 +1,4 @@
-"""The tables of a comparison, as text grids for the report and the console."""
+"""The tables of a comparison, for the report."""
 
 from __future__ import annotations
 
@@ -6,49 +6,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pretrain.compare.comparison import Comparison, Variant
-from pretrain.compare.cost import Quartiles
-from pretrain.compare.significance import Spread
-from pretrain.compare.text import (
+from pretrain.compare.cost import Cost, Quartiles
+from pretrain.compare.text import NOT_FINITE, p_value, quartile_text, verdict
+from pretrain.compare.theory import Theory
+from pretrain.reporting.statistics import Spread
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import (
     NOTHING,
-    Grid,
     byte_count,
     interval,
     mean_sd,
     number,
-    p_value,
     percent,
-    quartile_text,
     share,
     signed,
-    verdict,
 )
 
 
-def validation_grid(comparison: Comparison) -> Grid:
+def validation_table(comparison: Comparison) -> Table:
     """Loss and perplexity of each variant, over all sources and by source."""
     sources = comparison.sources if len(comparison.sources) > 1 else ()
     rows = [
         (
             variant.name,
             str(len(variant.runs)),
-            mean_sd(variant.validation_loss),
-            mean_sd(variant.validation_perplexity, 2),
+            _mean_or_diverged(variant.validation_loss, 4),
+            _mean_or_diverged(variant.validation_perplexity, 2),
             _over_unigram(variant),
-            *(mean_sd(variant.perplexity_by_source.get(source), 2) for source in sources),
+            *(_mean_or_diverged(variant.perplexity_by_source.get(source), 2) for source in sources),
         )
         for variant in comparison.variants
     ]
     header = ("variant", "n", "validation loss", "perplexity", "perplexity / unigram")
-    return Grid((*header, *(f"perplexity: {source}" for source in sources)), tuple(rows))
+    return Table((*header, *(f"perplexity: {source}" for source in sources)), rows)
+
+
+def _mean_or_diverged(value: Spread | None, digits: int) -> str:
+    return mean_sd(value, digits, missing=NOT_FINITE)
 
 
 def _over_unigram(variant: Variant) -> str:
     if variant.validation_perplexity is None:
         return NOTHING
-    return number(variant.validation_perplexity.mean / variant.runs[0].unigram_perplexity, 3)
+    return number(variant.validation_perplexity.mean / variant.runs[0].result.unigram_perplexity, 3)
 
 
-def gap_grid(comparison: Comparison) -> Grid:
+def gap_table(comparison: Comparison) -> Table:
     """Each variant's paired gap, its interval, effect size and tests."""
     rows = []
     for variant in _others(comparison):
@@ -84,10 +87,10 @@ def gap_grid(comparison: Comparison) -> Grid:
         "by Holm",
         "what may be said",
     )
-    return Grid(header, tuple(rows))
+    return Table(header, rows, text_columns=(0, len(header) - 1))
 
 
-def source_gap_grid(comparison: Comparison) -> Grid:
+def source_gap_table(comparison: Comparison) -> Table:
     """The gap on each source with its interval; nothing is tested here."""
     rows = []
     for variant in _others(comparison):
@@ -96,10 +99,10 @@ def source_gap_grid(comparison: Comparison) -> Grid:
             gap = variant.source_gaps.get(source)
             cells.append(NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}")
         rows.append((variant.name, *cells))
-    return Grid(("variant", *comparison.sources), tuple(rows))
+    return Table(("variant", *comparison.sources), rows)
 
 
-def convergence_grid(comparison: Comparison) -> Grid:
+def convergence_table(comparison: Comparison) -> Table:
     """Steps and tokens to the loss that the baseline had at each share of its tokens."""
     rows = []
     for variant in comparison.variants:
@@ -113,10 +116,10 @@ def convergence_grid(comparison: Comparison) -> Grid:
             cells.append(f"{mean_sd(reach.steps, 0)}; {number(reach.tokens.mean, 0)}{ratio}")
         rows.append((variant.name, *cells))
     fractions = [f"{share(reach.fraction)}: steps; tokens" for reach in comparison.variants[0].reaches]
-    return Grid(("variant", *fractions), tuple(rows))
+    return Table(("variant", *fractions), rows)
 
 
-def stability_grid(comparison: Comparison) -> Grid:
+def stability_table(comparison: Comparison) -> Table:
     """Loss variance, gradient norm and its spikes."""
     rows = []
     for variant in comparison.variants:
@@ -124,9 +127,9 @@ def stability_grid(comparison: Comparison) -> Grid:
         rows.append(
             (
                 variant.name,
-                _spread_or_dash(stability.loss_variance, 5),
-                _spread_or_dash(stability.gradient_norm, 3),
-                _spread_or_dash(stability.gradient_norm_variation, 3),
+                mean_sd(stability.loss_variance, 5),
+                mean_sd(stability.gradient_norm, 3),
+                mean_sd(stability.gradient_norm_variation, 3),
                 f"{stability.spikes:,} in {stability.records:,}",
             )
         )
@@ -137,11 +140,7 @@ def stability_grid(comparison: Comparison) -> Grid:
         "its coefficient of variation",
         "spikes, in records",
     )
-    return Grid(header, tuple(rows))
-
-
-def _spread_or_dash(value: Spread | None, digits: int) -> str:
-    return NOTHING if value is None else mean_sd(value, digits)
+    return Table(header, rows)
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Measure:
     ratio_only: bool = False
 
 
-def cost_grid(comparison: Comparison, stratum: str) -> Grid:
+def cost_table(comparison: Comparison, stratum: str) -> Table:
     """Measures down, variants of one stratum across; below a measured row, the same by formula."""
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
     rows: list[tuple[str, ...]] = []
@@ -184,7 +183,7 @@ def cost_grid(comparison: Comparison, stratum: str) -> Grid:
                 "· by formula" if rows and rows[-1][0] == measure.title else f"{measure.title}, by formula"
             )
             rows.append((title, *(cell.strip() or NOTHING for cell in cells)))
-    return Grid(("", *(variant.label for variant in variants)), tuple(rows))
+    return Table(("", *(variant.label for variant in variants)), rows)
 
 
 def cost_change(variant: Variant, value: float | None, base: float | None) -> str:
@@ -194,19 +193,20 @@ def cost_change(variant: Variant, value: float | None, base: float | None) -> st
     return f" ({percent(value / base)})"
 
 
-def runs_grid(comparison: Comparison) -> Grid:
+def runs_table(comparison: Comparison) -> Table:
     """Every run with its result."""
     rows = [
         (
-            run.variant,
+            variant.name,
             str(run.seed),
-            number(run.validation_loss),
-            number(run.validation_perplexity, 2),
-            run.path,
+            number(run.result.validation_loss),
+            number(run.result.validation_perplexity, 2),
+            str(run.path),
         )
-        for run in comparison.runs
+        for variant in comparison.variants
+        for run in variant.runs
     ]
-    return Grid(("variant", "seed", "validation loss", "perplexity", "run"), tuple(rows))
+    return Table(("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4))
 
 
 def _others(comparison: Comparison) -> Sequence[Variant]:
@@ -226,27 +226,23 @@ def _none(variant: Variant) -> None:
 
 
 def _states(variant: Variant) -> float:
-    cost = variant.cost
-    return cost.weight_bytes + cost.frozen_bytes + cost.gradient_bytes + cost.optimizer_state_bytes
+    return variant.cost.states.in_memory
 
 
 def _expected_states(variant: Variant) -> float | None:
-    theory = variant.theory
-    if theory is None:
-        return None
-    return theory.weight_bytes + theory.frozen_bytes + theory.gradient_bytes + theory.optimizer_state_bytes
+    return variant.theory.states.in_memory if variant.theory else None
 
 
 def _flops(variant: Variant) -> float | None:
     return variant.theory.executed_flops_per_token if variant.theory else None
 
 
-def _by_count(title: str, field: str, show: Callable[[float | None], str]) -> Measure:
-    """A measure that `Cost` and `Theory` both have under the name `field`."""
+def _by_count(title: str, of: Callable[[Cost | Theory], int], show: Callable[[float | None], str]) -> Measure:
+    """A measure that is counted and has a formula."""
     return Measure(
         title,
-        measured=lambda variant: getattr(variant.cost, field),
-        expected=lambda variant: getattr(variant.theory, field) if variant.theory else None,
+        measured=lambda variant: of(variant.cost),
+        expected=lambda variant: of(variant.theory) if variant.theory else None,
         show=show,
     )
 
@@ -256,8 +252,8 @@ def _share(value: float | None) -> str:
 
 
 MEASURES: tuple[Measure, ...] = (
-    _by_count("trainable parameters", "trainable_parameters", _count),
-    _by_count("frozen parameters", "frozen_parameters", _count),
+    _by_count("trainable parameters", lambda cost: cost.size.trainable_parameters, _count),
+    _by_count("frozen parameters", lambda cost: cost.size.frozen_parameters, _count),
     Measure("FLOPs per token", _none, _flops, _count),
     Measure(
         "step time, s",
@@ -276,12 +272,12 @@ MEASURES: tuple[Measure, ...] = (
     ),
     Measure("MFU", lambda variant: _median(variant.cost.mfu), _none, _share),
     Measure("HFU", lambda variant: _median(variant.cost.hfu), _none, _share),
-    _by_count("weights that train", "weight_bytes", byte_count),
-    _by_count("frozen bank", "frozen_bytes", byte_count),
-    _by_count("gradients", "gradient_bytes", byte_count),
-    _by_count("optimizer state", "optimizer_state_bytes", byte_count),
+    _by_count("weights that train", lambda cost: cost.states.weight_bytes, byte_count),
+    _by_count("frozen bank", lambda cost: cost.states.frozen_bytes, byte_count),
+    _by_count("gradients", lambda cost: cost.states.gradient_bytes, byte_count),
+    _by_count("optimizer state", lambda cost: cost.states.optimizer_state_bytes, byte_count),
     Measure("these four together", _states, _expected_states, byte_count),
     Measure("peak memory of a device", lambda variant: variant.cost.peak_device_bytes, _none, byte_count),
     Measure("peak memory of a host process", lambda variant: variant.cost.peak_host_bytes, _none, byte_count),
-    _by_count("checkpoint", "checkpoint_bytes", byte_count),
+    _by_count("checkpoint", lambda cost: cost.states.checkpoint_bytes, byte_count),
 )

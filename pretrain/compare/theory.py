@@ -32,7 +32,7 @@ from pretrain.config.load import parse_config
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.runs.finished import FinishedRun
+from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _ADAM_MOMENTS = 8
@@ -48,15 +48,10 @@ class Theory:
     """
 
     phases: int
-    trainable_parameters: int
-    frozen_parameters: int
+    size: ModelSize
     model_flops_per_token: float
     executed_flops_per_token: float
-    weight_bytes: int
-    frozen_bytes: int
-    gradient_bytes: int
-    optimizer_state_bytes: int
-    checkpoint_bytes: int
+    states: StateBytes
 
 
 def expected_cost(run: FinishedRun) -> Theory | None:
@@ -66,29 +61,30 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     except (UserError, MethodError):
         return None
     phases = phases_of(config)
-    trainable, frozen, model_flops, executed = _counts(config, phases)
+    size, model_flops, executed = _counts(config, phases)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
-    held = trainable + (tensor_parallel - 1) * _not_split(config, phases[-1])
+    held = size.trainable_parameters + (tensor_parallel - 1) * _not_split(config, phases[-1])
     stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
     return Theory(
         phases=len(phases),
-        trainable_parameters=trainable,
-        frozen_parameters=frozen,
+        size=size,
         model_flops_per_token=model_flops,
         executed_flops_per_token=executed,
-        weight_bytes=held * weight * (1 if stage == 3 else replicas),
-        frozen_bytes=frozen * weight * replicas,
-        gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
-        optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
-        checkpoint_bytes=held * ((weight if stage < 3 else 0) + _ADAM_MOMENTS + master),
+        states=StateBytes(
+            weight_bytes=held * weight * (1 if stage == 3 else replicas),
+            frozen_bytes=size.frozen_parameters * weight * replicas,
+            gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
+            optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
+            checkpoint_bytes=held * ((weight if stage < 3 else 0) + _ADAM_MOMENTS + master),
+        ),
     )
 
 
-def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[int, int, float, float]:
-    """(trainable, frozen parameters, model, executed FLOPs per token): the one call of the formulas."""
+def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
+    """(parameters, model and executed FLOPs per token): the one call of the formulas."""
     shape = config.shape()
     attention = [count_attention(shape, config.policy(), phase.number) for phase in phases]
     ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
@@ -98,7 +94,7 @@ def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[int, int, float,
     ]
     count = count_parameters(shape, attention[-1])
     model_flops = model_flops_per_token(shape, attention[-1])
-    return count.trainable, count.frozen, model_flops, sum(flops) / config.total_steps
+    return ModelSize(count.trainable, count.frozen), model_flops, sum(flops) / config.total_steps
 
 
 def _not_split(config: Config, phase: Phase) -> int:

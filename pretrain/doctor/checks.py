@@ -29,7 +29,8 @@ from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.doctor.meeting import Place, bounded
 from pretrain.model.build import DTYPES
-from pretrain.runs.directory import package_versions
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.environment import package_versions
 
 SHM_FOR_NCCL = 1 << 30
 """NVIDIA's advice for containers (Docker gives 64 MiB): NCCL exchanges through it within a node."""
@@ -213,7 +214,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     Raises:
         Unfit: not enough room for the checkpoints that are kept and the one being written, or no writing.
     """
-    directory = config.run_path / "checkpoints"
+    directory = RunDirectory(config.run_path).checkpoints
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     shape = config.shape()
     count = count_parameters(shape, count_attention(shape, config.policy()))

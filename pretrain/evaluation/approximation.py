@@ -27,7 +27,7 @@ from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.evaluation.trained_model import one_process
-from pretrain.evaluation.work import Work
+from pretrain.evaluation.work import WorkDisplay
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 
@@ -111,7 +111,7 @@ def run_experiment(experiment: Experiment) -> list[Trial]:
     ]
     configs = [experiment.config(*place) for place in plan]
     trials = []
-    with one_process() as context, Work(len(plan)) as work:
+    with one_process() as context, WorkDisplay(len(plan)) as work:
         for (variant, width, depth, seed), config in zip(plan, configs, strict=True):
             work.begin(f"{variant}, width {width}, depth {depth}, seed {seed}")
             regressor = Regressor(config, context)

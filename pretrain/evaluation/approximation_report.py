@@ -17,7 +17,8 @@ from pretrain.evaluation.approximation import (
     Trial,
     errors,
 )
-from pretrain.evaluation.report import Report, Table, Verdict, mean_sd
+from pretrain.evaluation.report import Report, Verdict, seeds_text, text_table
+from pretrain.reporting.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def approximation_report(experiment: Experiment, trials: Sequence[Trial], tolera
             "settings": asdict(experiment),
             "trials": [asdict(trial) for trial in trials],
         },
-        figures={"approximation": _figure(experiment, trials)},
+        figures={"approximation": lambda: _figure(experiment, trials)},
     )
 
 
@@ -61,20 +62,22 @@ def _verdict(experiment: Experiment, trials: Sequence[Trial], variant: str, tole
     best = errors(trials, experiment.variants[0], experiment.widths[-1], experiment.depths[-1])
     excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
     falls = [after < before for before, after in zip(small, large, strict=True)]
-    text = f"error {mean_sd(small, DIGITS)} in the smallest, {mean_sd(large, DIGITS)} in the largest model"
+    text = (
+        f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the largest model"
+    )
     if variant == experiment.variants[0]:
         return Verdict(variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)")
     near = [percent <= 100 * tolerance for percent in excess]
     held = sum(both for both in map(min, falls, near))
-    return Verdict(variant, len(large), held, f"{text}, {mean_sd(excess, 1)} % above the baseline")
+    return Verdict(variant, len(large), held, f"{text}, {seeds_text(excess, 1)} % above the baseline")
 
 
 def _error_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
     rows = []
     for width, depth in _places(experiment):
-        cells = [mean_sd(errors(trials, variant, width, depth), DIGITS) for variant in experiment.variants]
+        cells = [seeds_text(errors(trials, variant, width, depth), DIGITS) for variant in experiment.variants]
         rows.append((str(width), str(depth), str(experiment.seeds), *cells))
-    return Table("Error, mean ± sd over seeds", ("width", "depth", "n", *experiment.variants), rows)
+    return text_table("Error, mean ± sd over seeds", ("width", "depth", "n", *experiment.variants), rows)
 
 
 def _ratio_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
@@ -85,10 +88,10 @@ def _ratio_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
         cells = []
         for variant in others:
             found = errors(trials, variant, width, depth)
-            cells.append(mean_sd([own / other for own, other in zip(found, reference, strict=True)], 2))
+            cells.append(seeds_text([own / other for own, other in zip(found, reference, strict=True)], 2))
         rows.append((str(width), str(depth), str(experiment.seeds), *cells))
     header = ("width", "depth", "n", *others)
-    return Table(f"Error / error of {baseline} at the same size and seed, mean ± sd", header, rows)
+    return text_table(f"Error / error of {baseline} at the same size and seed, mean ± sd", header, rows)
 
 
 def _places(experiment: Experiment) -> list[tuple[int, int]]:
@@ -111,7 +114,7 @@ def _notes(experiment: Experiment) -> list[str]:
 
 
 def _figure(experiment: Experiment, trials: Sequence[Trial]) -> Figure:
-    from pretrain.evaluation.style import label, legend_below, new_figure
+    from pretrain.reporting.plots import label, legend_below, new_figure
 
     figure, (by_width, by_depth) = new_figure(1, 2, height=3.4)
     width, depth = experiment.widths[-1], experiment.depths[-1]
@@ -133,7 +136,7 @@ def _plot(
 ) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
-    from pretrain.evaluation.style import group_style
+    from pretrain.reporting.plots import group_style
 
     for place, variant in enumerate(experiment.variants):
         shift = 1.03 ** (place - (len(experiment.variants) - 1) / 2)  # error bars must not hide one another

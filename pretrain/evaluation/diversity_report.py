@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, summary
-from pretrain.evaluation.report import Report, Table, Verdict, mean_sd
+from pretrain.evaluation.report import Report, Verdict, seeds_text, text_table
+from pretrain.reporting.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,14 +63,14 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         tables=[_summary_table(by_group), *(_layer_table(group, by_group[group]) for group in groups)],
         notes=_notes(runs, samples),
         content=content,
-        figures={"diversity": _figure(by_group, limits)},
+        figures={"diversity": lambda: _figure(by_group, limits)},
     )
 
 
 def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdict:
     found = [summary(run.trained) for run in runs]
     cosines, divergences = ([numbers[key] for numbers in found] for key in ("cosine_max", "divergence"))
-    text = f"cosine {mean_sd(cosines)}, KL {mean_sd(divergences)}"
+    text = f"cosine {seeds_text(cosines)}, KL {seeds_text(divergences)}"
     held = 0
     for cosine, divergence in zip(cosines, divergences, strict=True):
         if divergence is None:
@@ -85,10 +86,10 @@ def _summary_table(by_group: dict[str, list[RunDiversity]]) -> Table:
     for group, runs in by_group.items():
         for state in ("trained", "untrained"):
             found = [summary(getattr(run, state)) for run in runs]
-            cells = [mean_sd([numbers[key] for numbers in found], digits) for key, _, digits in MEASURES]
+            cells = [seeds_text([numbers[key] for numbers in found], digits) for key, _, digits in MEASURES]
             rows.append((group, str(len(runs)), state, *cells))
     header = ("variant", "n", "state", *(title for _, title, _ in MEASURES))
-    return Table("Whole model, mean ± sd over seeds", header, rows)
+    return text_table("Whole model, mean ± sd over seeds", header, rows)
 
 
 def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
@@ -104,11 +105,11 @@ def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
     rows = [
         (
             str(index),
-            *(mean_sd([get(run.trained[index]) for run in runs], digits) for _, get, digits in columns),
+            *(seeds_text([get(run.trained[index]) for run in runs], digits) for _, get, digits in columns),
         )
         for index in range(len(runs[0].trained))
     ]
-    return Table(f"{group}, trained, by layer", ("layer", *(title for title, _, _ in columns)), rows)
+    return text_table(f"{group}, trained, by layer", ("layer", *(title for title, _, _ in columns)), rows)
 
 
 def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
@@ -140,7 +141,7 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
 def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    from pretrain.evaluation.style import GREY, label, legend_below, new_figure
+    from pretrain.reporting.plots import GREY, label, legend_below, new_figure
 
     figure, plots = new_figure(2, 2, height=2.8)
     panels: tuple[tuple[str, str, LayerMeasure, float | None], ...] = (
@@ -171,7 +172,7 @@ def _figure(by_group: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
 
 
 def _plot_layers(plot: Axes, by_group: dict[str, list[RunDiversity]], get: LayerMeasure) -> None:
-    from pretrain.evaluation.style import group_style
+    from pretrain.reporting.plots import group_style
 
     for group, runs in by_group.items():
         colour, marker = group_style(list(by_group), group)

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pretrain.evaluation.length import FACTORS, RunLengths
-from pretrain.evaluation.report import Report, Table, Verdict, mean_sd
+from pretrain.evaluation.report import Report, Verdict, seeds_text, text_table
+from pretrain.reporting.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +39,7 @@ def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
         tables=[_table(by_group), _gain_table(by_group)],
         notes=_notes(runs),
         content={"tolerance": tolerance, "runs": [_content(run) for run in runs]},
-        figures={"length": _figure(by_group, tolerance)},
+        figures={"length": lambda: _figure(by_group, tolerance)},
     )
 
 
@@ -47,7 +48,7 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
     for factor in OTHERS:
         changes = [run.change(factor) for run in runs]
         reason = runs[0].reasons.get(factor)
-        measured = f"{mean_sd([None if c is None else 100 * c for c in changes], 1)} %"
+        measured = f"{seeds_text([None if c is None else 100 * c for c in changes], 1)} %"
         parts.append(f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}")
     known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
     held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
@@ -68,22 +69,26 @@ def _table(by_group: dict[str, list[RunLengths]]) -> Table:
                 continue
             perplexities: list[float | None] = [run.losses[factor].perplexity for run in runs]
             changes = [100 * (run.change(factor) or 0.0) for run in runs]
-            cells = (mean_sd(perplexities, 2), mean_sd(changes, 1), f"{runs[0].losses[factor].predictions:,}")
+            cells = (
+                seeds_text(perplexities, 2),
+                seeds_text(changes, 1),
+                f"{runs[0].losses[factor].predictions:,}",
+            )
             rows.append((group, str(len(runs)), str(length), *cells))
     header = ("variant", "n", "length", "perplexity", "change, %", "predictions")
-    return Table("Perplexity by length, mean ± sd over seeds", header, rows)
+    return text_table("Perplexity by length, mean ± sd over seeds", header, rows)
 
 
 def _gain_table(by_group: dict[str, list[RunLengths]]) -> Table:
     rows = []
     for group, runs in by_group.items():
         trained = runs[0].trained_length
-        inside = mean_sd([float(run.gain()[trained // 2 : trained].mean()) for run in runs], 4)
+        inside = seeds_text([float(run.gain()[trained // 2 : trained].mean()) for run in runs], 4)
         possible = 1.5 in runs[0].losses
-        beyond = mean_sd([float(run.gain()[trained:].mean()) if possible else None for run in runs], 4)
+        beyond = seeds_text([float(run.gain()[trained:].mean()) if possible else None for run in runs], 4)
         rows.append((group, str(len(runs)), inside, beyond))
     header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2")
-    return Table("What context gives: change of loss against blocks of T/2, in nats", header, rows)
+    return text_table("What context gives: change of loss against blocks of T/2, in nats", header, rows)
 
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
@@ -128,7 +133,7 @@ def _content(run: RunLengths) -> dict[str, Any]:
 
 
 def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
-    from pretrain.evaluation.style import label, legend_below, new_figure
+    from pretrain.reporting.plots import label, legend_below, new_figure
 
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, by_group, tolerance)
@@ -145,7 +150,7 @@ def _figure(by_group: dict[str, list[RunLengths]], tolerance: float) -> Figure:
 
 
 def _plot_changes(plot: Axes, by_group: dict[str, list[RunLengths]], tolerance: float) -> None:
-    from pretrain.evaluation.style import GREY, group_style
+    from pretrain.reporting.plots import GREY, group_style
 
     plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
     plot.annotate(
@@ -181,7 +186,7 @@ def _plot_changes(plot: Axes, by_group: dict[str, list[RunLengths]], tolerance: 
 
 
 def _plot_gain(plot: Axes, by_group: dict[str, list[RunLengths]]) -> None:
-    from pretrain.evaluation.style import GREY, group_style
+    from pretrain.reporting.plots import GREY, group_style
 
     for group, runs in by_group.items():
         colour, marker = group_style(list(by_group), group)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
+from pretrain.reporting.content import strict_json
+from pretrain.reporting.plots import write_figures
+from pretrain.reporting.statistics import spread_of_all
+from pretrain.reporting.tables import Table, markdown, rich_table
+from pretrain.reporting.text import mean_sd
 from pretrain.runs.directory import write_json, write_text_atomically
 
 if TYPE_CHECKING:
@@ -41,22 +43,13 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A titled table of text cells; the first column names the row."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
 class Report:
     """One experiment's outcome.
 
     Attributes:
         criterion: what has to hold for the hypothesis, as numbers, one sentence.
         content: the measurements, as JSON.
-        figures: {file name without suffix: figure}
+        figures: {file name without suffix: what makes the figure}
         notes: what a reader must know, one sentence each.
     """
 
@@ -67,29 +60,28 @@ class Report:
     tables: Sequence[Table]
     notes: Sequence[str]
     content: Mapping[str, Any]
-    figures: Mapping[str, Figure] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
 
 
 def write_report(report: Report, out: Path) -> Path:
     """Write the three forms into `out` (made if missing); returns the path of report.md."""
     out.mkdir(parents=True, exist_ok=True)
-    for name, figure in report.figures.items():
-        figure.savefig(out / f"{name}.png", metadata={"Software": None})  # the same bytes again
+    write_figures(report.figures, out)
     verdicts = [asdict(verdict) | {"answer": verdict.answer} for verdict in report.verdicts]
     head = {"experiment": report.experiment, "criterion": report.criterion, "verdicts": verdicts}
-    write_json(out / "report.json", _finite({**head, "notes": list(report.notes), **report.content}))
-    write_text_atomically(out / "report.md", markdown(report))
+    write_json(out / "report.json", strict_json({**head, "notes": list(report.notes), **report.content}))
+    write_text_atomically(out / "report.md", report_markdown(report))
     return out / "report.md"
 
 
-def markdown(report: Report) -> str:
+def report_markdown(report: Report) -> str:
     """The report as Markdown; the figures are beside it."""
     lines = [f"# {report.title} ({report.experiment})", "", f"Criterion: {report.criterion}", ""]
-    lines += _markdown_table(_verdict_table(report))
+    lines += markdown(_verdict_table(report))
     for name in report.figures:
         lines += ["", f"![{name}]({name}.png)"]
     for table in report.tables:
-        lines += ["", f"## {table.title}", "", *_markdown_table(table)]
+        lines += ["", f"## {table.title}", "", *markdown(table)]
     lines += ["", "## Notes", "", *(f"* {note}" for note in report.notes), ""]
     return "\n".join(lines)
 
@@ -97,41 +89,19 @@ def markdown(report: Report) -> str:
 def print_report(report: Report, console: Console) -> None:
     """The criterion and whether it held."""
     console.print(f"{report.title}. Criterion: {report.criterion}", markup=False, highlight=False)
-    shown = _verdict_table(report)
-    table = RichTable()
-    for title in shown.header:
-        table.add_column(title, overflow="fold")
-    for row in shown.rows:
-        table.add_row(*row)
-    console.print(table)
+    console.print(rich_table(_verdict_table(report)))
 
 
-def mean_sd(values: Sequence[float | None], digits: int = 3) -> str:
-    """`mean ± standard deviation` (of the sample, n − 1); of one value just that; – of none."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return "–"
-    mean = f"{round(statistics.mean(known), digits) + 0.0:.{digits}f}"  # no -0.0
-    return mean if len(known) == 1 else f"{mean} ± {statistics.stdev(known):.{digits}f}"
+def seeds_text(values: Sequence[float | None], digits: int = 3) -> str:
+    """Mean and deviation over seeds as text; a dash where a seed has no value."""
+    return mean_sd(spread_of_all(values), digits)
+
+
+def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A titled table whose columns are all flush left."""
+    return Table(header, rows, range(len(header)), title)
 
 
 def _verdict_table(report: Report) -> Table:
     rows = [(v.group, str(v.n), v.numbers, v.answer) for v in report.verdicts]
-    return Table("", ("variant", "n", "measured", "criterion held"), rows)
-
-
-def _markdown_table(table: Table) -> list[str]:
-    rows = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in (table.header, *table.rows)]
-    rule = " | ".join("---" for _ in table.header)
-    return [f"| {row} |" for row in (rows[0], rule, *rows[1:])]
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
+    return text_table("", ("variant", "n", "measured", "criterion held"), rows)

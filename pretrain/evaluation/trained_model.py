@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megatron.core.models.gpt import GPTModel
 
-from pretrain.checkpoint.checkpoints import bank_digests, check_files, complete_checkpoints, read_identity
+from pretrain.checkpoint.checkpoints import bank_digests, check_files, read_identity
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.weights import load_weights
 from pretrain.config.load import load_config
@@ -33,8 +33,10 @@ from pretrain.ranks.groups import (
     initialize_distributed,
     shutdown_distributed,
 )
+from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.finished import FinishedRun, read_finished_run
-from pretrain.telemetry.telemetry import validation_metrics
+from pretrain.runs.tags import VALIDATION_LOSS
+from pretrain.telemetry.metrics import validation_metrics
 from pretrain.training.held_out import held_out_losses
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
@@ -81,15 +83,15 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
         DataError: the shards that config.yaml names are not there.
     """
     run = read_finished_run(path)
-    config = load_config(str(path / "config.yaml"), ONE_PROCESS)
+    config = load_config(str(RunDirectory(path).config), ONE_PROCESS)
     data = _open_run_data(run, config)
     checkpoint = _newest_checkpoint(path)
-    step = int(checkpoint.name.removeprefix("step_"))
+    step = step_of(checkpoint)
     model = build_model(config, context, phase_at(config, step).number)
     live = run_identity(config, context, bank_digests(model, context), data.blend)
     check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live["frozen_bank"])
     load_weights(checkpoint, model)
-    loss = validation_metrics(held_out_losses(model, data, config, context))["loss/valid"]
+    loss = validation_metrics(held_out_losses(model, data, config, context))[VALIDATION_LOSS.tag]
     model.eval()
     _check_loss(run, checkpoint, loss, LOSS_TOLERANCE[config.precision.dtype])
     return TrainedModel(run, config, model, data, loss)
@@ -98,23 +100,24 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
 def _open_run_data(run: FinishedRun, config: Config) -> RunData:
     blend = read_blend(config)
     if blend.fingerprint != run.data_fingerprint:
+        files = RunDirectory(run.path)
         raise UserError(
-            f"the shards that {run.path / 'config.yaml'} names are not those the run was trained on (data "
-            f"fingerprint {blend.fingerprint[:12]}, in data.json {run.data_fingerprint[:12]}); restore them"
+            f"the shards that {files.config} names are not those the run was trained on (data fingerprint "
+            f"{blend.fingerprint[:12]}, in {files.data.name} {run.data_fingerprint[:12]}); restore them"
         )
     return open_data(config, blend)
 
 
 def _newest_checkpoint(path: Path) -> Path:
-    checkpoints = complete_checkpoints(path / "checkpoints")
-    if not checkpoints:
+    newest = RunDirectory(path).newest_checkpoint()
+    if newest is None:
         raise UserError(f"{path} has no complete checkpoint; resume the run to write one")
-    check_files(checkpoints[0])
-    return checkpoints[0]
+    check_files(newest)
+    return newest
 
 
 def _check_loss(run: FinishedRun, checkpoint: Path, loss: float, tolerance: float) -> None:
-    logged = run.validation_loss
+    logged = run.result.validation_loss
     if logged is None or not abs(loss / logged - 1) <= tolerance:
         raise UserError(
             f"the model loaded from {checkpoint} has validation loss {loss:.6f} but run '{run.name}' logged "

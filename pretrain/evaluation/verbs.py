@@ -141,7 +141,7 @@ def _loaded(
     silence_expected_warnings()
     from pretrain.evaluation.groups import group_names
     from pretrain.evaluation.trained_model import load_trained_model, one_process
-    from pretrain.evaluation.work import Work
+    from pretrain.evaluation.work import WorkDisplay
     from pretrain.runs.finished import read_finished_run
 
     found = [read_finished_run(path) for path in runs]
@@ -152,7 +152,7 @@ def _loaded(
             "these runs were trained on different data, so they have no held-out text in common; "
             "evaluate runs of one data set together"
         )
-    with one_process() as context, Work(len(runs)) as work:
+    with one_process() as context, WorkDisplay(len(runs)) as work:
 
         def models() -> Iterator[TrainedModel]:
             for run in found:

@@ -1,4 +1,4 @@
-"""Progress of an evaluation on standard error: a bar on a terminal, plain lines in a log file."""
+"""What a person sees of an evaluation on standard error: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 
-class Work:
+class WorkDisplay:
     """So many pieces of work, shown while it is entered as a context.
 
     Args:
@@ -33,7 +33,7 @@ class Work:
         )
         self._task = self._bar.add_task("", total=pieces)
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> WorkDisplay:
         if self._console.is_terminal:
             self._bar.start()
         return self

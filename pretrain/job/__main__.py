@@ -16,7 +16,7 @@ import typer
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob, Tokenizing, Training, Work, errors_in
-from pretrain.ranks.signals import FINISHED
+from pretrain.runs.directory import FINISHED, RunDirectory
 
 USER_MISTAKE = 2
 
@@ -137,12 +137,8 @@ def after_doctor(
 
 def _trained_steps(run: Path) -> int:
     """Steps of a run that says it is finished, else 0. A schedule that was extended since is not finished."""
-    from pretrain.runs.directory import read_state
-
-    summary = run / "summary.json"
-    if read_state(run) != FINISHED or not summary.is_file():
-        return 0
-    return int(json.loads(summary.read_text())["step"])
+    directory = RunDirectory(run)
+    return int(json.loads(directory.summary.read_text())["step"]) if directory.is_finished() else 0
 
 
 def _end(work: Work, ending: Ending, max_stalled: int) -> None:

@@ -2,15 +2,14 @@
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
 its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. Progress is the newest complete checkpoint's
-step, or the number of finished units of a tokenize task.
+whose node died without a word is known too, by its missing end. What it reached is the newest complete
+checkpoint's step, or the number of finished units of a tokenize task.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,16 +19,13 @@ from typing import Any, Protocol
 from data_pipeline.errors import DataError
 from data_pipeline.plan import read_plan
 from pretrain.errors import UserError
-from pretrain.ranks.signals import CONTINUE, FINISHED, RUNNING, STOPPED
-from pretrain.runs.directory import complete_checkpoints, read_state, write_state
+from pretrain.reporting.log_errors import error_lines
+from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 
 CRASHED = "crashed"
 REQUEUE = "requeue"
 STOP = "stop"
 RUNNING_JOB = "RUNNING"
-
-
-_EXCEPTION = re.compile(r"[A-Za-z_.]*(Error|Exception|Interrupt)(: |$)")  # the last line of a traceback
 
 
 class Work(Protocol):
@@ -49,7 +45,7 @@ class Work(Protocol):
     def start(self) -> None:
         """Forget how the segment before ended, so that this one's end is not taken from it."""
 
-    def progress(self) -> int:
+    def reached(self) -> int:
         """Something that grows when a restart would not begin where the last one began."""
 
     def outcome(self, exit_code: int) -> str:
@@ -71,15 +67,15 @@ class Training:
         return self.directory / "slurm"
 
     def start(self) -> None:
-        if read_state(self.directory) is not None:
-            write_state(self.directory, RUNNING)
+        run = RunDirectory(self.directory)
+        if run.state() is not None:
+            run.write_state(RUNNING)
 
-    def progress(self) -> int:
-        newest = next(iter(complete_checkpoints(self.directory / "checkpoints")), None)
-        return int(newest.name.removeprefix("step_")) if newest else 0
+    def reached(self) -> int:
+        return RunDirectory(self.directory).trained_steps()
 
     def outcome(self, exit_code: int) -> str:
-        state = read_state(self.directory)
+        state = RunDirectory(self.directory).state()
         return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
 
 
@@ -103,7 +99,7 @@ class Tokenizing:
     def start(self) -> None:
         """Its only state is which units are there."""
 
-    def progress(self) -> int:
+    def reached(self) -> int:
         try:
             _, units = read_plan(self.directory)
         except DataError:
@@ -178,15 +174,15 @@ class Segments:
         Raises:
             UserError: `max_stalled` segments of this job in a row made no progress.
         """
-        progress = self.work.progress()
-        stalled = self.stalled(job, progress)
+        reached = self.work.reached()
+        stalled = self.stalled(job, reached)
         if stalled >= max_stalled:
-            raise UserError(self.crash_loop(stalled, progress, "the logs of the last segments"))
+            raise UserError(self.crash_loop(stalled, reached, "the logs of the last segments"))
         logs = self.logs(job)
         logs.mkdir(parents=True, exist_ok=True)
         self.work.start()
         self._append(
-            {"event": "begin", **_facts(job), "nodes": job.nodes, "progress": progress, "logs": str(logs)}
+            {"event": "begin", **_facts(job), "nodes": job.nodes, "progress": reached, "logs": str(logs)}
         )
         return logs
 
@@ -194,7 +190,7 @@ class Segments:
         """The directory of this segment's logs: one file per rank."""
         return self.path.parent / f"job_{job.number}-restart_{job.restarts}"
 
-    def stalled(self, job: SlurmJob, progress: int) -> int:
+    def stalled(self, job: SlurmJob, reached: int) -> int:
         """How many of the job's latest segments began where the work still is.
 
         Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
@@ -205,7 +201,7 @@ class Segments:
         bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
         for record in reversed(records):
             if record["event"] == "begin" and record["restart"] not in bad_nodes:
-                if record["progress"] != progress:
+                if record["progress"] != reached:
                     break
                 count += 1
         return count
@@ -218,7 +214,7 @@ class Segments:
                 "event": "end",
                 **_facts(job),
                 "exit_code": ending.exit_code,
-                "progress": self.work.progress(),
+                "progress": self.work.reached(),
                 "decision": decision.action,
                 "reason": decision.reason,
             }
@@ -241,20 +237,20 @@ class Segments:
             return Decision(REQUEUE, "ended before the time limit; finished parts are kept")
         if ending.refused:
             return Decision(STOP, f"refused, and would be again: {ending.refused}")
-        progress = self.work.progress()
-        stalled = self.stalled(job, progress)
+        reached = self.work.reached()
+        stalled = self.stalled(job, reached)
         if stalled >= max_stalled:
-            return Decision(STOP, self.crash_loop(stalled, progress, "the error above"))
+            return Decision(STOP, self.crash_loop(stalled, reached, "the error above"))
         return Decision(
             REQUEUE,
-            f"crashed with exit code {ending.exit_code}; goes on from progress {progress} "
+            f"crashed with exit code {ending.exit_code}; goes on from progress {reached} "
             f"({stalled} of {max_stalled} segments without progress)",
         )
 
-    def crash_loop(self, stalled: int, progress: int, see: str) -> str:
+    def crash_loop(self, stalled: int, reached: int, see: str) -> str:
         """What the guard says."""
         return (
-            f"crash loop: {stalled} segments in a row made no progress (all began at {progress}); "
+            f"crash loop: {stalled} segments in a row made no progress (all began at {reached}); "
             f"see {see} and {self.path.parent}, then submit again"
         )
 
@@ -307,10 +303,8 @@ def errors_in(logs: Path, most: int = 5) -> list[str]:
     """The first sentences that ranks ended with, each once, with the log they stand in."""
     sentences: dict[str, str] = {}
     for path in sorted(logs.glob("*.log")):
-        lines = path.read_text(errors="replace").splitlines()
-        for line in lines:
-            if line.startswith("error: ") or _EXCEPTION.match(line):
-                sentences.setdefault(line, f"{path.name}: {line}")
+        for line in error_lines(path.read_text(errors="replace").splitlines()):
+            sentences.setdefault(line, f"{path.name}: {line}")
     return list(sentences.values())[:most]
 
 

@@ -1,7 +1,7 @@
 """Stopping in good order: signals become a flag that the loop reads between steps.
 
 Imports nothing heavy on purpose: the handlers must be in place before torch is imported, or an early signal
-    kills the rank.
+kills the rank.
 """
 
 from __future__ import annotations
@@ -9,13 +9,6 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
-
-FINISHED = "finished"
-RUNNING = "running"
-CONTINUE = "continue"
-"""State after SIGUSR1 (a time limit or preemption is near): saved, and there is more to do."""
-STOPPED = "stopped"
-"""State after SIGTERM or Ctrl-C: saved, and nobody asked for it to go on."""
 
 
 class StopSignals:

@@ -12,42 +12,25 @@ from numpy.typing import NDArray
 
 from pretrain.errors import UserError
 from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import METRICS, Metric
 
 Floats = NDArray[np.float64]
-
-_TAGS = {
-    "loss": "loss/train",
-    "validation_loss": "loss/valid",
-    "gradient_norm": "optim/grad_norm",
-    "loss_variance": "stability/loss_variance",
-    "step_seconds": "time/step",
-    "tokens_per_second": "throughput/tokens_per_second",
-    "mfu": "throughput/mfu",
-    "hfu": "throughput/hfu",
-    "device_bytes": "memory/allocated_peak",
-    "host_bytes": "memory/host_rss",
-}
 
 
 @dataclass(frozen=True, eq=False)
 class RunCurves:
-    """One element per record of metrics.jsonl, [records]; NaN where there is no finite value.
+    """One element per record of metrics.jsonl, [records].
 
-    `steps` ascend; `tokens` are those consumed up to and with the step. Losses are in nats per token.
+    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]` is a metric's own
+    curve, [records], in the metric's unit; NaN where there is no finite value.
     """
 
     steps: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    loss: Floats
-    validation_loss: Floats
-    gradient_norm: Floats
-    loss_variance: Floats
-    step_seconds: Floats
-    tokens_per_second: Floats
-    mfu: Floats
-    hfu: Floats
-    device_bytes: Floats
-    host_bytes: Floats
+    columns: Mapping[Metric, Floats]
+
+    def __getitem__(self, metric: Metric) -> Floats:
+        return self.columns[metric]
 
     def after(self, step: float) -> NDArray[np.bool_]:
         """Which records are of steps later than `step`, [records]."""
@@ -64,17 +47,17 @@ def read_curves(path: Path) -> RunCurves:
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
     steps: list[int] = []
     tokens: list[int] = []
-    values: dict[str, list[float]] = {name: [] for name in _TAGS}
+    values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
         steps.append(record["step"])
         tokens.append(_tokens(record, path))
-        for name, tag in _TAGS.items():
-            value = record.get(tag)
-            values[name].append(np.nan if value is None else float(value))
+        for metric, column in values.items():
+            value = record.get(metric.tag)
+            column.append(np.nan if value is None else float(value))
     if not steps:
         raise UserError(f"{path} has no record: the run's directory is incomplete; restore the file")
-    arrays = {name: np.array(content, dtype=np.float64) for name, content in values.items()}
-    return RunCurves(steps=np.array(steps, np.int64), tokens=np.array(tokens, np.int64), **arrays)
+    columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
+    return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns)
 
 
 def _tokens(record: Mapping[str, Any], path: Path) -> int:

@@ -1,25 +1,124 @@
 """The run directory: the contract between `train`, every verb that reads runs back, and users' own tools.
 
-config.yaml  environment.json  data.json  audit.json  metrics.jsonl  tensorboard/  checkpoints/  state
-summary.json
+    RUN/config.yaml        everything that was set, resolved
+        environment.json   versions, host, device, layout
+        data.json          what the data is
+        audit.json         what DeepSpeed holds
+        metrics.jsonl      one object per logged step
+        tensorboard/       the same for TensorBoard
+        checkpoints/       step_00000123/ (it counts once it has a COMPLETE marker), latest
+        state              one word: running, continue, stopped, finished
+        summary.json       the result, of a finished run
+
+All these names are written here and nowhere else.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import socket
-import subprocess
-import sys
-import time
-from importlib.metadata import PackageNotFoundError, version
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard", "ora-pretrain")
+RUNNING = "running"
+CONTINUE = "continue"
+"""Saved after SIGUSR1 (a time limit or preemption is near), and there is more to do."""
+STOPPED = "stopped"
+"""Saved after SIGTERM or Ctrl-C, and nobody asked for it to go on."""
+FINISHED = "finished"
+
 MARKER = "COMPLETE"
-"""In a checkpoint's directory: all of it is there."""
+"""In a checkpoint's directory: all of it is there. It names every file and its size."""
+_CHECKPOINT = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The places in the run directory `path`; nothing has to be there yet."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.path / "audit.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def latest(self) -> Path:
+        """Holds the name of the newest checkpoint, for people; the markers decide."""
+        return self.checkpoints / "latest"
+
+    @property
+    def state_file(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    def state(self) -> str | None:
+        """RUNNING, CONTINUE, STOPPED or FINISHED; None for a run that never started."""
+        return self.state_file.read_text().strip() if self.state_file.is_file() else None
+
+    def write_state(self, state: str) -> None:
+        write_text_atomically(self.state_file, state + "\n")
+
+    def is_finished(self) -> bool:
+        """Whether the run says so and its result is there: a kill may fall between the two."""
+        return self.state() == FINISHED and self.summary.is_file()
+
+    def checkpoint(self, step: int) -> Path:
+        """Where the checkpoint saved after `step` lies."""
+        return self.checkpoints / f"step_{step:08d}"
+
+    def complete_checkpoints(self) -> list[Path]:
+        """Checkpoints that have their marker, newest first."""
+        marked = [marker.parent for marker in self.checkpoints.glob(f"*/{MARKER}")]
+        return sorted(
+            (path for path in marked if _CHECKPOINT.fullmatch(path.name)), key=step_of, reverse=True
+        )
+
+    def newest_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint; None where there is none."""
+        return next(iter(self.complete_checkpoints()), None)
+
+    def trained_steps(self) -> int:
+        """The step of the newest complete checkpoint: where a restart would go on from; 0 without one."""
+        newest = self.newest_checkpoint()
+        return step_of(newest) if newest is not None else 0
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint's directory is named after. Raises ValueError for any other name."""
+    found = _CHECKPOINT.fullmatch(checkpoint.name)
+    if found is None:
+        raise ValueError(f"{checkpoint} is not named like a checkpoint")
+    return int(found[1])
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -36,55 +135,3 @@ def write_text_atomically(path: Path, text: str) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Atomically write indented JSON."""
     write_text_atomically(path, json.dumps(content, indent=1) + "\n")
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Directories with a COMPLETE marker, newest first."""
-    return sorted((marker.parent for marker in directory.glob(f"step_*/{MARKER}")), reverse=True)
-
-
-def read_state(run_path: Path) -> str | None:
-    """The run's one-word state (see `ranks.signals`), or None for a run that never started."""
-    path = run_path / "state"
-    return path.read_text().strip() if path.is_file() else None
-
-
-def write_state(run_path: Path, state: str) -> None:
-    write_text_atomically(run_path / "state", state + "\n")
-
-
-def describe_environment(**facts: Any) -> dict[str, Any]:
-    """What environment.json records: versions, commit, host, start time, and the given facts."""
-    return {
-        "python": sys.version.split()[0],
-        "packages": package_versions(),
-        "git_commit": _git_commit(),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **facts,
-    }
-
-
-def package_versions() -> dict[str, str | None]:
-    """The installed versions of the packages that results may depend on; None if one is not installed."""
-    return {package: _version(package) for package in PACKAGES}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the program's own checkout, with `+` if it has uncommitted changes."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None if result.returncode == 0 else None

@@ -12,16 +12,54 @@ import yaml
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
+from pretrain.runs.directory import FINISHED, RunDirectory
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to. Losses are in nats per token; perplexity and loss are None where not finite.
+
+    `unigram_perplexity` is that of the validation text for a model without context.
+    """
+
+    steps: int
+    tokens: int
+    validation_loss: float | None
+    validation_perplexity: float | None
+    unigram_perplexity: float
+    perplexity_by_source: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Parameters of the whole model."""
+
+    trainable_parameters: int
+    frozen_parameters: int
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes, sums over ranks: what trains, the frozen bank, gradients, optimizer state with master weights.
+
+    `checkpoint_bytes` counts all files of one checkpoint.
+    """
+
+    weight_bytes: int
+    frozen_bytes: int
+    gradient_bytes: int
+    optimizer_state_bytes: int
+    checkpoint_bytes: int
+
+    @property
+    def in_memory(self) -> int:
+        """All but the checkpoint."""
+        return self.weight_bytes + self.frozen_bytes + self.gradient_bytes + self.optimizer_state_bytes
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a finished run left on disk.
-
-    Perplexity and loss are None where they were not finite. `weight_bytes` (what trains), `frozen_bytes` (the
-    bank), `gradient_bytes` and `optimizer_state_bytes` (master weights included) are sums over ranks, counted
-    in the live engine; `checkpoint_bytes` counts all files of the newest checkpoint.
-    """
+    """What a finished run left on disk; `size` and `states` were counted in the live engine."""
 
     path: Path
     name: str
@@ -30,35 +68,25 @@ class FinishedRun:
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     data_fingerprint: str
-    unigram_perplexity: float
     validation_tokens: Mapping[str, int]
-    steps: int
-    tokens: int
-    validation_loss: float | None
-    validation_perplexity: float | None
-    perplexity_by_source: Mapping[str, float | None]
     zero_stage: int
-    trainable_parameters: int
-    frozen_parameters: int
-    weight_bytes: int
-    frozen_bytes: int
-    gradient_bytes: int
-    optimizer_state_bytes: int
-    checkpoint_bytes: int
+    result: RunResult
+    size: ModelSize
+    states: StateBytes
     curves: RunCurves = field(repr=False)
 
 
 def read_finished_run(path: Path) -> FinishedRun:
     """Read the run in `path`; UserError names what is missing or that the run has not finished."""
-    if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml; give the directory of a run")
-    config = _Document(path / "config.yaml")
+    run = RunDirectory(path)
+    if not run.config.is_file():
+        raise UserError(
+            f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
+        )
+    config = _Document(run.config)
     name = str(config.get("run", "name"))
-    _require_finished(path, name)
-    environment = _Document(path / "environment.json")
-    data = _Document(path / "data.json")
-    audit = _Document(path / "audit.json")
-    summary = _Document(path / "summary.json")
+    _require_finished(run, name)
+    environment, data, audit = _Document(run.environment), _Document(run.data), _Document(run.audit)
     return FinishedRun(
         path=path,
         name=name,
@@ -67,54 +95,58 @@ def read_finished_run(path: Path) -> FinishedRun:
         config=config.content,
         environment=environment.content,
         data_fingerprint=data.get("fingerprint"),
-        unigram_perplexity=data.get("unigram_perplexity"),
         validation_tokens=data.get("validation_tokens"),
-        steps=summary.get("step"),
-        tokens=summary.get("tokens"),
-        validation_loss=summary.get("validation", "loss"),
-        validation_perplexity=summary.get("validation", "perplexity"),
-        perplexity_by_source=summary.get("validation", "perplexity_by_source"),
         zero_stage=audit.get("zero_stage"),
-        trainable_parameters=audit.get("totals", "model_trainable_parameters"),
-        frozen_parameters=audit.get("totals", "model_frozen_parameters"),
-        weight_bytes=audit.get("totals", "trainable_bytes"),
-        frozen_bytes=audit.get("totals", "frozen_bytes"),
-        gradient_bytes=audit.get("totals", "gradient_bytes"),
-        optimizer_state_bytes=audit.get("totals", "optimizer_state_bytes"),
-        checkpoint_bytes=newest_checkpoint_bytes(path),
-        curves=read_curves(path / "metrics.jsonl"),
+        result=_result(_Document(run.summary), data),
+        size=ModelSize(
+            trainable_parameters=audit.get("totals", "model_trainable_parameters"),
+            frozen_parameters=audit.get("totals", "model_frozen_parameters"),
+        ),
+        states=StateBytes(
+            weight_bytes=audit.get("totals", "trainable_bytes"),
+            frozen_bytes=audit.get("totals", "frozen_bytes"),
+            gradient_bytes=audit.get("totals", "gradient_bytes"),
+            optimizer_state_bytes=audit.get("totals", "optimizer_state_bytes"),
+            checkpoint_bytes=newest_checkpoint_bytes(path),
+        ),
+        curves=read_curves(run.metrics),
     )
 
 
 def holds_no_run(path: Path) -> bool:
     """Whether `path` is there but is no run, whole or damaged: what else `runs/*` may find."""
-    parts = ("config.yaml", "state", "metrics.jsonl", "checkpoints")
-    return path.exists() and not any((path / part).exists() for part in parts)
+    run = RunDirectory(path)
+    return path.exists() and not any(
+        part.exists() for part in (run.config, run.state_file, run.metrics, run.checkpoints)
+    )
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int:
-    """Bytes of all files of the checkpoint that RUN/checkpoints/latest names."""
-    latest = run_path / "checkpoints" / "latest"
-    if not latest.is_file():
-        raise UserError(
-            f"{latest} is missing: the run has no complete checkpoint; resume the run to write one"
-        )
-    directory = latest.parent / latest.read_text().strip()
-    if not (directory / "COMPLETE").is_file():
-        raise UserError(
-            f"{directory}, named by {latest}, has no COMPLETE marker; resume the run to write one"
-        )
-    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    """Bytes of all files of the run's newest complete checkpoint."""
+    newest = RunDirectory(run_path).newest_checkpoint()
+    if newest is None:
+        raise UserError(f"{run_path} has no complete checkpoint; resume the run to write one")
+    return sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
 
 
-def _require_finished(path: Path, name: str) -> None:
-    state_path = path / "state"
-    state = state_path.read_text().strip() if state_path.is_file() else "unknown"
-    if state != "finished":
+def _require_finished(run: RunDirectory, name: str) -> None:
+    state = run.state() or "unknown"
+    if state != FINISHED:
         raise UserError(
-            f"run '{name}' ({path}) has not finished (its state is '{state}'): "
+            f"run '{name}' ({run.path}) has not finished (its state is '{state}'): "
             "resume it with the same train command, or leave it out"
         )
+
+
+def _result(summary: _Document, data: _Document) -> RunResult:
+    return RunResult(
+        steps=summary.get("step"),
+        tokens=summary.get("tokens"),
+        validation_loss=summary.get("validation", "loss"),
+        validation_perplexity=summary.get("validation", "perplexity"),
+        unigram_perplexity=data.get("unigram_perplexity"),
+        perplexity_by_source=summary.get("validation", "perplexity_by_source"),
+    )
 
 
 class _Document:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pretrain.errors import UserError
+from pretrain.runs.position import Position
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
@@ -49,6 +50,12 @@ def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
             file.truncate(end)
             os.fsync(file.fileno())
     return kept
+
+
+def last_record(path: Path) -> dict[str, Any]:
+    """The last record of a metrics.jsonl; an empty one where there is none."""
+    newest: deque[dict[str, Any]] = deque(read_metrics(path), maxlen=1)
+    return newest[0] if newest else {}
 
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -92,8 +99,13 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._file: BinaryIO = path.open("ab")
 
-    def append(self, step: int, tokens: int, samples: int, metrics: Mapping[str, float]) -> None:
-        record: dict[str, int | float | None] = {"step": step, "tokens": tokens, "samples": samples}
+    def append(self, position: Position, metrics: Mapping[str, float]) -> None:
+        """Write the record of the step that led to `position`; `metrics` is {tag: value}."""
+        record: dict[str, int | float | None] = {
+            "step": position.step,
+            "tokens": position.consumed_tokens,
+            "samples": position.consumed_samples,
+        }
         record.update({tag: value if math.isfinite(value) else None for tag, value in metrics.items()})
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()

@@ -16,11 +16,11 @@ from pretrain.config.text import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.errors import UserError
-from pretrain.ranks.signals import FINISHED
-from pretrain.runs.directory import read_state
+from pretrain.runs.directory import RunDirectory
 from pretrain.sweep.grid import Grid, GridRun, expand
 
-Progress = Literal["new", "partial", "finished"]
+Standing = Literal["new", "partial", "finished"]
+"""What a run directory holds of a run before the sweep starts: nothing, a part of it, all of it."""
 SHOWN_DIFFERENCES = 5
 
 
@@ -32,7 +32,7 @@ class PlannedRun:
     base: str
     overrides: tuple[str, ...]
     config: Config
-    progress: Progress
+    standing: Standing
 
     @property
     def path(self) -> Path:
@@ -67,7 +67,7 @@ def plan_sweep(
         try:
             config = _configuration(run, base)
             (check_inputs if check_data else check_layout)(config, local_ranks)
-            progress = _progress(config)
+            standing = _standing(config)
         except (UserError, DataError, MethodError) as error:
             raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None
         twin = seen.setdefault(_identity(config), run.name)
@@ -75,7 +75,7 @@ def plan_sweep(
             raise UserError(
                 f"grid {grid.source}: {twin} and {run.name} are the same run under two names; remove one"
             )
-        planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, progress))
+        planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, standing))
     return planned
 
 
@@ -92,24 +92,24 @@ def _identity(config: Config) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _progress(config: Config) -> Progress:
+def _standing(config: Config) -> Standing:
     """What the run directory holds of this very run.
 
     Raises:
         UserError: it holds another run.
     """
     path = config.run_path
-    if not (path / "config.yaml").is_file():
+    run = RunDirectory(path)
+    if not run.config.is_file():
         return "new"
-    differences = list(_differences(_earlier(path / "config.yaml"), config.resolved()))
+    differences = list(_differences(_earlier(run.config), config.resolved()))
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
         raise UserError(
             f"{path} holds another run: {shown}; delete it, or choose another `directory` in the grid file"
         )
-    complete = read_state(path) == FINISHED and (path / "summary.json").is_file()
-    return "finished" if complete else "partial"
+    return "finished" if run.is_finished() else "partial"
 
 
 def _earlier(path: Path) -> Mapping[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -24,12 +23,11 @@ from typing import BinaryIO, Literal
 
 from pretrain.errors import UserError
 from pretrain.ranks.launch import prepare_child
-from pretrain.ranks.signals import FINISHED
-from pretrain.runs.directory import read_state
+from pretrain.reporting.log_errors import error_lines
+from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.sweep.plan import PlannedRun
 
 POLL_SECONDS = 0.1
-ERROR_LINE = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Interrupt)\b")
 LAST_BYTES = 1 << 16
 
 Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started"]
@@ -52,7 +50,7 @@ class Outcome:
 
     def validation(self) -> tuple[float | None, float | None]:
         """Loss (nats per token) and perplexity at the run's end, None where there is none."""
-        path = self.run.path / "summary.json"
+        path = RunDirectory(self.run.path).summary
         if not self.done or not path.is_file():
             return None, None
         values = json.loads(path.read_text())["validation"]
@@ -113,8 +111,8 @@ def run_sweep(
     """
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
     outcomes = {run.name: Outcome(run, "not started") for run in runs}
-    waiting = deque(run for run in runs if run.progress != "finished")
-    outcomes |= {run.name: Outcome(run, "finished before") for run in runs if run.progress == "finished"}
+    waiting = deque(run for run in runs if run.standing != "finished")
+    outcomes |= {run.name: Outcome(run, "finished before") for run in runs if run.standing == "finished"}
     active: dict[int, _Job] = {}
     while active or (waiting and not signals.received):
         while waiting and len(active) < jobs and not signals.received:
@@ -174,7 +172,7 @@ def _start(run: PlannedRun, environment: Mapping[str, str], local_ranks: int) ->
 def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
     seconds, code = time.monotonic() - job.started, job.process.returncode
     job.log.close()
-    state = read_state(job.run.path)
+    state = RunDirectory(job.run.path).state()
     if code == 0:
         ending: Ending = "finished" if state == FINISHED else "stopped"
         return Outcome(job.run, ending, seconds, "" if ending == "finished" else f"saved, state {state}")
@@ -189,8 +187,7 @@ def _last_error(log: Path, start: int) -> str:
         file.seek(max(start, os.fstat(file.fileno()).st_size - LAST_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     lines = [line for line in lines if line and not line.startswith("--- ")]
-    errors = [line for line in lines if ERROR_LINE.match(line)]
-    return (errors or lines or [""])[-1]
+    return (error_lines(lines) or lines or [""])[-1]
 
 
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:

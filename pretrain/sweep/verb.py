@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -79,13 +79,13 @@ class _Report:
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self._total = len(runs)
-        self._ended = sum(run.progress == "finished" for run in runs)
+        self._ended = sum(run.standing == "finished" for run in runs)
         self._left = self._total - self._ended
         self._began = time.monotonic()
 
     def __call__(self, run: PlannedRun, outcome: Outcome | None) -> None:
         if outcome is None:
-            typer.echo(f"{'started' if run.progress == 'new' else 'resumed'}  {run.name}")
+            typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
             return
         self._ended += 1
         place = f"{self._ended} of {self._total}, {self._time_left()}"
@@ -106,7 +106,7 @@ def _result(outcome: Outcome) -> str:
 
 
 def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
-    count = Counter(run.progress for run in runs)
+    count = Counter(run.standing for run in runs)
     where = ", ".join(sorted({str(run.config.run.directory) for run in runs}))
     ranks = f"{local_ranks} rank{'s' if local_ranks > 1 else ''} each"
     return (
@@ -117,22 +117,29 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
 
 def _list(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
-        typer.echo(f"{run.name}  ({run.progress})")
+        typer.echo(f"{run.name}  ({run.standing})")
         typer.echo(f"    {run.base} {shlex.join(run.overrides)}")
 
 
 def _print_table(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("run", "outcome", "validation loss", "perplexity", "time"):
-        table.add_column(column, no_wrap=True, justify="left" if column in ("run", "outcome") else "right")
+    from pretrain.reporting.tables import Table, rich_table
+
+    rows = []
     for outcome in outcomes:
-        numbers: list[Any] = list(outcome.validation())
-        seconds = _clock(outcome.seconds) if outcome.seconds else ""
-        cells = ["" if number is None else f"{number:.{4 - 2 * n}f}" for n, number in enumerate(numbers)]
-        table.add_row(outcome.run.name, outcome.ending, *cells, seconds)
+        loss, perplexity = outcome.validation()
+        rows.append(
+            (
+                outcome.run.name,
+                outcome.ending,
+                "" if loss is None else f"{loss:.4f}",
+                "" if perplexity is None else f"{perplexity:.2f}",
+                _clock(outcome.seconds) if outcome.seconds else "",
+            )
+        )
+    header = ("run", "outcome", "validation loss", "perplexity", "time")
+    table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
     width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
     Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
 

@@ -1,7 +1,10 @@
 """What a run says of itself while it trains; on rank 0 only.
 
-telemetry   a step's record -> metrics.jsonl, TensorBoard, console
-event_file  TensorBoard's file
-hparams     TensorBoard's HParams page
-console     progress on a terminal, plain lines in a log
+telemetry    takes a step's record and hands its metrics to the files and the console
+records      what the loop measures in a step, and what stays the same through a run
+metrics      a record's metrics, by the tags of `runs.tags`
+loss_window  the variance of recent losses
+event_file   TensorBoard's file
+hparams      TensorBoard's HParams page
+console      a bar on a terminal, plain lines in a log
 """

@@ -8,12 +8,23 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from pretrain.runs.tags import (
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    LOSS,
+    PERPLEXITY,
+    PERPLEXITY_OF_SOURCE,
+    TOKENS_PER_SECOND,
+    VALIDATION_LOSS,
+)
 
-class ConsoleProgress:
+
+class StepDisplay:
     """Shows steps on `console` (standard output by default).
 
     On a terminal every step moves one rich progress bar; elsewhere a line is printed for the first and the
-    last step and otherwise at most one in `seconds_between_lines`. Messages appear above the bar.
+    last step and otherwise at most one in `seconds_between_lines`. A step's validation always has a line of
+    its own. Messages appear above the bar.
     """
 
     def __init__(
@@ -44,19 +55,33 @@ class ConsoleProgress:
             self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show a step by its metrics, {tag: value}."""
         numbers = (
-            f"loss {metrics['loss/train']:.4f}  lr {metrics['optim/lr']:.2e}  "
-            f"grad norm {metrics['optim/grad_norm']:.3f}  "
-            f"{metrics['throughput/tokens_per_second']:,.0f} tokens/s"
+            f"loss {metrics[LOSS.tag]:.4f}  lr {metrics[LEARNING_RATE.tag]:.2e}  "
+            f"grad norm {metrics[GRADIENT_NORM.tag]:.3f}  "
+            f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=step, numbers=numbers)
-            return
+        else:
+            self._line(step, numbers)
+        if VALIDATION_LOSS.tag in metrics:
+            self.say(self._validation_line(step, metrics))
+
+    def _line(self, step: int, numbers: str) -> None:
         now = time.monotonic()
         due = self._last_line is None or now - self._last_line >= self._seconds_between_lines
         if due or step == self._total_steps:
             self._last_line = now
             self.say(f"step {step}/{self._total_steps}  {numbers}  {self._remaining(step, now)}")
+
+    def _validation_line(self, step: int, metrics: Mapping[str, float]) -> str:
+        by_source = PERPLEXITY_OF_SOURCE.members(metrics)
+        sources = ", ".join(f"{source} {value:.2f}" for source, value in by_source.items())
+        return (
+            f"step {step}/{self._total_steps}  validation loss {metrics[VALIDATION_LOSS.tag]:.4f}  "
+            f"perplexity {metrics[PERPLEXITY.tag]:.2f}  ({sources})"
+        )
 
     def say(self, message: str) -> None:
         """Print one line as it is (no wrapping, no markup)."""

@@ -22,34 +22,23 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
+from pretrain.runs.tags import METRICS, Page
+
 FILE_PREFIX = "events.out.tfevents."
 
-# Category -> chart -> regular expressions of the tags in it (TensorBoard matches from the start of the tag).
-LAYOUT: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "quality": {
-        "training loss": ("loss/train$",),
-        "validation loss": ("loss/valid$",),
-        "validation perplexity, all sources": ("perplexity/valid$",),
-        "validation perplexity, by source": ("perplexity/valid/",),
-        "loss variance": ("stability/loss_variance$",),
-        "gradient norm": ("optim/grad_norm$",),
-        "learning rate": ("optim/lr$",),
-    },
-    "throughput": {
-        "tokens per second": ("throughput/tokens_per_second$",),
-        "tokens per second and GPU": ("throughput/tokens_per_second_per_gpu$",),
-        "model TFLOP/s per GPU": ("throughput/model_tflops_per_gpu$",),
-        "utilisation: mfu and hfu": ("throughput/mfu$", "throughput/hfu$"),
-        "seconds per step": ("time/step$",),
-        "parts of a step, in seconds": ("time/data$", "time/forward_backward$", "time/optimizer$"),
-        "seconds per checkpoint": ("time/checkpoint$",),
-    },
-    "memory": {
-        "parameters": ("memory/trainable_parameters$", "memory/frozen_parameters$"),
-        "bytes of gradients and optimizer state": ("memory/gradients$", "memory/optimizer_state$"),
-        "bytes in use": ("memory/allocated_peak$", "memory/host_rss$"),
-    },
-}
+
+def chart_layout() -> dict[str, dict[str, list[str]]]:
+    """{page: {title of a chart: regular expressions of its tags}}, in the order of the declarations.
+
+    TensorBoard matches an expression from the start of the tag.
+    """
+    layout: dict[str, dict[str, list[str]]] = {page.value: {} for page in Page}
+    for metric in METRICS:
+        if metric.chart is not None:
+            page, title = metric.chart
+            expression = metric.tag if metric.member else f"{metric.tag}$"
+            layout[page.value].setdefault(title, []).append(expression)
+    return layout
 
 
 class EventFile:
@@ -75,8 +64,8 @@ class EventFile:
         start = SessionLog(status=SessionLog.START)
         self._write(Event(wall_time=started, step=resume_step + 1, session_log=start))
         charts = {
-            category: {title: ["Multiline", list(tags)] for title, tags in content.items()}
-            for category, content in LAYOUT.items()
+            page: {title: ["Multiline", tags] for title, tags in content.items()}
+            for page, content in chart_layout().items()
         }
         self._write(Event(wall_time=started, summary=custom_scalars(charts)))
 

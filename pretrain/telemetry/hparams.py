@@ -6,12 +6,11 @@ writes every setting, and one that may be unset is text in all runs. Lists and m
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any, get_args
 
 from pretrain.config.sections import Section
 from pretrain.config.tree import Config
+from pretrain.reporting.text import setting_text
 
 HParam = str | float | int | bool
 
@@ -29,21 +28,12 @@ def hparams(config: Config) -> dict[str, HParam]:
         for key, value in resolved[name].items():
             # The model's sizes are filled in where they were left open, and are numbers in every run.
             as_text = name != "model" and _may_be_unset(section, key)
-            values[f"{name}.{key}"] = hparam_text(value) if as_text or not _is_plain(value) else value
+            values[f"{name}.{key}"] = _text(value) if as_text or not _is_plain(value) else value
     return values | {"run.seed": config.run.seed}
 
 
-def hparam_text(value: Any) -> str:
-    """A setting as text: `none`, `core+low_rank`, `0.9, 0.98`, `{0-3: 1.0, 4-7: 0.5}`."""
-    if value is None or value == [] or value == {}:
-        return "none"
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return "+".join(value)
-    if isinstance(value, (list, tuple)) and all(isinstance(item, (int, float)) for item in value):
-        return ", ".join(map(str, value))
-    if isinstance(value, (Mapping, list, tuple)):
-        return json.dumps(value, separators=(", ", ": ")).replace('"', "")
-    return str(value)
+def _text(value: Any) -> str:
+    return setting_text(None if value == {} else value, between_numbers=", ")
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,10 @@ from pretrain.data.open import RunData
 from pretrain.model.build import token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import ParallelContext
-
-Losses = Mapping[str, tuple[float, int]]
-"""{source: (sum of the token losses in nats, number of predictions that count)}"""
+from pretrain.telemetry.records import HeldOutLosses
 
 
-def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> Losses:
+def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> HeldOutLosses:
     """Total loss on each source's held-out samples (collective): always the same samples, no dropout."""
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)

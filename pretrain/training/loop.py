@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 import torch
 
 from megatron_patches.auxiliary import take_auxiliary_losses
-from pretrain.checkpoint.checkpoints import Progress
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import agree, set_seeds
-from pretrain.ranks.signals import CONTINUE, FINISHED, STOPPED, StopSignals
-from pretrain.telemetry.telemetry import StepRecord
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
+from pretrain.runs.position import Position
+from pretrain.telemetry.records import StepRecord, StepResult, StepSeconds
 from pretrain.training.engine import set_learning_rate
-from pretrain.training.held_out import Losses, held_out_losses
+from pretrain.training.held_out import held_out_losses
 from pretrain.training.open_run import Run, open_run
 
 
@@ -48,70 +48,72 @@ def train(config: Config, signals: StopSignals) -> str:
 
 def run_steps(run: Run, signals: StopSignals) -> str:
     """The loop. Every rank runs it in step with the others and leaves it with the same answer."""
-    config, progress = run.config, run.progress
-    while progress.step < config.total_steps:
-        run.enter_phase_of(progress.step + 1)
-        result = train_step(run, progress, signals)
-        progress = progress.after_step(config)
+    config, position = run.config, run.position
+    while position.step < config.total_steps:
+        run.enter_phase_of(position.step + 1)
+        result, asked = train_step(run, position, signals)
+        position = position.after_step(config.data.global_batch_size, config.tokens_per_step)
         if not np.isfinite(result.loss):
-            _stop_diverged(run, progress, result)
-        state = _state_after(progress.step, config.total_steps, result)
+            _stop_diverged(run, StepRecord(position, result))
+        # The state to leave the run in, or None to go on: being finished outranks any signal.
+        state = FINISHED if position.step == config.total_steps else asked
         validation = None
-        if state == FINISHED or _due(progress.step, config.data.validate_every):
+        if state == FINISHED or _due(position.step, config.data.validate_every):
             validation = held_out_losses(run.engine, run.data, config, run.context)
         saved, seconds_checkpoint = None, None
-        if state is not None or _due(progress.step, config.checkpoint.every):
+        if state is not None or _due(position.step, config.checkpoint.every):
             started = time.perf_counter()
-            saved = run.checkpoints.save(run.engine, progress)
+            saved = run.checkpoints.save(run.engine, position)
             seconds_checkpoint = time.perf_counter() - started
-        run.record(_step_record(config, progress, result, seconds_checkpoint, validation))
+        run.record(StepRecord(position, result, seconds_checkpoint, validation))
         if saved is not None:
-            # The record is on disk before the checkpoint counts, so a resumed run misses no step in
-            # metrics.jsonl.
-            run.sync_records()
+            run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
             run.checkpoints.commit(saved)
         if state is not None:
             return state
     return FINISHED
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step gave, equal on every rank except for the times (seconds)."""
-
-    loss: float
-    auxiliary: Mapping[str, float]
-    gradient_norm: float
-    learning_rate: float
-    stop: bool
-    continue_later: bool
-    seconds_step: float
-    seconds_data: float
-    seconds_forward_backward: float
-    seconds_optimizer: float
-
-
-def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult:
-    """One optimizer step over one global batch.
-
-    The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
-    are reported apart. Signals are agreed on here, in the same small all-reduce as the loss, so that all
-    ranks stop after the same step.
-    """
-    config, context, engine = run.config, run.context, run.engine
-    step = progress.step + 1
+def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
+    """One optimizer step over one global batch: its result, and the state that a signal asks for, if any."""
+    config, device = run.config, run.context.device
+    step = position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
     rate *= run.trainer.phase.learning_rate_factor
-    set_learning_rate(engine, rate)
-    loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
-    micro_batches = config.gradient_accumulation_steps(context.world_size)
+    set_learning_rate(run.engine, rate)
     started = time.perf_counter()
-    batch = run.batches.at(progress.consumed_samples)
+    batch = run.batches.at(position.consumed_samples)
     seconds_data = time.perf_counter() - started
-    predictions = _counted_predictions(run, batch)
+    loss, auxiliary = accumulate_gradients(run, batch, step)
+    _synchronize(device)
+    seconds_forward_backward = time.perf_counter() - started - seconds_data
+    mark = time.perf_counter()
+    run.engine.step()
+    _synchronize(device)
+    seconds_optimizer = time.perf_counter() - mark
+    loss, auxiliary, asked = _agree_on(run, loss, auxiliary, signals)
+    gradient_norm = float(run.engine.get_global_grad_norm())
+    seconds = StepSeconds(
+        time.perf_counter() - started, seconds_data, seconds_forward_backward, seconds_optimizer
+    )
+    return StepResult(loss, auxiliary, gradient_norm, rate, seconds), asked
+
+
+def accumulate_gradients(run: Run, batch: torch.Tensor, step: int) -> tuple[float, dict[str, float]]:
+    """Forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
+
+    The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
+    are kept apart.
+
+    Returns:
+        This rank's parts of the loss and of each term, for `_agree_on`.
+    """
+    context, engine = run.context, run.engine
+    micro_batches, predictions = len(batch), _counted_predictions(run, batch)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
-        set_seeds(config.run.seed, step, global_index, context.tensor_parallel_rank)
+        set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
         losses = token_losses(engine, tokens.to(context.device), run.data.boundary)
         # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
         loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
@@ -119,33 +121,9 @@ def train_step(run: Run, progress: Progress, signals: StopSignals) -> StepResult
         engine.backward(sum(auxiliary.values(), loss))
         loss_sum += loss.detach()
         if index < micro_batches - 1:
-            engine.step()  # DeepSpeed counts the micro batch; the weights move after the last one, below
-    _synchronize(context.device)
-    seconds_forward_backward = time.perf_counter() - started - seconds_data
-    mark = time.perf_counter()
-    engine.step()
-    _synchronize(context.device)
-    seconds_optimizer = time.perf_counter() - mark
-    # Auxiliary terms are a tensor-parallel rank's own part, and of the weights: equal in all micro batches.
-    terms = [term.item() for term in auxiliary.values()]
-    loss_total, stop, continue_later, *terms = agree(
-        [loss_sum.item() / micro_batches, float(signals.stop), float(signals.continue_later), *terms],
-        context.device,
-    )
-    return StepResult(
-        loss=loss_total / context.world_size,
-        auxiliary={
-            name: term / context.data_parallel_size for name, term in zip(auxiliary, terms, strict=True)
-        },
-        gradient_norm=float(engine.get_global_grad_norm()),
-        learning_rate=rate,
-        stop=stop > 0,
-        continue_later=continue_later > 0,
-        seconds_step=time.perf_counter() - started,
-        seconds_data=seconds_data,
-        seconds_forward_backward=seconds_forward_backward,
-        seconds_optimizer=seconds_optimizer,
-    )
+            engine.step()  # only counts the micro batch; after the last one, train_step moves the weights
+    # The terms are of the weights alone, so they are equal in all micro batches.
+    return loss_sum.item() / micro_batches, {name: term.item() for name, term in auxiliary.items()}
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
@@ -156,52 +134,35 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
     return max(1.0, total / run.context.tensor_parallel_size)
 
 
-def _state_after(step: int, total_steps: int, result: StepResult) -> str | None:
-    """The state to leave the run in after this step, or None to go on. Being finished outranks any signal."""
-    if step == total_steps:
-        return FINISHED
-    if result.stop:
-        return STOPPED
-    return CONTINUE if result.continue_later else None
+def _agree_on(
+    run: Run, loss: float, auxiliary: Mapping[str, float], signals: StopSignals
+) -> tuple[float, dict[str, float], str | None]:
+    """Loss and terms over all ranks, and the state that a signal to any rank asks for (one small all-reduce).
+
+    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
+    """
+    context = run.context
+    own = [loss, float(signals.stop), float(signals.continue_later), *auxiliary.values()]
+    loss_total, stop, continue_later, *totals = agree(own, context.device)
+    terms = {name: total / context.data_parallel_size for name, total in zip(auxiliary, totals, strict=True)}
+    asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
+    return loss_total / context.world_size, terms, asked
 
 
-def _stop_diverged(run: Run, progress: Progress, result: StepResult) -> NoReturn:
+def _stop_diverged(run: Run, record: StepRecord) -> NoReturn:
     """The weights are lost: put the step on record, save nothing, and say where to go on from."""
-    run.record(_step_record(run.config, progress, result, None, None))
+    run.record(record)
     run.sync_records()
     newest = run.checkpoints.newest()
     raise UserError(
-        f"the training loss is {result.loss} at step {progress.step}; lower optimizer.learning_rate or raise "
-        f"schedule.warmup_steps; the run resumes from {newest.name if newest else 'the start'}"
+        f"the training loss is {record.result.loss} at step {record.position.step}; lower "
+        f"optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
+        f"{newest.name if newest else 'the start'}"
     )
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _step_record(
-    config: Config,
-    progress: Progress,
-    result: StepResult,
-    seconds_checkpoint: float | None,
-    validation: Losses | None,
-) -> StepRecord:
-    return StepRecord(
-        step=progress.step,
-        consumed_samples=progress.consumed_samples,
-        consumed_tokens=progress.consumed_tokens,
-        loss=result.loss,
-        auxiliary=result.auxiliary,
-        learning_rate=result.learning_rate,
-        gradient_norm=result.gradient_norm,
-        seconds_step=result.seconds_step,
-        seconds_data=result.seconds_data,
-        seconds_forward_backward=result.seconds_forward_backward,
-        seconds_optimizer=result.seconds_optimizer,
-        seconds_checkpoint=seconds_checkpoint,
-        validation=validation,
-    )
 
 
 def _synchronize(device: torch.device) -> None:

@@ -17,7 +17,6 @@ from data_pipeline.samples import TrainingSamples
 from megatron_patches.errors import MethodError
 from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
 from megatron_patches.shards import digest
-from pretrain.checkpoint.checkpoints import Progress
 from pretrain.config.counting import count_attention, count_parameters
 from pretrain.config.load import load_config
 from pretrain.config.schedule import learning_rate
@@ -25,6 +24,7 @@ from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
+from pretrain.runs.position import Position
 from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
@@ -49,7 +49,8 @@ def _engine(config: Config) -> dict[str, Any]:
     with open_run(config) as run:
         before, bank = audit_rank(run.engine), _bank(run.engine.module)
         losses = [
-            train_step(run, _progress(config, step), StopSignals()).loss for step in range(config.total_steps)
+            train_step(run, _position(config, step), StopSignals())[0].loss
+            for step in range(config.total_steps)
         ]
         own = {
             "before": before,
@@ -74,8 +75,8 @@ def _bank(model: torch.nn.Module) -> list[str]:
     return [digest(layer.query_key_weight) for _, layer in frozen_layers(model)]
 
 
-def _progress(config: Config, step: int) -> Progress:
-    return Progress(step, step * config.data.global_batch_size)
+def _position(config: Config, step: int) -> Position:
+    return Position(step, step * config.data.global_batch_size)
 
 
 def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | None:
@@ -85,7 +86,7 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     stage 3).
     """
     run.engine.backward(
-        token_losses(run.engine, run.batches.at(_progress(run.config, step).consumed_samples)[0]).mean()
+        token_losses(run.engine, run.batches.at(_position(run.config, step).consumed_samples)[0]).mean()
     )
     stage, optimizer = run.engine.zero_optimization_stage(), run.engine.optimizer
     if stage == 3 or hasattr(optimizer, "fp32_groups_gradients_flat"):
@@ -143,7 +144,7 @@ def _clipping(config: Config) -> dict[str, Any]:
     losses, norms, worst = [], [], torch.zeros(())
     with open_run(config) as run:
         for step in range(config.total_steps):
-            result = train_step(run, _progress(config, step), StopSignals())
+            result, _ = train_step(run, _position(config, step), StopSignals())
             losses.append(result.loss)
             norms.append(result.gradient_norm)
         for name, parameter in run.engine.module.named_parameters():

@@ -14,7 +14,6 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.heads import attention_observed, head_weights
-from pretrain.checkpoint.checkpoints import complete_checkpoints
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -24,6 +23,7 @@ from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.signals import StopSignals
+from pretrain.runs.directory import RunDirectory
 from pretrain.training.loop import train
 
 
@@ -40,7 +40,7 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
         losses = {}
         for path in paths:
             trained = load_trained_model(path, context)
-            losses[path.name] = (trained.validation_loss, trained.run.validation_loss)
+            losses[path.name] = (trained.validation_loss, trained.run.result.validation_loss)
         heads = [_heads(load_config("demo", overrides), context) for overrides in payload["models"]]
         refusals = {
             name: _refusal(paths[0], Path(payload["spoilt"]) / name, spoil, context)
@@ -52,7 +52,7 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _another_bank(run: Path) -> None:
-    file = complete_checkpoints(run / "checkpoints")[0] / "checkpoint.json"
+    file = RunDirectory(run).complete_checkpoints()[0] / "checkpoint.json"
     saved = json.loads(file.read_text())
     saved["frozen_bank"]["sha256"]["layer=1 role=key"] = "0" * 64
     text = json.dumps(saved, indent=1)
@@ -61,7 +61,7 @@ def _another_bank(run: Path) -> None:
 
 
 def _other_weights(run: Path) -> None:
-    file = complete_checkpoints(run / "checkpoints")[0] / "mp_rank_00_model_states.pt"
+    file = RunDirectory(run).complete_checkpoints()[0] / "mp_rank_00_model_states.pt"
     size = file.stat().st_size
     saved = torch.load(file, weights_only=False)
     weight = saved["module"]["embedding.word_embeddings.weight"]

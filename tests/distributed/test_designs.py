@@ -118,7 +118,7 @@ def test_memory_is_what_the_formulas_of_compare_say(reports, runs, design):
     for layout in (layout for name, layout in CASES if name == design):
         run = read_finished_run(runs / run_name(design, layout))
         theory = expected_cost(run)
-        assert theory is not None and theory.trainable_parameters == run.trainable_parameters
+        assert theory is not None and theory.size.trainable_parameters == run.size.trainable_parameters
         for part in ("weight", "frozen", "gradient", "optimizer_state"):
             held, expected = getattr(run, f"{part}_bytes"), getattr(theory, f"{part}_bytes")
             assert held == pytest.approx(expected, rel=0.01), (layout, part)

@@ -11,6 +11,7 @@ from pretrain.compare.comparison import compare_runs
 from pretrain.compare.theory import expected_cost
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import PERPLEXITY_OF_SOURCE, When, tags_of
 from tests.command_line import logged_steps
 from tests.fabricated_runs import write_run
 from tests.ranks import run_ranks
@@ -51,26 +52,9 @@ HELD_OUT = [  # (tensor parallel size, micro batch size, ZeRO stage), 7 samples 
     (2, 4, 1),
     (2, 7, 1),
 ]
-ALWAYS = {
-    "loss/train",
-    "optim/lr",
-    "optim/grad_norm",
-    "stability/loss_variance",
-    "throughput/tokens_per_second",
-    "throughput/tokens_per_second_per_gpu",
-    "throughput/model_tflops_per_gpu",
-    "time/step",
-    "time/data",
-    "time/forward_backward",
-    "time/optimizer",
-    "memory/trainable_parameters",
-    "memory/frozen_parameters",
-    "memory/gradients",
-    "memory/optimizer_state",
-    "memory/host_rss",
-}
 SOURCES = ("PydocTopics", "StdlibComments", "StdlibDocstrings")
-VALIDATED = {"loss/valid", "perplexity/valid", *(f"perplexity/valid/{source}" for source in SOURCES)}
+ALWAYS = tags_of(When.ALWAYS)
+VALIDATED = tags_of(When.VALIDATED) | {PERPLEXITY_OF_SOURCE.of(source) for source in SOURCES}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +112,7 @@ def test_no_option_is_read_and_then_ignored(single, runs):
 def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(single, runs):
     assert single["runs"]["full"] == "finished"
     tags = [set(record) - {"step", "tokens", "samples"} for record in records(runs / "full")]
-    saved = {"time/checkpoint"}
+    saved = tags_of(When.SAVED)
     assert tags == [ALWAYS | saved, ALWAYS | saved | VALIDATED, ALWAYS | saved | VALIDATED]
     events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if not tag.startswith("_hparams_")}
@@ -139,11 +123,11 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(single, 
 def test_the_formulas_count_what_the_engine_held(single, runs, name):
     run = read_finished_run(runs / name.replace(" ", "_"))
     theory = expected_cost(run)
-    assert theory.trainable_parameters == run.trainable_parameters
-    assert theory.frozen_parameters == run.frozen_parameters
+    assert theory.size == run.size
     for part in ("weight", "frozen", "gradient", "optimizer_state"):
-        assert getattr(theory, f"{part}_bytes") == getattr(run, f"{part}_bytes"), part
-    assert 0 < run.checkpoint_bytes - theory.checkpoint_bytes < 40_000  # headers, names, the run's identity
+        assert getattr(theory.states, f"{part}_bytes") == getattr(run.states, f"{part}_bytes"), part
+    headers = run.states.checkpoint_bytes - theory.states.checkpoint_bytes  # and names, the run's identity
+    assert 0 < headers < 40_000
 
 
 def test_written_run_files_have_the_form_of_real_ones(single, runs, tmp_path):
@@ -169,6 +153,7 @@ def test_keep_last_keeps_one_and_training_a_finished_run_again_changes_nothing(s
     checkpoints = runs / "full/checkpoints"
     assert [path.name for path in checkpoints.iterdir() if path.is_dir()] == ["step_00000003"]
     assert (checkpoints / "step_00000003/COMPLETE").is_file()
+    assert (checkpoints / "latest").read_text() == "step_00000003\n"  # the worker had spoilt it
     assert logged_steps(runs / "full") == [1, 2, 3]
     summary = json.loads((runs / "full/summary.json").read_text())
     assert (summary["step"], summary["samples"], summary["tokens"]) == (3, 24, 3 * TOKENS_PER_STEP)

@@ -23,6 +23,7 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
+from pretrain.runs.directory import step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
@@ -107,21 +108,21 @@ def _watch(config: Config) -> dict[str, Any]:
     """Train step by step; at every change of phase compare what was before with what is after it."""
     seen: dict[str, Any] = {"moved": [], "changes": []}
     with open_run(config) as run:
-        progress = run.progress
-        while progress.step < config.total_steps:
+        position = run.position
+        while position.step < config.total_steps:
             before = _all_state(run)
             gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
             shared = _shared_memory()
             number = run.trainer.phase.number
-            run.enter_phase_of(progress.step + 1)
+            run.enter_phase_of(position.step + 1)
             if run.trainer.phase.number != number:
-                seen["changes"].append(_change(run, before) | {"step": progress.step})
+                seen["changes"].append(_change(run, before) | {"step": position.step})
                 del before
                 gc.collect()
                 seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
                 seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
-            train_step(run, progress, StopSignals())
-            progress = progress.after_step(config)
+            train_step(run, position, StopSignals())
+            position = position.after_step(config.data.global_batch_size, config.tokens_per_step)
             seen["moved"].append(_moved(run))
         steps = [state["step"] for state in _adam_states(run)]
         seen["step counts"] = [int(step) for step in steps]
@@ -222,7 +223,7 @@ def _copy_up_to(source: Path, target: Path, step: int) -> None:
     if dist.get_rank() == 0:
         shutil.copytree(source, target)
         for checkpoint in (target / "checkpoints").glob("step_*"):
-            if int(checkpoint.name.removeprefix("step_")) > step:
+            if step_of(checkpoint) > step:
                 shutil.rmtree(checkpoint)
     dist.barrier()
 

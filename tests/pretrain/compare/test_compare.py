@@ -17,8 +17,8 @@ from tensorboard.backend.event_processing import io_wrapper
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.console import print_comparison
 from pretrain.compare.files import write_comparison
-from pretrain.compare.plot_style import COLOURS, DASHES, MARKERS, style_of
 from pretrain.errors import UserError
+from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT, rank_environment
 

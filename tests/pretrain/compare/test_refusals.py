@@ -87,8 +87,7 @@ def test_an_unfinished_run_is_named(tmp_path: Path, state: str | None) -> None:
         ("metrics.jsonl", '{"step": 1}\n', 'step 1 has no integer "tokens"'),
         ("audit.json", "{", "audit.json cannot be read"),
         ("audit.json", '{"zero_stage": 1, "totals": {}}', "has no key 'totals.model_trainable_parameters'"),
-        ("checkpoints/latest", None, "has no complete checkpoint"),
-        ("checkpoints/latest", "step_00000050", "has no COMPLETE marker"),
+        ("checkpoints/step_00000100/COMPLETE", None, "has no complete checkpoint"),
     ],
 )
 def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:

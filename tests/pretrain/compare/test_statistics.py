@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ from scipy import stats
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
 from pretrain.compare.cost import quartiles
-from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap, spread
+from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
 from pretrain.compare.text import verdict
 from pretrain.compare.theory import expected_cost
-from pretrain.runs.finished import read_finished_run
+from pretrain.reporting.statistics import spread
+from pretrain.runs.finished import ModelSize, read_finished_run
 from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
 
 # Student's sleep data: extra hours of sleep of ten patients under two drugs (Student, Biometrika 6, 1908).
@@ -210,14 +212,10 @@ def test_theory_by_hand(tmp_path: Path) -> None:
     run = read_finished_run(write_run(tmp_path, "o", "orthogonal"))
     theory = expected_cost(run)
     assert theory is not None
-    assert (theory.trainable_parameters, theory.frozen_parameters) == (1_181_952, 131_072)
+    assert theory.size == run.size == ModelSize(1_181_952, 131_072)
     assert theory.model_flops_per_token - theory.executed_flops_per_token == 4 * 128**2 * 4
-    assert (theory.weight_bytes, theory.frozen_bytes) == (run.weight_bytes, run.frozen_bytes)
-    assert (theory.gradient_bytes, theory.optimizer_state_bytes) == (
-        run.gradient_bytes,
-        run.optimizer_state_bytes,
-    )
-    assert theory.checkpoint_bytes == 1_181_952 * 16
+    assert replace(theory.states, checkpoint_bytes=run.states.checkpoint_bytes) == run.states
+    assert theory.states.checkpoint_bytes == 1_181_952 * 16
 
 
 @pytest.mark.parametrize(("stage", "trainable"), [(0, 16.0), (1, 5.5), (2, 3.75), (3, 2.0)])
@@ -230,6 +228,7 @@ def test_bytes_a_parameter_are_those_of_the_method(tmp_path: Path, stage: int, t
     }
     theory = expected_cost(read_finished_run(write_run(tmp_path, "o", "orthogonal", changes=changes)))
     assert theory is not None
-    states = theory.weight_bytes + theory.gradient_bytes + theory.optimizer_state_bytes
-    assert states / 8 == trainable * theory.trainable_parameters
-    assert theory.frozen_bytes / 8 == 2 * theory.frozen_parameters
+    states = theory.states
+    trained = states.weight_bytes + states.gradient_bytes + states.optimizer_state_bytes
+    assert trained / 8 == trainable * theory.size.trainable_parameters
+    assert states.frozen_bytes / 8 == 2 * theory.size.frozen_parameters

@@ -23,7 +23,7 @@ from pretrain.evaluation.measures import (
     principal_angles,
     row_cosines,
 )
-from pretrain.evaluation.report import mean_sd
+from pretrain.evaluation.report import seeds_text
 from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
 
@@ -156,10 +156,10 @@ def test_approximation_verdicts():
 
 
 def test_numbers_are_shown_with_their_spread():
-    assert mean_sd([1.0, 3.0], 1) == "2.0 ± 1.4"
-    assert mean_sd([1.0], 2) == "1.00"
-    assert mean_sd([-0.001], 1) == "0.0"
-    assert mean_sd([None, 1.0]) == mean_sd([]) == "–"
+    assert seeds_text([1.0, 3.0], 1) == "2.0 ± 1.4"
+    assert seeds_text([1.0], 2) == "1.00"
+    assert seeds_text([-0.001], 1) == "0.0"
+    assert seeds_text([None, 1.0]) == seeds_text([]) == "–"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from pretrain.errors import UserError
 from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob, Training, errors_in
-from pretrain.ranks.signals import CONTINUE, FINISHED, RUNNING, STOPPED
-from pretrain.runs.directory import read_state, write_state
+from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 
 FIRST = SlurmJob("7", 0, "n[1-2]")
 
@@ -33,7 +32,7 @@ def end(run: Path, state: str | None, ending: Ending, job: SlurmJob = FIRST) -> 
     record = segments(run)
     record.begin(job, 3)
     if state is not None:
-        write_state(run, state)
+        RunDirectory(run).write_state(state)
     return record.end(job, ending, 3)
 
 
@@ -63,9 +62,9 @@ def test_decisions(tmp_path: Path, state: str | None, ending: Ending, action: st
 def test_a_crash_is_not_taken_for_the_end_of_the_segment_before(tmp_path: Path) -> None:
     save(tmp_path, 4)
     for state in (CONTINUE, FINISHED, STOPPED):
-        write_state(tmp_path, state)
+        RunDirectory(tmp_path).write_state(state)
         assert end(tmp_path, None, Ending(1, "RUNNING")).reason.startswith("crashed")
-    assert read_state(tmp_path) == RUNNING
+    assert RunDirectory(tmp_path).state() == RUNNING
 
 
 def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path: Path) -> None:

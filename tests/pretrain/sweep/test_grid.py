@@ -223,15 +223,15 @@ def test_a_run_directory_of_another_run_is_refused_with_what_differs(tmp_path: P
     run = plan(tmp_path, **content)[1]
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").write_text(run.config.to_yaml())
-    assert [run.progress for run in plan(tmp_path, **content)] == ["new", "partial"]
+    assert [run.standing for run in plan(tmp_path, **content)] == ["new", "partial"]
     said = refusal(tmp_path, "optimizer.learning_rate=1e-4", "schedule.steps=99", **content)
     assert f"{run.path} holds another run" in said
     assert "optimizer.learning_rate is 0.003 there and 0.0001 in the grid" in said
     assert "schedule.steps is 240 there and 99 in the grid" in said
     (run.path / "state").write_text("finished\n")
-    assert plan(tmp_path, **content)[1].progress == "partial"  # it was killed before its summary
+    assert plan(tmp_path, **content)[1].standing == "partial"  # it was killed before its summary
     (run.path / "summary.json").write_text("{}")
-    assert plan(tmp_path, **content)[1].progress == "finished"
+    assert plan(tmp_path, **content)[1].standing == "finished"
     (run.path / "config.yaml").write_text("run: 3\n")
     assert "is not a configuration of this version" in refusal(tmp_path, **content)
 

@@ -6,7 +6,7 @@ import pytest
 
 from megatron_patches.policy import VARIANTS
 from pretrain.config.load import load_config
-from pretrain.telemetry.hparams import FIRST, hparam_text, hparams
+from pretrain.telemetry.hparams import FIRST, _text, hparams
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from pretrain.telemetry.hparams import FIRST, hparam_text, hparams
     ],
 )
 def test_text(value: object, text: str) -> None:
-    assert hparam_text(value) == text
+    assert _text(value) == text
 
 
 def test_columns_and_their_types_are_the_same_in_every_run() -> None:

@@ -25,32 +25,18 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from pretrain.errors import UserError
 from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.position import Position
+from pretrain.runs.tags import HOST_BYTES, METRICS, PERPLEXITY_OF_SOURCE, When, metric_of, tags_of
 from pretrain.telemetry.event_file import FILE_PREFIX
-from pretrain.telemetry.telemetry import RunFacts, StepRecord, Telemetry
+from pretrain.telemetry.records import RunFacts, StepRecord, StepResult, StepSeconds
+from pretrain.telemetry.telemetry import Telemetry
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
-ALWAYS = {
-    "loss/train",
-    "optim/lr",
-    "optim/grad_norm",
-    "stability/loss_variance",
-    "throughput/tokens_per_second",
-    "throughput/tokens_per_second_per_gpu",
-    "throughput/model_tflops_per_gpu",
-    "time/step",
-    "time/data",
-    "time/forward_backward",
-    "time/optimizer",
-    "memory/trainable_parameters",
-    "memory/frozen_parameters",
-    "memory/gradients",
-    "memory/optimizer_state",
-    "memory/host_rss",
-}
-WITH_PEAK = {"throughput/mfu", "throughput/hfu"}
-WITH_VALIDATION = {"loss/valid", "perplexity/valid", "perplexity/valid/prose", "perplexity/valid/topics"}
-WITH_CHECKPOINT = {"time/checkpoint"}
+ALWAYS = tags_of(When.ALWAYS)
+WITH_PEAK = tags_of(When.PEAK_KNOWN)
+WITH_VALIDATION = tags_of(When.VALIDATED) | {PERPLEXITY_OF_SOURCE.of(name) for name in ("prose", "topics")}
+WITH_CHECKPOINT = tags_of(When.SAVED)
 
 
 def make_facts(peak: float | None = 1e12, device_name: str = "cpu") -> RunFacts:
@@ -71,17 +57,16 @@ def make_record(
     step: int, loss: float | None = None, validated: bool = False, seconds_checkpoint: float | None = None
 ) -> StepRecord:
     """A record whose every number is a function of the step."""
-    return StepRecord(
-        step=step,
-        consumed_samples=8 * step,
-        consumed_tokens=1024 * step,
+    result = StepResult(
         loss=5 / math.sqrt(step) + 0.1 * math.sin(step) if loss is None else loss,
-        learning_rate=1e-3 / step,
+        auxiliary={},
         gradient_norm=1 + 0.01 * step,
-        seconds_step=0.5 + 0.001 * step,
-        seconds_data=0.01,
-        seconds_forward_backward=0.4,
-        seconds_optimizer=0.09,
+        learning_rate=1e-3 / step,
+        seconds=StepSeconds(step=0.5 + 0.001 * step, data=0.01, forward_backward=0.4, optimizer=0.09),
+    )
+    return StepRecord(
+        position=Position(step, 8 * step, 1024 * step),
+        result=result,
         seconds_checkpoint=seconds_checkpoint,
         validation={"topics": (30.0, 10), "prose": (100.0, 40)} if validated else None,
     )
@@ -129,7 +114,7 @@ def read_scalars(run_path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def deterministic(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records without what the machine decides; times and speeds are the test's own and stay."""
-    return [{key: value for key, value in record.items() if key != "memory/host_rss"} for record in records]
+    return [{key: value for key, value in record.items() if key != HOST_BYTES.tag} for record in records]
 
 
 def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
@@ -138,14 +123,16 @@ def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
     telemetry.log(make_record(2, validated=True, seconds_checkpoint=0.7))
     telemetry.close()
     plain, full = read_strictly(tmp_path)
-    progress = {"step", "tokens", "samples"}
-    assert set(plain) == progress | ALWAYS | WITH_PEAK
-    assert set(full) == progress | ALWAYS | WITH_PEAK | WITH_VALIDATION | WITH_CHECKPOINT
+    place = {"step", "tokens", "samples"}
+    assert set(plain) == place | ALWAYS | WITH_PEAK
+    assert set(full) == place | ALWAYS | WITH_PEAK | WITH_VALIDATION | WITH_CHECKPOINT
     assert (full["step"], full["tokens"], full["samples"]) == (2, 2048, 16)
+    declared = [metric_of(tag) for tag in list(full)[3:]]
+    assert declared == sorted(declared, key=METRICS.index), "the file's order is the table's"
     scalars = read_scalars(tmp_path)
-    assert set(scalars) == set(full) - progress
+    assert set(scalars) == set(full) - place
     for record in (plain, full):
-        for tag in set(record) - progress:
+        for tag in set(record) - place:
             assert dict(scalars[tag])[record["step"]] == pytest.approx(record[tag], rel=1e-6)
 
 
@@ -221,9 +208,9 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp
     telemetry = open_telemetry(tmp_path)
     for step, loss in enumerate((2.0, math.nan, math.inf, 3.0, 2.5, 2.0, 1.5, 1.0, 0.5), start=1):
         telemetry.log(make_record(step, loss=loss))
-    telemetry.log(
-        StepRecord(**{**vars(make_record(10)), "seconds_step": 0.0, "validation": {"prose": (1e6, 10)}})
-    )
+    record = make_record(10)
+    at_once = replace(record.result, seconds=replace(record.result.seconds, step=0.0))
+    telemetry.log(replace(record, result=at_once, validation={"prose": (1e6, 10)}))
     telemetry.close()
     records = read_strictly(tmp_path)
     assert [record["loss/train"] for record in records[:4]] == [2.0, None, None, 3.0]
@@ -237,11 +224,11 @@ def test_values_that_are_not_finite_are_null_in_json_and_kept_in_tensorboard(tmp
 def test_terms_of_the_loss_are_recorded_apart(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path)
     record = make_record(1)
-    telemetry.log(replace(record, auxiliary={"some_penalty": 0.25}))
+    telemetry.log(replace(record, result=replace(record.result, auxiliary={"some_penalty": 0.25})))
     telemetry.log(make_record(2))
     telemetry.close()
     first, second = read_strictly(tmp_path)
-    assert (first["loss/train"], first["loss/some_penalty"]) == (record.loss, 0.25)
+    assert (first["loss/train"], first["loss/some_penalty"]) == (record.result.loss, 0.25)
     assert "loss/some_penalty" not in second
     assert read_scalars(tmp_path)["loss/some_penalty"] == [(1, 0.25)]
 
@@ -297,7 +284,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, every: int) -> None:
         read_strictly(tmp_path / "straight")
     )
     shown, expected = read_scalars(tmp_path / "killed"), read_scalars(tmp_path / "straight")
-    del shown["memory/host_rss"], expected["memory/host_rss"]
+    del shown[HOST_BYTES.tag], expected[HOST_BYTES.tag]
     assert shown == expected
 
 
@@ -395,7 +382,7 @@ def test_kill_nine_then_resume_neither_repeats_nor_loses_a_step(tmp_path: Path) 
         assert [step for step, _ in scalars[tag]] == expected
     assert [step for step, _ in scalars["time/checkpoint"]] == list(range(50, total + 1, 50))
     losses = [value for _, value in scalars["loss/train"]]
-    assert losses == pytest.approx([make_record(step).loss for step in expected], rel=1e-6)
+    assert losses == pytest.approx([make_record(step).result.loss for step in expected], rel=1e-6)
 
 
 def test_hparams_and_layout_belong_to_the_run_itself(tmp_path: Path) -> None:

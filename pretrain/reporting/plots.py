@@ -1,0 +1,110 @@
+"""How all plots look, and how they are written.
+
+Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008) and differ
+in lightness too, and every line has its own dashes or marker besides. The same figure gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.style import context as style_context
+
+WIDTH = 8.0
+"""Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
+LABEL_WIDTH = 26
+"""Letters of a line in a label."""
+DOTS_PER_INCH = 150
+
+# Okabe and Ito (2008) without yellow, which is lost on white paper; the baseline is black.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+DASHES: tuple[Any, ...] = (
+    "solid",
+    (0, (6, 2)),
+    (0, (1.2, 0.9)),
+    (0, (6, 2, 1, 2)),
+    (0, (3, 1.5)),
+    (0, (6, 2, 1, 2, 1, 2)),
+    (0, (10, 2)),
+    (0, (2, 2)),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
+GREY = "#767676"
+"""For what is not data: a limit, its label."""
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "axes.unicode_minus": True,
+}
+
+_T = TypeVar("_T")
+
+
+def style_of(index: int, styles: Sequence[_T]) -> _T:
+    """The first style for the baseline alone, the others in turn for the other variants."""
+    return styles[0] if index == 0 else styles[1 + (index - 1) % (len(styles) - 1)]
+
+
+def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
+    """(colour, marker) of a group, by its place among all."""
+    place = list(groups).index(group)
+    return style_of(place, COLOURS), style_of(place, MARKERS)
+
+
+def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> list[str]:
+    """Make and write OUT/NAME.png for each {NAME: maker}; returns the names of the files.
+
+    Where a maker has nothing to show and returns None, an older file of that name is removed.
+    """
+    written = []
+    with style_context(["default", _STYLE]):
+        for name, make in makers.items():
+            path = out / f"{name}.png"
+            figure = make()
+            if figure is None:
+                path.unlink(missing_ok=True)
+                continue
+            image = io.BytesIO()
+            figure.savefig(image, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+            path.write_bytes(image.getvalue())
+            written.append(path.name)
+    return written
+
+
+def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows` × `columns` plots, `height` inches a row, and its axes in reading order."""
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for plot in axes:
+        plot.grid(axis="x", visible=False)
+    return figure, axes
+
+
+def label(plot: Axes, title: str, x: str, y: str) -> None:
+    """Title and axes of a plot that is one of several."""
+    plot.set_title(title, fontsize="medium", loc="left")
+    plot.set_xlabel(x)
+    plot.set_ylabel(y)
+
+
+def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
+    """One legend for all plots of a figure, under them, from the entries of one of them.
+
+    Entries fill it column by column, `rows` at least, and more where the width does not hold them.
+    """
+    handles, names = plot.get_legend_handles_labels()
+    fitting = max(1, 95 // (max(map(len, names)) + 8))
+    columns = min(fitting, -(-len(names) // rows))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)

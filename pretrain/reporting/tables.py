@@ -1,0 +1,53 @@
+"""A table of text cells: made once, shown in Markdown and on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` have as many cells as `header`; a line break in a cell is for the terminal.
+
+    `text_columns` are the numbers of those with words; the others hold numbers and are set flush right.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: Collection[int] = (0,)
+    title: str = ""
+
+
+def markdown(table: Table) -> list[str]:
+    """The table's lines in Markdown, without its title."""
+    rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.header))]
+    rows = [table.header, rule, *table.rows]
+    return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+
+
+def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
+    """The table for a rich console, without its title; cells are shown as they are, without markup.
+
+    Args:
+        between_rows: draw a line between any two rows.
+        bare: no lines at all, and no cell is broken over two lines.
+    """
+    shown = RichTable(box=None, pad_edge=False) if bare else RichTable(show_lines=between_rows)
+    for index, title in enumerate(table.header):
+        shown.add_column(
+            title,
+            justify="left" if index in table.text_columns else "right",
+            no_wrap=bare,
+            overflow="ellipsis" if bare else "fold",
+        )
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

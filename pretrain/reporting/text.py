@@ -1,0 +1,68 @@
+"""Numbers and settings as short text, the same in every report and on the console."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pretrain.reporting.statistics import Spread
+
+NOTHING = "–"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """With thousands separated; a dash for None."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    return NOTHING if value is None else f"{value:+,.{digits}f}"
+
+
+def share(value: float) -> str:
+    """A fraction as whole percent."""
+    return f"{100 * value:.0f} %"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio's distance from 1, signed."""
+    return NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+
+
+def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: str = NOTHING) -> str:
+    """`mean ± sd`; of one value just that."""
+    if value is None:
+        return missing
+    text = number(round(value.mean, digits) + 0.0, digits)  # no -0.0
+    return text if value.sd is None else f"{text}{separator}± {number(value.sd, digits)}"
+
+
+def interval(low: float | None, high: float | None, digits: int = 4) -> str:
+    return NOTHING if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
+
+
+def byte_count(count: float | None) -> str:
+    """In the binary unit that leaves one to four digits before the point."""
+    if count is None:
+        return NOTHING
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.2f} {unit}"
+
+
+def setting_text(value: Any, between_numbers: str = "+") -> str:
+    """A setting's value: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
+
+    Args:
+        between_numbers: what joins a list of numbers. A label is one word, so there it is `+`.
+    """
+    if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
+        words = any(isinstance(item, str) for item in value)
+        return ("+" if words else between_numbers).join(map(str, value)) or "none"
+    if isinstance(value, (Mapping, list, tuple)):
+        return json.dumps(value, separators=(", ", ": ")).replace('"', "")
+    return "none" if value is None else str(value)

@@ -1,0 +1,51 @@
+"""What environment.json records: versions, commit, host, command."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard", "ora-pretrain")
+
+
+def describe_environment(**facts: Any) -> dict[str, Any]:
+    """What environment.json records: versions, commit, host, start time, and the given facts."""
+    return {
+        "python": sys.version.split()[0],
+        "packages": package_versions(),
+        "git_commit": _git_commit(),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "command": sys.argv,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        **facts,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """The installed versions of the packages that results may depend on; None if one is not installed."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the program's own checkout, with `+` if it has uncommitted changes."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None if result.returncode == 0 else None

@@ -1,0 +1,263 @@
+"""Every metric of a run, declared once: what it is called, its unit, when a record has it, where it is shown.
+
+The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To add a
+metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard, its column in
+`compare`'s curves, the table in docs/metrics.md and the tests' lists of tags follow from the declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class When(Enum):
+    """Which records have a metric."""
+
+    ALWAYS = "always"
+    TERM_ADDED = "where the model adds a term to the training loss"
+    VALIDATED = "after a validation"
+    SAVED = "after a checkpoint"
+    PEAK_KNOWN = "where the device's peak FLOP/s is known"
+    ON_CUDA = "on CUDA"
+
+
+class Page(Enum):
+    """TensorBoard's groups of charts."""
+
+    QUALITY = "quality"
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or a family of them.
+
+    Attributes:
+        tag: its name; a family's ends in `/` and goes on with what `member` says.
+        unit: what it is counted in; "" for a pure number.
+        chart: the page and the title of the chart that shows it in TensorBoard; None: no chart of its own.
+        measured: a clock or memory reading. Every other value is the same again when a run is repeated.
+        member: what a family has one of each for; "" for a single metric.
+    """
+
+    tag: str
+    unit: str
+    meaning: str
+    chart: tuple[Page, str] | None
+    when: When = When.ALWAYS
+    measured: bool = False
+    member: str = ""
+
+    def of(self, name: str) -> str:
+        """The tag of a family's member."""
+        assert self.member, f"{self.tag} is no family"
+        return self.tag + name
+
+    def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """{name: value} of a family's members in a record of metrics.jsonl."""
+        return {tag.removeprefix(self.tag): value for tag, value in record.items() if metric_of(tag) is self}
+
+
+LOSS = Metric(
+    "loss/train",
+    "nats per token",
+    "mean over the step's predictions of the language-model loss alone",
+    (Page.QUALITY, "training loss"),
+)
+AUXILIARY_LOSS = Metric(
+    "loss/",
+    "",
+    "a term that is trained on besides, with its factor",
+    None,
+    When.TERM_ADDED,
+    member="term",
+)
+VALIDATION_LOSS = Metric(
+    "loss/valid",
+    "nats per token",
+    "mean over the held-out tokens of all sources",
+    (Page.QUALITY, "validation loss"),
+    When.VALIDATED,
+)
+PERPLEXITY = Metric(
+    "perplexity/valid",
+    "",
+    "exp of the validation loss",
+    (Page.QUALITY, "validation perplexity, all sources"),
+    When.VALIDATED,
+)
+PERPLEXITY_OF_SOURCE = Metric(
+    "perplexity/valid/",
+    "",
+    "the same for the held-out tokens of one source",
+    (Page.QUALITY, "validation perplexity, by source"),
+    When.VALIDATED,
+    member="source",
+)
+LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", (Page.QUALITY, "learning rate"))
+GRADIENT_NORM = Metric(
+    "optim/grad_norm",
+    "",
+    "norm of the gradient before clipping",
+    (Page.QUALITY, "gradient norm"),
+)
+LOSS_VARIANCE = Metric(
+    "stability/loss_variance",
+    "nats²",
+    "variance of the training loss over the last `telemetry.variance_window` steps",
+    (Page.QUALITY, "loss variance"),
+)
+
+TOKENS_PER_SECOND = Metric(
+    "throughput/tokens_per_second",
+    "tokens/s",
+    "the step's tokens / its seconds",
+    (Page.THROUGHPUT, "tokens per second"),
+    measured=True,
+)
+TOKENS_PER_SECOND_PER_GPU = Metric(
+    "throughput/tokens_per_second_per_gpu",
+    "tokens/s",
+    "the same, divided by the number of processes",
+    (Page.THROUGHPUT, "tokens per second and GPU"),
+    measured=True,
+)
+MODEL_TFLOPS_PER_GPU = Metric(
+    "throughput/model_tflops_per_gpu",
+    "TFLOP/s",
+    "floating-point operations of the ordinary model of this shape, for one process",
+    (Page.THROUGHPUT, "model TFLOP/s per GPU"),
+    measured=True,
+)
+MFU = Metric(
+    "throughput/mfu",
+    "share of 1",
+    "those operations / the device's peak",
+    (Page.THROUGHPUT, "utilisation: mfu and hfu"),
+    When.PEAK_KNOWN,
+    measured=True,
+)
+HFU = Metric(
+    "throughput/hfu",
+    "share of 1",
+    "operations that this run really makes / the device's peak",
+    (Page.THROUGHPUT, "utilisation: mfu and hfu"),
+    When.PEAK_KNOWN,
+    measured=True,
+)
+STEP_SECONDS = Metric(
+    "time/step",
+    "s",
+    "the training part of the step, without validation and checkpoint",
+    (Page.THROUGHPUT, "seconds per step"),
+    measured=True,
+)
+DATA_SECONDS = Metric(
+    "time/data",
+    "s",
+    "of it: waiting for the batch",
+    (Page.THROUGHPUT, "parts of a step, in seconds"),
+    measured=True,
+)
+FORWARD_BACKWARD_SECONDS = Metric(
+    "time/forward_backward",
+    "s",
+    "of it: forward and backward of all micro batches",
+    (Page.THROUGHPUT, "parts of a step, in seconds"),
+    measured=True,
+)
+OPTIMIZER_SECONDS = Metric(
+    "time/optimizer",
+    "s",
+    "of it: clipping and update",
+    (Page.THROUGHPUT, "parts of a step, in seconds"),
+    measured=True,
+)
+CHECKPOINT_SECONDS = Metric(
+    "time/checkpoint",
+    "s",
+    "writing the checkpoint",
+    (Page.THROUGHPUT, "seconds per checkpoint"),
+    When.SAVED,
+    measured=True,
+)
+
+TRAINABLE_PARAMETERS = Metric(
+    "memory/trainable_parameters",
+    "parameters",
+    "of the whole model, that train",
+    (Page.MEMORY, "parameters"),
+)
+FROZEN_PARAMETERS = Metric(
+    "memory/frozen_parameters",
+    "parameters",
+    "of the whole model, that do not",
+    (Page.MEMORY, "parameters"),
+)
+GRADIENT_BYTES = Metric(
+    "memory/gradients",
+    "bytes",
+    "gradients, sum over ranks, counted in the live engine",
+    (Page.MEMORY, "bytes of gradients and optimizer state"),
+)
+OPTIMIZER_STATE_BYTES = Metric(
+    "memory/optimizer_state",
+    "bytes",
+    "optimizer state and master weights, sum over ranks, counted in the live engine",
+    (Page.MEMORY, "bytes of gradients and optimizer state"),
+)
+DEVICE_BYTES = Metric(
+    "memory/allocated_peak",
+    "bytes",
+    "rank 0's peak on its device since its start",
+    (Page.MEMORY, "bytes in use"),
+    When.ON_CUDA,
+    measured=True,
+)
+HOST_BYTES = Metric(
+    "memory/host_rss",
+    "bytes",
+    "resident memory of rank 0's process now",
+    (Page.MEMORY, "bytes in use"),
+    measured=True,
+)
+
+# Collected from the declarations above, in their order, so that no metric has to be named twice.
+METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
+RESULTS = (PERPLEXITY, VALIDATION_LOSS, LOSS, TOKENS_PER_SECOND)
+"""What a finished run is judged by, in the order of TensorBoard's HPARAMS page."""
+
+
+def metric_of(tag: str) -> Metric:
+    """The metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
+    single = [metric for metric in METRICS if not metric.member and metric.tag == tag]
+    families = [metric for metric in METRICS if metric.member and tag.startswith(metric.tag)]
+    for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):
+        return metric
+    raise KeyError(f"no metric '{tag}' is declared in pretrain.runs.tags")
+
+
+def tags_of(*occasions: When) -> set[str]:
+    """Tags of the single metrics that a record has on these occasions."""
+    return {metric.tag for metric in METRICS if metric.when in occasions and not metric.member}
+
+
+def markdown_table() -> list[str]:
+    """The lines of the table in docs/metrics.md."""
+    rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
+    rows += [("---",) * 5]
+    rows += [
+        (
+            f"`{metric.tag}{f'<{metric.member}>' if metric.member else ''}`",
+            metric.unit,
+            metric.meaning,
+            metric.when.value,
+            "no, measured" if metric.measured else "yes",
+        )
+        for metric in METRICS
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]

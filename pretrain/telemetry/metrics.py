@@ -1,0 +1,99 @@
+"""The values of a step's metrics, {tag: value}; `runs.tags` declares the tags."""
+
+from __future__ import annotations
+
+import math
+
+import psutil
+import torch
+
+from pretrain.runs import tags
+from pretrain.telemetry.records import HeldOutLosses, RunFacts, StepRecord
+
+
+def step_metrics(
+    record: StepRecord, facts: RunFacts, step_tokens: int, loss_variance: float
+) -> dict[str, float]:
+    """All metrics of a step but those of memory, which are read only for steps that are written."""
+    result, seconds = record.result, record.result.seconds
+    metrics = {
+        tags.LOSS.tag: result.loss,
+        **{tags.AUXILIARY_LOSS.of(name): term for name, term in result.auxiliary.items()},
+        **(validation_metrics(record.validation) if record.validation is not None else {}),
+        tags.LEARNING_RATE.tag: result.learning_rate,
+        tags.GRADIENT_NORM.tag: result.gradient_norm,
+        tags.LOSS_VARIANCE.tag: loss_variance,
+        **throughput_metrics(facts, step_tokens, seconds.step),
+        tags.STEP_SECONDS.tag: seconds.step,
+        tags.DATA_SECONDS.tag: seconds.data,
+        tags.FORWARD_BACKWARD_SECONDS.tag: seconds.forward_backward,
+        tags.OPTIMIZER_SECONDS.tag: seconds.optimizer,
+    }
+    if record.seconds_checkpoint is not None:
+        metrics[tags.CHECKPOINT_SECONDS.tag] = record.seconds_checkpoint
+    return metrics
+
+
+def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:
+    """Speed of one step of `step_tokens` tokens on `world_size` devices.
+
+        tokens_per_second         = step_tokens / seconds_step
+        tokens_per_second_per_gpu = tokens_per_second / world_size      (a "gpu" is one process's device)
+        model_tflops_per_gpu      = tokens_per_second_per_gpu * model_flops_per_token / 1e12
+        mfu                       = tokens_per_second_per_gpu * model_flops_per_token / peak_flops_per_device
+        hfu                       = tokens_per_second_per_gpu * executed_flops_per_token / (the same)
+
+    `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is frozen, so
+    mfu compares variants by the work an ordinary model would have needed. `executed_flops_per_token` counts
+    what this run computes: no weight gradients of frozen projections, and recomputed activations if there
+    are any. Freezing therefore lets mfu exceed hfu. Without a known peak both are left out.
+    """
+    per_second = step_tokens / seconds_step if seconds_step > 0 else math.nan
+    per_gpu = per_second / facts.world_size
+    metrics = {
+        tags.TOKENS_PER_SECOND.tag: per_second,
+        tags.TOKENS_PER_SECOND_PER_GPU.tag: per_gpu,
+        tags.MODEL_TFLOPS_PER_GPU.tag: facts.model_flops_per_token * per_gpu / 1e12,
+    }
+    if facts.peak_flops_per_device is not None:
+        metrics[tags.MFU.tag] = facts.model_flops_per_token * per_gpu / facts.peak_flops_per_device
+        metrics[tags.HFU.tag] = facts.executed_flops_per_token * per_gpu / facts.peak_flops_per_device
+    return metrics
+
+
+def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
+    """Loss and perplexity over all sources and perplexity of each; empty sources are left out.
+
+    loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source weighs by
+    its tokens.
+    """
+    sums = {source: (loss, tokens) for source, (loss, tokens) in sorted(validation.items()) if tokens > 0}
+    if not sums:
+        return {}
+    mean = sum(loss for loss, _ in sums.values()) / sum(tokens for _, tokens in sums.values())
+    metrics = {tags.VALIDATION_LOSS.tag: mean, tags.PERPLEXITY.tag: perplexity(mean)}
+    for source, (loss, tokens) in sums.items():
+        metrics[tags.PERPLEXITY_OF_SOURCE.of(source)] = perplexity(loss / tokens)
+    return metrics
+
+
+def perplexity(mean_loss: float) -> float:
+    """exp(mean loss in nats per token); infinite where that overflows a float64."""
+    try:
+        return math.exp(mean_loss)
+    except OverflowError:
+        return math.inf
+
+
+def memory_metrics(facts: RunFacts) -> dict[str, float]:
+    """Parameter counts and bytes; the device's peak only where torch runs on CUDA."""
+    metrics: dict[str, float] = {
+        tags.TRAINABLE_PARAMETERS.tag: facts.trainable_parameters,
+        tags.FROZEN_PARAMETERS.tag: facts.frozen_parameters,
+        tags.GRADIENT_BYTES.tag: facts.gradient_bytes,
+        tags.OPTIMIZER_STATE_BYTES.tag: facts.optimizer_state_bytes,
+    }
+    if facts.device_name != "cpu":
+        metrics[tags.DEVICE_BYTES.tag] = torch.cuda.max_memory_allocated()
+    metrics[tags.HOST_BYTES.tag] = psutil.Process().memory_info().rss
+    return metrics

@@ -1,0 +1,65 @@
+"""What the training loop hands to telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pretrain.runs.position import Position
+
+HeldOutLosses = Mapping[str, tuple[float, int]]
+"""{source: (sum of the token losses in nats, number of predictions that count)}"""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Wall-clock seconds of this rank's training step: all of it, and its parts."""
+
+    step: float
+    data: float
+    forward_backward: float
+    optimizer: float
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step gave, equal on every rank except for the seconds.
+
+    `loss` is the language-model loss alone, mean over the global batch in nats per token; `auxiliary` are the
+    terms that were trained on besides. `gradient_norm` is that before clipping.
+    """
+
+    loss: float
+    auxiliary: Mapping[str, float]
+    gradient_norm: float
+    learning_rate: float
+    seconds: StepSeconds
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A step's result, with where the run is after it and what else was done then."""
+
+    position: Position
+    result: StepResult
+    seconds_checkpoint: float | None = None
+    validation: HeldOutLosses | None = None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What stays the same through a run, unless it changes what it trains (`Telemetry.change_facts`).
+
+    FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device` is None
+    where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the device.
+    """
+
+    world_size: int
+    device_name: str
+    model_flops_per_token: float
+    executed_flops_per_token: float
+    peak_flops_per_device: float | None
+    trainable_parameters: int
+    frozen_parameters: int
+    gradient_bytes: int
+    optimizer_state_bytes: int

@@ -1,0 +1,118 @@
+"""What all reports share: numbers and settings as text, tables, strict JSON, the error lines of a log."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from pretrain.reporting.content import strict_json
+from pretrain.reporting.log_errors import error_lines
+from pretrain.reporting.plots import write_figures
+from pretrain.reporting.statistics import Spread, spread, spread_of_all
+from pretrain.reporting.tables import Table, markdown, rich_table
+from pretrain.reporting.text import byte_count, mean_sd, setting_text
+
+
+def test_mean_and_deviation_of_the_sample() -> None:
+    """1, 2, 6: mean 3, squares 4 + 1 + 9 over n - 1 = 2."""
+    found = spread([1.0, 2.0, 6.0])
+    assert found is not None and (found.n, found.mean) == (3, 3.0)
+    assert found.sd == pytest.approx(math.sqrt(7))
+    assert spread([5.0]) == Spread(1, 5.0, None) and spread([]) is None
+    assert spread_of_all([5.0]) == spread([5.0])
+    assert spread_of_all([5.0, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "digits", "text"),
+    [
+        ([1.0, 3.0], 1, "2.0 ± 1.4"),
+        ([1234.5], 0, "1,234"),
+        ([-0.001], 1, "0.0"),
+        ([], 1, "–"),
+    ],
+)
+def test_mean_and_deviation_as_text(values: list[float], digits: int, text: str) -> None:
+    assert mean_sd(spread(values), digits) == text
+    assert mean_sd(None, digits, missing="not finite") == "not finite"
+    assert mean_sd(Spread(2, 1.0, 0.5), 1, "\n") == "1.0\n± 0.5"
+
+
+@pytest.mark.parametrize(
+    ("value", "label", "sentence"),
+    [
+        (None, "none", "none"),
+        ([], "none", "none"),
+        (["core", "low_rank"], "core+low_rank", "core+low_rank"),
+        ([0.9, 0.98], "0.9+0.98", "0.9, 0.98"),
+        ({"0-3": 1.0, "4-7": 0.5}, "{0-3: 1.0, 4-7: 0.5}", "{0-3: 1.0, 4-7: 0.5}"),
+        ([{"at": 0.5}], "[{at: 0.5}]", "[{at: 0.5}]"),
+        (True, "True", "True"),
+        (3e-4, "0.0003", "0.0003"),
+    ],
+)
+def test_settings_as_text(value: object, label: str, sentence: str) -> None:
+    assert (setting_text(value), setting_text(value, ", ")) == (label, sentence)
+
+
+def test_bytes_in_the_unit_that_suits_them() -> None:
+    assert [byte_count(count) for count in (None, 1023, 1024, 3 << 30, 5 << 50)] == [
+        "–",
+        "1023 B",
+        "1.00 KiB",
+        "3.00 GiB",
+        "5120.00 TiB",
+    ]
+
+
+def test_one_table_in_markdown_and_on_the_terminal() -> None:
+    """A cell is shown as it is: no markup on the terminal, no column broken by its `|` in Markdown."""
+    table = Table(("name", "n"), [("a|b\nc [red]", "1"), ("d", "20")])
+    assert markdown(table) == ["| name | n |", "| --- | ---: |", "| a\\|b c [red] | 1 |", "| d | 20 |"]
+    output = io.StringIO()
+    Console(file=output, width=40).print(rich_table(table, between_rows=True))
+    shown = output.getvalue()
+    assert "c [red]" in shown and shown.count("├") == 1
+    output = io.StringIO()
+    Console(file=output, width=40).print(rich_table(table, bare=True))
+    last = output.getvalue().splitlines()[-1]
+    assert last.split() == ["d", "20"] and last.rstrip().index("20") > last.index("d") + 5
+
+
+def test_json_has_null_for_what_json_does_not_know() -> None:
+    content = strict_json({"a": [1.5, math.nan], "b": (math.inf, "nan"), "c": {"d": -math.inf, "e": 2}})
+    assert json.loads(json.dumps(content, allow_nan=False)) == {
+        "a": [1.5, None],
+        "b": [None, "nan"],
+        "c": {"d": None, "e": 2},
+    }
+
+
+def test_the_lines_of_a_log_that_say_what_went_wrong() -> None:
+    errors = [
+        "error: the training loss is nan at step 3",
+        "ValueError: no",
+        "torch.distributed.DistBackendError: NCCL error",
+        "KeyboardInterrupt",
+        "urllib3.exceptions.HTTPError:",  # its message begins on the next line
+    ]
+    others = ["Traceback (most recent call last):", "  ValueError: indented", "an error: inside", "Errors: 0"]
+    assert error_lines([*others, *errors]) == errors
+
+
+def test_a_figure_gives_the_same_bytes_and_one_with_nothing_to_show_goes(tmp_path: Path) -> None:
+    def figure() -> Figure:
+        made = Figure()
+        made.add_subplot().plot([1, 2, 4])
+        return made
+
+    assert write_figures({"a": figure, "b": figure}, tmp_path) == ["a.png", "b.png"]
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert write_figures({"a": figure, "b": lambda: None}, tmp_path) == ["a.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

@@ -1,0 +1,94 @@
+"""The run directory: which checkpoint is the newest, and that its names are written in one place only."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from pretrain.compare.comparison import compare_runs
+from pretrain.runs.directory import CONTINUE, FINISHED, MARKER, RUNNING, STOPPED, RunDirectory, step_of
+from pretrain.runs.finished import newest_checkpoint_bytes
+from tests.fabricated_runs import write_run
+from tests.ranks import ROOT
+
+
+def save(run: RunDirectory, step: int, complete: bool = True) -> Path:
+    path = run.checkpoint(step)
+    path.mkdir(parents=True)
+    if complete:
+        (path / MARKER).write_text("{}")
+    return path
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step_with_a_marker(tmp_path: Path) -> None:
+    """Also where the number outgrows its eight digits, and beside directories that are no checkpoints."""
+    run = RunDirectory(tmp_path)
+    assert (run.newest_checkpoint(), run.trained_steps()) == (None, 0)
+    old = save(run, 7)
+    save(run, 200, complete=False)
+    assert (run.newest_checkpoint(), run.trained_steps()) == (old, 7)
+    many = [save(run, step) for step in (99_999_999, 100_000_000)]
+    (run.checkpoints / "step_of_mine").mkdir()
+    (run.checkpoints / "step_of_mine" / MARKER).write_text("{}")
+    assert run.complete_checkpoints() == [*reversed(many), old]
+    assert [step_of(path) for path in run.complete_checkpoints()] == [100_000_000, 99_999_999, 7]
+    with pytest.raises(ValueError, match="step_of_mine is not named like a checkpoint"):
+        step_of(run.checkpoints / "step_of_mine")
+
+
+def test_a_run_is_finished_when_it_says_so_and_its_result_is_there(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.state() is None and not run.is_finished()
+    run.write_state(FINISHED)
+    assert not run.is_finished()
+    run.summary.write_text("{}")
+    assert run.is_finished()
+    for state in (RUNNING, CONTINUE, STOPPED):
+        run.write_state(state)
+        assert run.state() == state and not run.is_finished()
+
+
+@pytest.mark.parametrize("latest", [None, "step_00000050\n", "step_00000002\n"])
+def test_a_kill_between_marker_and_latest_leaves_a_run_that_can_be_compared(
+    tmp_path: Path, latest: str | None
+) -> None:
+    """The markers decide; `latest` is then missing, or names a checkpoint that is incomplete or removed."""
+    path = write_run(tmp_path, "vanilla", checkpoint_bytes=12_345)
+    RunDirectory(path).latest.unlink()
+    if latest is not None:
+        RunDirectory(path).latest.write_text(latest)
+    assert newest_checkpoint_bytes(path) == 12_345
+    assert compare_runs([path], "vanilla").variants[0].cost.states.checkpoint_bytes == 12_345
+
+
+NAMES = {"config.yaml", "environment.json", "data.json", "audit.json", "metrics.jsonl", "summary.json"}
+NAMES |= {"checkpoints", "latest", MARKER, "step_", FINISHED}
+ALLOWED = {
+    "sweep/plan.py": {FINISHED},  # words of its own: what a directory holds before a sweep, …
+    "sweep/running.py": {FINISHED},  # … and how the sweep's own attempt ended
+    "sweep/verb.py": {FINISHED},
+}
+
+
+def texts(path: Path) -> set[str]:
+    """Every string in a file but docstrings; of an f-string, its fixed parts."""
+    tree = ast.parse(path.read_text())
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
+    }
+
+
+def test_names_of_the_run_directory_are_written_once() -> None:
+    files = sorted((ROOT / "pretrain").rglob("*.py"))
+    owner = ROOT / "pretrain/runs/directory.py"
+    for path in files:
+        if path != owner:
+            found = texts(path) & NAMES
+            name = str(path.relative_to(ROOT / "pretrain"))
+            assert found <= ALLOWED.get(name, set()), f"{name} writes {found} again"
+    assert {"config.yaml", "latest", MARKER, FINISHED, "step_"} <= texts(owner)
