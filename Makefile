@@ -35,12 +35,18 @@ $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
 demo-clean:
 	rm -rf $(DEMO)
 
-# --- results: 60 runs (about an hour on two cores; those that are finished are not run again), then the reports --------
+# --- results: 60 runs (about an hour on two cores; those that are finished are not run again), then the four reports --
 JOBS ?= 2
+RESULTS ?= docs/results
+RESULT_RUNS := $(DEMO)/sweeps/variants
+EVALUATED := vanilla orthogonal gaussian low_rank_8
 results: $(DEMO)/shards/manifest.json
 	$(RUN) -m pretrain sweep demo_variants --jobs $(JOBS)
 	for position in rope learned; do \
-	  $(RUN) -m pretrain compare $(DEMO)/sweeps/variants/*-$$position-seed_* --baseline vanilla --out docs/results/$$position || exit; \
+	  $(RUN) -m pretrain compare $(RESULT_RUNS)/*-$$position-seed_* --baseline vanilla --out $(RESULTS)/$$position || exit; \
+	done
+	for experiment in diversity length; do \
+	  $(RUN) -m pretrain evaluate $$experiment $(foreach variant,$(EVALUATED),$(RESULT_RUNS)/$(variant)-rope-seed_*) --out $(RESULTS)/$$experiment || exit; \
 	done
 
 # --- checks -----------------------------------------------------------------------------------------------------------
