@@ -59,7 +59,9 @@ class Metric:
 
     def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """{name: value} of a family's members in a record of metrics.jsonl."""
-        return {tag.removeprefix(self.tag): value for tag, value in record.items() if metric_of(tag) is self}
+        assert self.member, f"{self.tag} is no family"
+        own = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
+        return {tag.removeprefix(self.tag): record[tag] for tag in own}
 
 
 LOSS = Metric(

@@ -61,7 +61,6 @@ def test_a_tag_belongs_to_the_metric_itself_before_any_family() -> None:
     with pytest.raises(KeyError, match="no metric 'time/coffee' is declared"):
         metric_of("time/coffee")
     record = {"step": 1, "perplexity/valid": 9.0, "perplexity/valid/prose": 8.0, "perplexity/valid/x/y": 7.0}
-    del record["step"]
     assert tags.PERPLEXITY_OF_SOURCE.members(record) == {"prose": 8.0, "x/y": 7.0}
     assert "loss/" not in tags_of(*When)
 
