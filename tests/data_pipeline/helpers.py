@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.__main__ import main
 from data_pipeline.manifest import Manifest
 from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
@@ -64,8 +67,23 @@ class Outcome:
         return lines[0]
 
 
-def run(*arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome:
-    """`python -m data_pipeline ARGUMENTS` in a process of its own."""
+def run(*arguments: str | Path) -> Outcome:
+    """`python -m data_pipeline ARGUMENTS`, within this process: what it does not handle fails the test."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    words = [str(REPOSITORY / "data_pipeline/__main__.py"), *map(str, arguments)]
+    before, sys.argv = sys.argv, words
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def run_apart(*arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome:
+    """The same in a process of its own, for settings that a process reads once."""
     command = [sys.executable, "-m", "data_pipeline", *map(str, arguments)]
     variables = os.environ | (environment or {})
     done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True, timeout=120)

@@ -16,7 +16,7 @@ from data_pipeline.catalogue import SOURCES, Wanted
 from data_pipeline.manifest import read_manifest
 from data_pipeline.origin import RemoteFile
 from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
-from tests.data_pipeline.helpers import Outcome, Workshop, contents, run, wait_until
+from tests.data_pipeline.helpers import Outcome, Workshop, contents, run, run_apart, wait_until
 from tests.data_pipeline.hub_server import COMMIT, REPOSITORY, Hub, serve
 
 
@@ -46,13 +46,14 @@ def hub() -> Iterator[Hub]:
 def download(hub: Hub, *arguments: str | Path) -> Outcome:
     environment = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HOME": "/nonexistent"}
     command = ("download", "slimpajama", "--hub-id", REPOSITORY, *arguments)
-    return run(*command, environment=environment)
+    return run_apart(*command, environment=environment)
 
 
 def data_of(directory: Path) -> dict[str, bytes]:
     return {n: c for n, c in contents(directory).items() if n.endswith(".zst")}
 
 
+@pytest.mark.distributed
 def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = download(hub, "--out", out)
@@ -77,6 +78,7 @@ def test_the_files_the_commit_and_again(hub: Hub, tmp_path: Path) -> None:
     assert len(json.loads((out / "download.json").read_bytes())["files"]) == 14
 
 
+@pytest.mark.distributed
 def test_a_file_that_is_not_what_the_hub_lists_is_not_kept(hub: Hub, tmp_path: Path) -> None:
     out, broken = tmp_path / "out", "train/chunk10/example_train_0.jsonl.zst"
     hub.broken.add(broken)
@@ -85,6 +87,7 @@ def test_a_file_that_is_not_what_the_hub_lists_is_not_kept(hub: Hub, tmp_path: P
     assert not (out / broken).exists() and not (out / "download.json").exists()
 
 
+@pytest.mark.distributed
 def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hub.hold_after = 6
@@ -103,6 +106,7 @@ def test_killed_and_continued(hub: Hub, tmp_path: Path) -> None:
     assert data_of(out) == {n: c for n, c in hub.files.items() if n.startswith("train/")}
 
 
+@pytest.mark.distributed
 def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path: Path) -> None:
     name = "train/chunk2/large.jsonl.zst"
     hub.files[name] = os.urandom(25 << 20)
@@ -113,6 +117,7 @@ def test_a_connection_that_breaks_in_a_file_is_taken_up_there(hub: Hub, tmp_path
     assert first == f"{name}@0" and int(second.rpartition("@")[2]) >= 10 << 20
 
 
+@pytest.mark.distributed
 def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert download(hub, "--out", out, "--chunks", "1").code == 0
@@ -121,6 +126,7 @@ def test_a_moved_branch_does_not_mix_commits(hub: Hub, tmp_path: Path) -> None:
     assert f"no revision {COMMIT}" in download(hub, "--out", out).sentence()
 
 
+@pytest.mark.distributed
 def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for arguments, expected in (
@@ -135,12 +141,13 @@ def test_the_users_mistakes_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
     assert "source 'pile' is unknown" in run("download", "pile", "--out", out).sentence()
 
 
+@pytest.mark.distributed
 def test_no_network_is_one_sentence(tmp_path: Path) -> None:
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    sentence = run("download", "tinystories", "--out", tmp_path / "out", environment=nowhere).sentence()
+    sentence = run_apart("download", "tinystories", "--out", tmp_path / "out", environment=nowhere).sentence()
     assert "cannot download roneneldan/TinyStories" in sentence and "--mirror" in sentence
     offline = {"HF_HUB_OFFLINE": "1"}
-    sentence = run("download", "tinystories", "--out", tmp_path / "out", environment=offline).sentence()
+    sentence = run_apart("download", "tinystories", "--out", tmp_path / "out", environment=offline).sentence()
     assert "cannot download roneneldan/TinyStories" in sentence
 
 
@@ -171,6 +178,7 @@ def test_a_fraction_takes_the_same_files_of_every_chunk(tmp_path: Path) -> None:
     assert len(chosen(0.001, files)) == 10
 
 
+@pytest.mark.distributed
 def test_a_mirror_directory_works_the_same_way_and_the_commit_reaches_the_shards(
     hub: Hub, workshop: Workshop, tmp_path: Path
 ) -> None:

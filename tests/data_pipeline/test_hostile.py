@@ -49,6 +49,7 @@ def expected_rejects() -> list[tuple[str, int, str]]:
     return in_a + [("b.jsonl.zst", 2 * number + 2, reason) for number, (_, reason) in enumerate(HOSTILE[10:])]
 
 
+@pytest.mark.distributed
 def test_counted_by_reason_named_by_line_and_the_rest_intact(
     workshop: Workshop, hostile: Path, tmp_path: Path
 ) -> None:
@@ -83,7 +84,10 @@ def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
     assert texts_of(manifest)["train", "default"] == GOOD[:10]
 
 
-@pytest.mark.parametrize(("workers", "range_bytes"), [(1, 1 << 20), (2, 1 << 20), (1, 70)])
+@pytest.mark.parametrize(
+    ("workers", "range_bytes"),
+    [(1, 1 << 20), pytest.param(2, 1 << 20, marks=pytest.mark.distributed), (1, 70)],
+)
 def test_strict_stops_at_the_line_and_keeps_finished_shards(
     workshop: Workshop, hostile: Path, tmp_path: Path, workers: int, range_bytes: int
 ) -> None:

@@ -16,6 +16,8 @@ import zstandard
 
 from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, run, wait_until
 
+pytestmark = pytest.mark.distributed
+
 FILES = 6
 
 

@@ -10,6 +10,8 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.pool import Progress, run_tasks
 
+pytestmark = pytest.mark.distributed
+
 
 def work(task: str, report: Callable[[Progress], None]) -> str:
     """What a worker does with a task of this name."""

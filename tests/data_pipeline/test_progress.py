@@ -48,6 +48,7 @@ def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.Captu
     assert sum(p.input_bytes for p in seen) == 0
 
 
+@pytest.mark.distributed
 def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "x"]

@@ -18,6 +18,7 @@ from tests.data_pipeline.helpers import Workshop, all_documents, contents, quiet
 from tests.data_pipeline.test_tokenize import texts_of
 
 
+@pytest.mark.distributed
 def test_tasks_and_merging_give_the_bytes_of_one_machine(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
@@ -67,6 +68,7 @@ def test_the_task_comes_from_the_options_or_a_slurm_array() -> None:
 
 
 # Documents are whole, so a small limit on many inputs leaves some room empty.
+@pytest.mark.distributed
 @pytest.mark.parametrize(("max_tokens", "full"), [(20_000, 0.8), (200_000, 0.95)])
 def test_max_tokens_take_from_every_input_and_source(
     workshop: Workshop, tmp_path: Path, max_tokens: int, full: float
@@ -135,6 +137,7 @@ def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, t
     assert {shard.split for shard in whole.shards} == {"test"}
 
 
+@pytest.mark.distributed
 def test_a_large_file_in_parts_has_the_documents_of_the_whole(workshop: Workshop, tmp_path: Path) -> None:
     lines = [json.dumps({"text": document.text}) + "\n" for document in all_documents(workshop.corpus)]
     (tmp_path / "in.jsonl").write_text("".join(lines))

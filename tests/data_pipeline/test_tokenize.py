@@ -64,6 +64,7 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     assert stated["end_of_document"].startswith("every document ends with id 2;")
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("workers", [2, 16])
 def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path, workers: int) -> None:
     workshop.tokenize(tmp_path / "out", workers=workers)

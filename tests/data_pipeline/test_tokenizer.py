@@ -183,6 +183,7 @@ def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path
     assert "is not the model that" in run("tokenize", workshop.corpus, *arguments).sentence()
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("before", "ending"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["usual", "ignored"]
 )
