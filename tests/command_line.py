@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,9 @@ def files_under(directory: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def started(overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None):
+def started(
+    overrides: Sequence[str], ranks: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[psutil.Popen]:
     """The same, in the background; whatever of it is left is killed at the end."""
     command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides, "--local-ranks", str(ranks)]
     with log.open("w") as output:

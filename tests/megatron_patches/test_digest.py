@@ -38,6 +38,7 @@ def test_every_option_changes_the_bank() -> None:
     assert len({digest(change).splitlines()[0] for change in changes}) == len(changes)
 
 
+@pytest.mark.distributed
 def test_as_a_module_it_prints_the_same_text() -> None:
     command = [sys.executable, "-m", "megatron_patches", "digest", *MODEL.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -97,6 +97,7 @@ def test_nearly_dependent_rows_are_orthonormalised_or_refused(generator: np.rand
     assert orthonormalize_rows(np.zeros((1, 5))) is None
 
 
+@pytest.mark.distributed
 def test_the_bits_do_not_depend_on_blas_kernel_vector_width_or_threads() -> None:
     """OPENBLAS_CORETYPE makes OpenBLAS take the kernels of another CPU model (no-op for another BLAS).
 

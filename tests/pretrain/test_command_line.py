@@ -9,6 +9,8 @@ import pytest
 from tests.command_line import assert_refused, cli, train
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.distributed
+
 REFUSED = {
     "config typo": (
         {"model__hiden_size": 32},

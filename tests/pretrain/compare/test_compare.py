@@ -276,6 +276,7 @@ def test_lines_differ_in_print_too() -> None:
     assert [style_of(i, COLOURS) == COLOURS[0] for i in range(20)] == [True] + [False] * 19
 
 
+@pytest.mark.distributed
 def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     """Reading runs back needs no torch, which takes seconds to import."""
     code = (

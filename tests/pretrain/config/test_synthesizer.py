@@ -13,6 +13,8 @@ from megatron_patches.recipes import score_recipe
 from megatron_patches.score_recipe import ScoreRecipe
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.counting import (
+    AttentionCount,
+    ModelShape,
     count_attention,
     count_parameters,
     executed_flops_per_token,
@@ -109,7 +111,7 @@ def test_flops_have_neither_projections_to_queries_and_keys_nor_their_products()
         assert model - executed_flops_per_token(shape, frozen) == layers * 2 * 0.5 * length * d
 
 
-def flops_of(config: Config):
+def flops_of(config: Config) -> tuple[ModelShape, AttentionCount]:
     shape = config.shape()
     return shape, count_attention(shape, config.policy())
 

@@ -8,37 +8,23 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
-from pretrain.config.load import load_config
-from pretrain.doctor.checks import Unfit, bank_facts, disk_facts, gpu_facts
-from pretrain.doctor.collectives import WrongSum, all_reduce_speed
-from pretrain.doctor.meeting import bounded, expand_hosts, missing_nodes
 from pretrain.doctor.verdict import (
     BAD_NODES,
-    FINE,
     SITE,
-    Gathered,
-    bad_nodes,
-    exit_code,
-    find_problems,
-    find_warnings,
-    name_ranks,
 )
-from pretrain.runs.finished import newest_checkpoint_bytes
-from tests.command_line import train
 from tests.conftest import data_pipeline
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.distributed
 
 
 class Ranks:
@@ -177,178 +163,3 @@ def test_what_no_other_node_would_mend_is_the_users(ranks: Ranks, tmp_path: Path
     assert "bank: all 16 heads" in said  # what can be checked is checked
     assert f"error: data directory {tmp_path}/nowhere does not exist" in said
     assert (ranks.report()["exit_code"], ranks.report()["bad_nodes"]) == (SITE, [])
-
-
-def test_room_for_the_checkpoints(tmp_path: Path, tiny_shards: Path) -> None:
-    small = load_config("demo", tiny_overrides(tiny_shards, tmp_path / "runs", "room"))
-    assert disk_facts(small)["bytes_per_second"] > 0
-    sizes = {"model__num_layers": 4000, "model__hidden_size": 16384, "attention__variant": "vanilla"}
-    large = load_config("demo", tiny_overrides(tiny_shards, tmp_path / "runs", "room", **sizes))
-    with pytest.raises(Unfit, match=r"free, and this run's checkpoints need 61\d\.\d TB \(20\d\.\d TB each"):
-        disk_facts(large)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a tmpfs")
-def test_a_full_disk(tmp_path: Path, tiny_shards: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)], capture_output=True)
-    if mount.returncode:
-        pytest.skip(f"mount: {mount.stderr.decode().strip()}")
-    try:
-        config = load_config("demo", tiny_overrides(tiny_shards, disk, "full"))
-        disk_facts(config)
-        (disk / "other").write_bytes(bytes(3 << 20))
-        with pytest.raises(Unfit, match="free, and this run's checkpoints need"):
-            disk_facts(config)
-        assert [path.name for path in disk.iterdir()] == ["other"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_size_of_a_checkpoint(tmp_path: Path, tiny_shards: Path) -> None:
-    sizes = {"model__hidden_size": 128, "schedule__steps": 1, "schedule__warmup_steps": 0}
-    overrides = tiny_overrides(tiny_shards, tmp_path, "size", **sizes, precision__dtype="bf16")
-    assert train(overrides, 1).returncode == 0
-    config = load_config("demo", overrides)
-    shape = config.shape()
-    count = count_parameters(shape, count_attention(shape, config.policy()))
-    assert newest_checkpoint_bytes(config.run_path) == pytest.approx(
-        checkpoint_bytes(count, "bf16"), rel=0.03
-    )
-
-
-def test_the_bank_check_keeps_its_time_and_its_order(tiny_shards: Path, tmp_path: Path) -> None:
-    config = load_config("demo", tiny_overrides(tiny_shards, tmp_path, "bank"))
-    everything = bank_facts(config, 100)
-    assert len(everything["digests"]) == everything["heads"] == 2 * 2 * 4
-    assert [place for place, _ in everything["digests"]][:4] == [
-        "layer 0 query head 0",
-        "layer 0 key head 0",
-        "layer 1 query head 0",
-        "layer 1 key head 0",
-    ]
-    assert bank_facts(config, 0) == {"digests": everything["digests"][:1], "heads": 16}
-    half = tiny_overrides(
-        tiny_shards, tmp_path, "half", attention__variant="hybrid", attention__frozen_heads='{"0": 0.5}'
-    )
-    assert [place for place, _ in bank_facts(load_config("demo", half), 9)["digests"]] == [
-        *("layer 0 query head 1", "layer 0 key head 1", "layer 0 query head 3", "layer 0 key head 3")
-    ]
-    by_layer = load_config("demo", [*tiny_overrides(tiny_shards, tmp_path, "bank"), "attention.scope=layer"])
-    assert len(bank_facts(by_layer, 0)["digests"]) == 4  # a layer's heads are made at once
-
-
-def test_a_wrong_sum_is_seen() -> None:
-    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=20))
-    assert all_reduce_speed(group, 0, 1, torch.device("cpu")) is None
-    with pytest.raises(WrongSum, match="of 1,048,576 sums are wrong"):
-        all_reduce_speed(group, 3, 1, torch.device("cpu"))  # this rank puts in what is rank 3's
-
-
-def test_what_hangs_is_left_behind() -> None:
-    with pytest.raises(TimeoutError, match="the check of data did not end within 0 s"):
-        bounded(lambda: time.sleep(60), 0.1, "the check of data")
-    with pytest.raises(ZeroDivisionError):
-        bounded(lambda: 1 / 0, 60, "division")
-
-
-def test_fewer_gpus_than_expected() -> None:
-    with pytest.raises(Unfit, match=f"torch sees {torch.cuda.device_count()} GPUs of 99"):
-        gpu_facts(0, 99)
-
-
-def test_nodes_of_missing_ranks() -> None:
-    assert expand_hosts("n[1-3,07],gpu-a,r[1-2]c[8-9]") == [
-        *("n1", "n2", "n3", "n07", "gpu-a"),
-        *("r1c8", "r1c9", "r2c8", "r2c9"),
-    ]
-    slurm = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
-    assert missing_nodes([3, 4], {0: "n1", 1: "n1", 2: "n2"}, 5, slurm) == {3: "n2", 4: "n3"}
-    assert missing_nodes([3], {0: "n1", 1: "n2", 2: "n3", 4: "n2"}, 5, slurm) == {3: None}  # cyclic
-    assert missing_nodes([3, 4], {0: "a", 2: "b"}, 6, {"LOCAL_WORLD_SIZE": "2"}) == {3: "b", 4: None}
-    assert name_ranks([3]) == "rank 3" and name_ranks([8, 9, 10]) == "ranks 8-10"
-    assert name_ranks([1, 5]) == "ranks 1, 5"
-
-
-def gathered(nodes: int, per_node: int = 2, **changes: Any) -> Gathered:
-    """Ranks that all found the same and nothing wrong."""
-    world = range(nodes * per_node)
-    versions = {"torch": "2.13.0+cu126", "driver": "550.54"}
-    gpus = {"names": ["NVIDIA A100-SXM4-80GB 79 GiB"] * per_node, "free": 84e9}
-    facts = {r: {"failures": {}, "versions": dict(versions), "gpus": dict(gpus)} for r in world}
-    collectives = {
-        r: {"failures": {}, "links": {}, "link_failures": {}, "node": 200.0, "world": 80.0} for r in world
-    }
-    content: dict[str, Any] = {
-        "world_size": len(world),
-        "nodes": {r: f"n{r // per_node + 1}" for r in world},
-        "facts": facts,
-        "collectives": collectives,
-        "ran_collectives": True,
-        **changes,
-    }
-    return Gathered(**content)
-
-
-def judged(state: Gathered) -> tuple[int, list[str], list[str]]:
-    problems = find_problems(state)
-    return exit_code(problems), bad_nodes(problems), [problem.sentence for problem in problems]
-
-
-def test_the_majority_is_right_and_the_head_node_where_there_is_none() -> None:
-    assert judged(gathered(3)) == (FINE, [], [])
-    for nodes, wrong, expected in ((3, 0, "n1"), (3, 2, "n2"), (2, 0, "n2")):
-        state = gathered(nodes)
-        for rank in (wrong, wrong + 1):
-            state.facts[rank]["versions"]["driver"] = "535.104"
-        code, bad, (sentence,) = judged(state)
-        assert (code, bad) == (BAD_NODES, [expected])
-        here, elsewhere = ("550.54", "535.104") if nodes == 2 else ("535.104", "550.54")
-        assert sentence == f"bad node {expected}: driver is {here}, elsewhere {elsewhere}"
-
-
-def test_a_failure_of_some_nodes_is_theirs_and_of_all_the_sites() -> None:
-    state = gathered(2)
-    state.facts[3]["failures"]["gpus"] = "local rank 1 has no GPU: 1 visible"
-    assert judged(state) == (BAD_NODES, ["n2"], ["bad node n2: rank 3: local rank 1 has no GPU: 1 visible"])
-    for rank in range(4):
-        state.facts[rank]["failures"]["gpus"] = "torch sees 0 GPUs of 8"
-    assert judged(state) == (SITE, [], ["torch sees 0 GPUs of 8"])
-    absent = gathered(2, missing={4: "n3"})  # a third node that never came is no reason to blame the others
-    for rank in range(4):
-        absent.facts[rank]["failures"]["data"] = "data directory data/x does not exist"
-    assert judged(absent)[:2] == (SITE, ["n3"])
-    alone = gathered(1)
-    for rank in range(2):
-        alone.facts[rank]["failures"]["gpus"] = "torch sees 7 GPUs of 8"
-    assert judged(alone)[:2] == (BAD_NODES, ["n1"])
-
-
-def test_failing_collectives_name_the_node_that_can_be_named() -> None:
-    state = gathered(3)
-    state.collectives[4]["failures"]["node"] = "all-reduce within the node failed: 12 of 99 sums are wrong"
-    assert judged(state)[:2] == (BAD_NODES, ["n3"])
-    state = gathered(3)
-    state.collectives[0]["link_failures"]["n2"] = "all-reduce between nodes n1 and n2 did not end within 65 s"
-    assert judged(state)[:2] == (BAD_NODES, ["n2"])
-    state.collectives[0]["link_failures"]["n3"] = "all-reduce between nodes n1 and n3 did not end within 65 s"
-    assert judged(state)[:2] == (BAD_NODES, ["n1"])  # it reaches nobody: it is the one
-    state = gathered(3)
-    for rank in range(6):
-        state.collectives[rank]["failures"]["world"] = "all-reduce over all ranks did not end within 65 s"
-    code, bad, (sentence,) = judged(state)
-    assert (code, bad) == (SITE, []) and "NCCL_SOCKET_IFNAME" in sentence
-
-
-def test_clocks_and_slow_nodes() -> None:
-    clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (0.2, 0.001)}
-    _, bad, (sentence,) = judged(gathered(3, clocks=clocks))
-    assert bad == ["n2"] and "its clock is 7.3 s ahead of the others" in sentence
-    clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (7.6, 0.001)}
-    assert judged(gathered(3, clocks=clocks))[1] == ["n1"]
-    state = gathered(3)
-    state.collectives[2]["node"] = 24.0
-    assert find_warnings(state) == [
-        "slow node n2: all-reduce within the node at 24.0 GB/s, the median is 200.0"
-    ]

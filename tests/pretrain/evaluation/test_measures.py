@@ -11,7 +11,7 @@ import torch
 from pretrain.errors import UserError
 from pretrain.evaluation.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
 from pretrain.evaluation.approximation_report import approximation_report
-from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, weight_diversity
+from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, WeightDiversity, weight_diversity
 from pretrain.evaluation.diversity_report import Limits, diversity_report
 from pretrain.evaluation.groups import group_names
 from pretrain.evaluation.length import LengthLoss, RunLengths, cut
@@ -28,7 +28,7 @@ from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
 
 
-def test_principal_angles_of_known_planes():
+def test_principal_angles_of_known_planes() -> None:
     """span(e1, e2) against span(cos a e1 + sin a e3, e2): 0 and a; against span(e3, e4): 90 and 90."""
     a = math.radians(30)
     planes = torch.tensor(
@@ -47,7 +47,7 @@ def test_principal_angles_of_known_planes():
         assert angles[1, 2].tolist() == pytest.approx([60, 90])
 
 
-def test_cosines_of_weights_and_rows():
+def test_cosines_of_weights_and_rows() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 2.0], [2.0, 0.0]], [[-3.0, 0.0], [0.0, 3.0]]])
     assert torch.allclose(flat_cosines(weights), torch.eye(3))
     assert row_cosines(weights)[0, 1].tolist() == [[0, 1], [1, 0]]
@@ -57,7 +57,7 @@ def test_cosines_of_weights_and_rows():
     assert weight_diversity(weights[:1].double()) is None
 
 
-def test_divergence_and_entropy_of_known_distributions():
+def test_divergence_and_entropy_of_known_distributions() -> None:
     p, q = [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]
     found = pairwise_divergence(torch.tensor([[p], [q]], dtype=torch.float64))
     assert found.shape == (1, 2, 2)
@@ -70,7 +70,7 @@ def test_divergence_and_entropy_of_known_distributions():
     assert entropy(torch.eye(3)).tolist() == [0, 0, 0]
 
 
-def test_blocks_of_every_length_predict_the_same_ids_once():
+def test_blocks_of_every_length_predict_the_same_ids_once() -> None:
     spans = np.arange(2 * 13).reshape(2, 13)  # T = 4
     for length in (2, 4, 6):
         blocks = cut(spans, length)
@@ -79,7 +79,9 @@ def test_blocks_of_every_length_predict_the_same_ids_once():
         assert (blocks[:, :-1] == blocks[:, 1:] - 1).all()
 
 
-def run_lengths(group, losses, reasons=None):
+def run_lengths(
+    group: str, losses: dict[float, float], reasons: dict[float, str] | None = None
+) -> RunLengths:
     """Of trained length 2: the same loss at every place of the span of 6."""
     entries = {
         factor: LengthLoss(round(2 * factor), np.full(6, loss), np.ones(6)) for factor, loss in losses.items()
@@ -87,7 +89,7 @@ def run_lengths(group, losses, reasons=None):
     return RunLengths(group, group, 1, 2, entries, reasons or {})
 
 
-def test_length_verdicts():
+def test_length_verdicts() -> None:
     stable = run_lengths("stable", {0.5: math.log(1.1), 1.0: math.log(1.05), 1.5: math.log(1.0)})
     grows = run_lengths("grows", {0.5: 1.0, 1.0: 1.0, 1.5: 1.2})
     bound = run_lengths("bound", {0.5: 1.0, 1.0: 1.0}, {1.5: "no such position"})
@@ -104,11 +106,11 @@ def test_length_verdicts():
     assert any("no such position" in note for note in report.notes)
 
 
-def test_diversity_verdicts():
+def test_diversity_verdicts() -> None:
     weights = weight_diversity(torch.eye(4, dtype=torch.float64).view(2, 2, 4))
     alike = weight_diversity(torch.ones(2, 1, 4, dtype=torch.float64))
 
-    def run(group, seed, role, divergence):
+    def run(group: str, seed: int, role: WeightDiversity | None, divergence: float | None) -> RunDiversity:
         layers = [LayerDiversity(role, role, divergence, 1.0, 0.5)]
         return RunDiversity(f"{group}-{seed}", group, seed, layers, layers)
 
@@ -130,7 +132,7 @@ def test_diversity_verdicts():
     assert "not applicable" in next(v.numbers for v in report.verdicts if v.group == "scores only")
 
 
-def test_kernel_regression_is_the_kernel_mean_of_the_past():
+def test_kernel_regression_is_the_kernel_mean_of_the_past() -> None:
     features, targets = kernel_regression(3, sequences=2)
     row = features[1].double().numpy()
     for t in (0, 1, 31):
@@ -142,7 +144,7 @@ def test_kernel_regression_is_the_kernel_mean_of_the_past():
     assert not torch.equal(features, kernel_regression(4, sequences=2)[0])
 
 
-def test_approximation_verdicts():
+def test_approximation_verdicts() -> None:
     experiment = Experiment(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
     found = {("a", 8): (0.5, 0.5), ("a", 16): (0.10, 0.10), ("b", 8): (0.5, 0.5), ("b", 16): (0.109, 0.12)}
     trials = [
@@ -155,7 +157,7 @@ def test_approximation_verdicts():
     assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
 
 
-def test_numbers_are_shown_with_their_spread():
+def test_numbers_are_shown_with_their_spread() -> None:
     assert seeds_text([1.0, 3.0], 1) == "2.0 ± 1.4"
     assert seeds_text([1.0], 2) == "1.00"
     assert seeds_text([-0.001], 1) == "0.0"
@@ -171,26 +173,28 @@ def test_numbers_are_shown_with_their_spread():
         ("vanilla", 10, "hidden_size=10 is not divisible"),
     ],
 )
-def test_what_cannot_be_regressed_is_refused(variant, width, reason):
+def test_what_cannot_be_regressed_is_refused(variant: str, width: int, reason: str) -> None:
     experiment = Experiment((variant,), (width,), (2,), seeds=1, steps=10, learning_rate=1e-3)
     with pytest.raises(UserError, match=reason):
         experiment.config(variant, width, depth=2, seed=1)
 
 
 @pytest.mark.parametrize("text", ["", "16,8", "8,8", "0,4", "a"])
-def test_sizes_must_ascend(text):
+def test_sizes_must_ascend(text: str) -> None:
     with pytest.raises(UserError, match="--widths is"):
         _ascending("--widths", text)
 
 
-def finished(path, variant, seed=1, adapters=None, **model):
+def finished(
+    path: str, variant: str, seed: int = 1, adapters: list[str] | None = None, **model: str
+) -> FinishedRun:
     """As much of a finished run as its group depends on."""
     config = {"attention": {"variant": variant, "adapters": adapters}, "model": {"num_layers": 2, **model}}
     blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
     return FinishedRun(**{**blank, "path": Path(path), "variant": variant, "seed": seed, "config": config})
 
 
-def test_groups_are_seeds_of_one_another():
+def test_groups_are_seeds_of_one_another() -> None:
     runs = [
         finished("a", "vanilla"),
         finished("b", "orthogonal", position_embedding="rope"),

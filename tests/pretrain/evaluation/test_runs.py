@@ -1,6 +1,10 @@
 """evaluate on real runs: any layout loads with the loss the run logged; reports; refusals."""
 
+from __future__ import annotations
+
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,14 +12,16 @@ from tests.command_line import assert_refused, cli
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+pytestmark = pytest.mark.distributed
+
 QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2}
 PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
-ONE_RANK = {
+ONE_RANK: dict[str, dict[str, Any]] = {
     "orthogonal": {},
     "learned": {"model__position_embedding": "learned", "run__seed": 5},
     "scores": {"attention__variant": "synthesizer_random"},
 }
-FOUR_RANKS = {
+FOUR_RANKS: dict[str, dict[str, Any]] = {
     "tensor-parallel": {**PARALLEL, "attention__variant": "vanilla", "model__num_query_groups": 2},
     # On each rank a head trains and one is frozen in layer 0; in layer 1 one trains, on rank 0.
     "hybrid": {
@@ -34,13 +40,13 @@ MODELS = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("evaluated")
 
 
 @pytest.fixture(scope="module")
-def answers(tiny_shards, runs):
-    def all_of(changes):
+def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
+    def all_of(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
         return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
 
     payload = {"runs": all_of(FOUR_RANKS)}
@@ -54,7 +60,7 @@ def answers(tiny_shards, runs):
     return run_ranks(1, "tests.distributed.evaluation_worker:evaluate_all", payload)
 
 
-def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers):
+def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers: dict[str, Any]) -> None:
     assert answers["states"] == ["finished"] * 3
     assert set(answers["losses"]) == {*ONE_RANK, *FOUR_RANKS}
     for loaded, logged in answers["losses"].values():
@@ -62,21 +68,21 @@ def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers)
         assert logged < 5.8  # an untrained model has ln 512 = 6.24
 
 
-def test_what_does_not_fit_the_run_is_refused(answers):
+def test_what_does_not_fit_the_run_is_refused(answers: dict[str, Any]) -> None:
     refusals = answers["refusals"]
     assert "frozen digest mismatch at layer=1 role=key" in refusals["bank"]
     assert "the weights are not those of that step" in refusals["weights"]
     assert "in shape (128, 32) but config.yaml describes (64, 32)" in refusals["shape"]
 
 
-def test_effective_weights_and_attention_are_those_the_model_uses(answers):
+def test_effective_weights_and_attention_are_those_the_model_uses(answers: dict[str, Any]) -> None:
     for differences in answers["heads"]:
         assert differences["linear"] < 1e-5
         assert differences["causal"] < 1e-6
         assert differences["documents"] < 1e-6
 
 
-def test_approximation_repeats_exactly_and_learns(answers):
+def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> None:
     first, again = answers["trials"]
     assert first == again
     assert [(t["variant"], t["width"]) for t in first] == [
@@ -89,7 +95,7 @@ def test_approximation_repeats_exactly_and_learns(answers):
     assert len({trial["error"] for trial in first}) == 4
 
 
-def test_diversity_report(answers, runs, tmp_path):
+def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
     done = cli(["evaluate", "diversity", *paths, "--samples", "2", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
@@ -108,7 +114,7 @@ def test_diversity_report(answers, runs, tmp_path):
     assert (tmp_path / "diversity.png").stat().st_size > 10_000
 
 
-def test_length_report_says_what_is_not_possible(answers, runs, tmp_path):
+def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ONE_RANK]
     done = cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
@@ -128,5 +134,5 @@ def test_length_report_says_what_is_not_possible(answers, runs, tmp_path):
     assert (tmp_path / "length.png").stat().st_size > 10_000
 
 
-def test_a_refusal_is_one_sentence(answers, runs):
+def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path) -> None:
     assert_refused(cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")

@@ -15,6 +15,8 @@ import pytest
 from pretrain.ranks.launch import launch_local_ranks
 from tests.ranks import ROOT, rank_environment
 
+pytestmark = pytest.mark.distributed
+
 LAUNCH = """
 import sys
 from pretrain.ranks.launch import launch_local_ranks

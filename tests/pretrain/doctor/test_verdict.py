@@ -1,0 +1,99 @@
+"""What the doctor concludes from what the ranks found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pretrain.doctor.verdict import (
+    BAD_NODES,
+    FINE,
+    SITE,
+    Gathered,
+    bad_nodes,
+    exit_code,
+    find_problems,
+    find_warnings,
+)
+
+
+def gathered(nodes: int, per_node: int = 2, **changes: Any) -> Gathered:
+    """Ranks that all found the same and nothing wrong."""
+    world = range(nodes * per_node)
+    versions = {"torch": "2.13.0+cu126", "driver": "550.54"}
+    gpus = {"names": ["NVIDIA A100-SXM4-80GB 79 GiB"] * per_node, "free": 84e9}
+    facts = {r: {"failures": {}, "versions": dict(versions), "gpus": dict(gpus)} for r in world}
+    collectives = {
+        r: {"failures": {}, "links": {}, "link_failures": {}, "node": 200.0, "world": 80.0} for r in world
+    }
+    content: dict[str, Any] = {
+        "world_size": len(world),
+        "nodes": {r: f"n{r // per_node + 1}" for r in world},
+        "facts": facts,
+        "collectives": collectives,
+        "ran_collectives": True,
+        **changes,
+    }
+    return Gathered(**content)
+
+
+def judged(state: Gathered) -> tuple[int, list[str], list[str]]:
+    problems = find_problems(state)
+    return exit_code(problems), bad_nodes(problems), [problem.sentence for problem in problems]
+
+
+def test_the_majority_is_right_and_the_head_node_where_there_is_none() -> None:
+    assert judged(gathered(3)) == (FINE, [], [])
+    for nodes, wrong, expected in ((3, 0, "n1"), (3, 2, "n2"), (2, 0, "n2")):
+        state = gathered(nodes)
+        for rank in (wrong, wrong + 1):
+            state.facts[rank]["versions"]["driver"] = "535.104"
+        code, bad, (sentence,) = judged(state)
+        assert (code, bad) == (BAD_NODES, [expected])
+        here, elsewhere = ("550.54", "535.104") if nodes == 2 else ("535.104", "550.54")
+        assert sentence == f"bad node {expected}: driver is {here}, elsewhere {elsewhere}"
+
+
+def test_a_failure_of_some_nodes_is_theirs_and_of_all_the_sites() -> None:
+    state = gathered(2)
+    state.facts[3]["failures"]["gpus"] = "local rank 1 has no GPU: 1 visible"
+    assert judged(state) == (BAD_NODES, ["n2"], ["bad node n2: rank 3: local rank 1 has no GPU: 1 visible"])
+    for rank in range(4):
+        state.facts[rank]["failures"]["gpus"] = "torch sees 0 GPUs of 8"
+    assert judged(state) == (SITE, [], ["torch sees 0 GPUs of 8"])
+    absent = gathered(2, missing={4: "n3"})  # a third node that never came is no reason to blame the others
+    for rank in range(4):
+        absent.facts[rank]["failures"]["data"] = "data directory data/x does not exist"
+    assert judged(absent)[:2] == (SITE, ["n3"])
+    alone = gathered(1)
+    for rank in range(2):
+        alone.facts[rank]["failures"]["gpus"] = "torch sees 7 GPUs of 8"
+    assert judged(alone)[:2] == (BAD_NODES, ["n1"])
+
+
+def test_failing_collectives_name_the_node_that_can_be_named() -> None:
+    state = gathered(3)
+    state.collectives[4]["failures"]["node"] = "all-reduce within the node failed: 12 of 99 sums are wrong"
+    assert judged(state)[:2] == (BAD_NODES, ["n3"])
+    state = gathered(3)
+    state.collectives[0]["link_failures"]["n2"] = "all-reduce between nodes n1 and n2 did not end within 65 s"
+    assert judged(state)[:2] == (BAD_NODES, ["n2"])
+    state.collectives[0]["link_failures"]["n3"] = "all-reduce between nodes n1 and n3 did not end within 65 s"
+    assert judged(state)[:2] == (BAD_NODES, ["n1"])  # it reaches nobody: it is the one
+    state = gathered(3)
+    for rank in range(6):
+        state.collectives[rank]["failures"]["world"] = "all-reduce over all ranks did not end within 65 s"
+    code, bad, (sentence,) = judged(state)
+    assert (code, bad) == (SITE, []) and "NCCL_SOCKET_IFNAME" in sentence
+
+
+def test_clocks_and_slow_nodes() -> None:
+    clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (0.2, 0.001)}
+    _, bad, (sentence,) = judged(gathered(3, clocks=clocks))
+    assert bad == ["n2"] and "its clock is 7.3 s ahead of the others" in sentence
+    clocks = {"n1": (0.0, 0.0), "n2": (7.5, 0.001), "n3": (7.6, 0.001)}
+    assert judged(gathered(3, clocks=clocks))[1] == ["n1"]
+    state = gathered(3)
+    state.collectives[2]["node"] = 24.0
+    assert find_warnings(state) == [
+        "slow node n2: all-reduce within the node at 24.0 GB/s, the median is 200.0"
+    ]

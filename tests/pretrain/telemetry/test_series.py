@@ -1,0 +1,182 @@
+"""One unbroken series of records, whatever happens to the process that writes it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pretrain.errors import UserError
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import HOST_BYTES
+from pretrain.telemetry.event_file import FILE_PREFIX
+from pretrain.telemetry.telemetry import Telemetry
+from tests.pretrain.telemetry.records import (
+    ALWAYS,
+    WITH_PEAK,
+    deterministic,
+    make_record,
+    open_telemetry,
+    read_scalars,
+    read_strictly,
+)
+from tests.ranks import ROOT
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_resumed_equals_uninterrupted(tmp_path: Path, every: int) -> None:
+    def log(telemetry: Telemetry, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            seconds_checkpoint = 0.2 if step % 8 == 0 else None
+            telemetry.log(make_record(step, validated=step == 10, seconds_checkpoint=seconds_checkpoint))
+            if seconds_checkpoint is not None:
+                telemetry.sync()
+
+    straight = open_telemetry(tmp_path / "straight", every=every)
+    log(straight, 1, 20)
+    straight.close()
+    killed = open_telemetry(tmp_path / "killed", every=every)
+    log(killed, 1, 13)  # never closed, as after kill -9
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 14, "tok')
+    for first_resumed in (9, 17):
+        resumed = open_telemetry(tmp_path / "killed", every=every, resume_step=first_resumed - 1)
+        log(resumed, first_resumed, 20)
+    resumed.close()
+    assert deterministic(read_strictly(tmp_path / "killed")) == deterministic(
+        read_strictly(tmp_path / "straight")
+    )
+    shown, expected = read_scalars(tmp_path / "killed"), read_scalars(tmp_path / "straight")
+    del shown[HOST_BYTES.tag], expected[HOST_BYTES.tag]
+    assert shown == expected
+
+
+def test_an_extra_record_at_a_signal_does_not_change_later_variances(tmp_path: Path) -> None:
+    straight = open_telemetry(tmp_path / "straight", every=4)
+    stopped = open_telemetry(tmp_path / "stopped", every=4)
+    for step in range(1, 21):
+        straight.log(make_record(step))
+    for step in range(1, 11):
+        stopped.log(make_record(step, seconds_checkpoint=0.3 if step == 10 else None))
+    stopped.close()
+    resumed = open_telemetry(tmp_path / "stopped", every=4, resume_step=10)
+    for step in range(11, 21):
+        resumed.log(make_record(step))
+    records = {record["step"]: record for record in deterministic(read_strictly(tmp_path / "stopped"))}
+    assert sorted(records) == [4, 8, 10, 12, 16, 20]
+    for record in deterministic(read_strictly(tmp_path / "straight")):
+        assert records[record["step"]] == record
+
+
+def test_starting_again_from_the_beginning_drops_everything_old(tmp_path: Path) -> None:
+    old = open_telemetry(tmp_path)
+    for step in range(1, 8):
+        old.log(make_record(step, loss=9.0))
+    old.close({"loss/train": 9.0})
+    new = open_telemetry(tmp_path, resume_step=0)
+    new.log(make_record(1, loss=1.0))
+    new.close()
+    assert [record["loss/train"] for record in read_strictly(tmp_path)] == [1.0]
+    assert read_scalars(tmp_path)["loss/train"] == [(1, 1.0)]
+
+
+def test_event_files_of_a_faster_clock_are_still_purged(tmp_path: Path) -> None:
+    old = open_telemetry(tmp_path)
+    for step in range(1, 8):
+        old.log(make_record(step, loss=9.0))
+    old.close()
+    (written,) = (tmp_path / "tensorboard").glob(FILE_PREFIX + "*")
+    written.rename(written.with_name(f"{FILE_PREFIX}{int(time.time()) + 3600:010d}.other-host.99999.0"))
+    resumed = open_telemetry(tmp_path, resume_step=3)
+    for step in range(4, 7):
+        resumed.log(make_record(step, loss=1.0))
+    resumed.close()
+    assert read_scalars(tmp_path)["loss/train"] == [(1, 9), (2, 9), (3, 9), (4, 1), (5, 1), (6, 1)]
+
+
+# Logs steps as a training loop does, a "checkpoint" every 50 steps, from wherever the last one left off.
+KILLED_WRITER = """
+import sys, time
+from pathlib import Path
+from tests.pretrain.telemetry.records import make_record, open_telemetry
+run, total = Path(sys.argv[1]), int(sys.argv[2])
+done = run / "checkpointed"
+resume_step = int(done.read_text()) if done.exists() else 0
+telemetry = open_telemetry(run, total_steps=total, resume_step=resume_step)
+for step in range(resume_step + 1, total + 1):
+    due = step % 50 == 0
+    telemetry.log(make_record(step, seconds_checkpoint=0.1 if due else None))
+    if due:
+        telemetry.sync()
+        partial = done.with_suffix(".partial")
+        partial.write_text(str(step))
+        partial.replace(done)
+    time.sleep(0.001)
+telemetry.close({"loss/train": 1.0})
+"""
+
+
+@pytest.mark.distributed
+def test_kill_nine_then_resume_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:
+    total = 600
+    command = [sys.executable, "-c", KILLED_WRITER, str(tmp_path), str(total)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    metrics = tmp_path / "metrics.jsonl"
+    for steps_before_kill in (30, 330):  # before the first checkpoint, and after some
+        process = subprocess.Popen(command, cwd=ROOT, env=environment)
+        deadline = time.monotonic() + 60
+        while not metrics.exists() or metrics.read_bytes().count(b"\n") < steps_before_kill:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert metrics.read_bytes().count(b"\n") < total
+        newest = max((tmp_path / "tensorboard").glob(FILE_PREFIX + "*"))
+        with newest.open("ab") as file:  # the kill may also fall in the middle of a record
+            file.write(b"\x40\x00\x00\x00\x00\x00\x00\x00half a record")
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=60)
+    expected = list(range(1, total + 1))
+    assert [record["step"] for record in read_strictly(tmp_path)] == expected
+    scalars = read_scalars(tmp_path)
+    for tag in ALWAYS | WITH_PEAK:
+        assert [step for step, _ in scalars[tag]] == expected
+    assert [step for step, _ in scalars["time/checkpoint"]] == list(range(50, total + 1, 50))
+    losses = [value for _, value in scalars["loss/train"]]
+    assert losses == pytest.approx([make_record(step).result.loss for step in expected], rel=1e-6)
+
+
+def test_resume_without_the_old_records_is_said(tmp_path: Path) -> None:
+    output = io.StringIO()
+    telemetry = open_telemetry(tmp_path, resume_step=8, console=Console(file=output))
+    telemetry.log(make_record(9))
+    telemetry.close()
+    assert "metrics.jsonl ends at step 0 but the run resumes at step 8" in output.getvalue()
+    assert [record["step"] for record in read_strictly(tmp_path)] == [9]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"step": 1}\nnot json\n{"step": 3}\n', "line 2 is not a JSON object"),
+        ('{"step": 1}\n{"loss/train": 2}\n', "line 2 is not a JSON object"),
+        ('{"step": 1}\n{"step": 2}\n{"step": 2}\n', "line 3 is step 2 but follows step 2"),
+    ],
+)
+def test_a_damaged_metrics_file_is_named_by_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with pytest.raises(UserError, match=message):
+        list(read_metrics(tmp_path / "metrics.jsonl"))
+    with pytest.raises(UserError, match=message):
+        open_telemetry(tmp_path, resume_step=5)
+    assert (tmp_path / "metrics.jsonl").read_text() == text
