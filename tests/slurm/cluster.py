@@ -9,15 +9,14 @@ namespaces at all. The last node is bad where nodes can differ: its /dev/shm has
 from __future__ import annotations
 
 import os
-import pwd
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,51 +24,16 @@ import psutil
 import pytest
 
 from tests.ranks import ROOT, rank_environment
+from tests.slurm.configuration import ClusterFiles
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "munged")
 NAMESPACES = ("unshare", "--pid", "--fork", "--mount", "--mount-proc", "--uts", "--net", "--kill-child")
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"
-
-CONFIGURATION = """\
-ClusterName=lab
-SlurmctldHost={controller}({controller_address})
-SlurmctldPort={port}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={directory}/run/munge.sock,cred_expire=5
-SlurmctldPidFile={directory}/run/slurmctld.pid
-SlurmdPidFile={directory}/run/slurmd-%n.pid
-SlurmctldLogFile={directory}/log/slurmctld.log
-SlurmdLogFile={directory}/log/slurmd-%n.log
-StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool/%n
-MailProg=/bin/true
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-GresTypes=gpu
-SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,sched_min_interval=0
-SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-ReturnToService=2
-SlurmdTimeout=15
-KillWait=30
-MessageTimeout=20
-TCPTimeout=5
-MinJobAge=3600
-FirstJobId={first_job}
-{nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=300 State=UP
-PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF State=UP
-"""
+OVER = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"),
+    *("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"),
+}
+"""States of jobs that have ended; a job that is requeued is COMPLETING, then PENDING."""
 
 
 def missing_programs() -> list[str]:
@@ -96,9 +60,9 @@ class Job:
 
 
 class Cluster:
-    """One Slurm of `nodes` virtual nodes; a context manager."""
+    """One Slurm of `nodes` virtual nodes; a context manager, for use from several threads."""
 
-    def __init__(self, nodes: int = 6) -> None:
+    def __init__(self, nodes: int = 13) -> None:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.bad_node = self.nodes[-1]
         self.directory = Path(tempfile.mkdtemp(prefix="ora-slurm-"))
@@ -107,12 +71,15 @@ class Cluster:
         self.networks = self.isolated and wanted != "loopback" and _can_have_networks()
         self._supervisor: subprocess.Popen[str] | None = None
         self._first_process = 0
+        self._one_command = threading.Lock()
+        self._free = self.nodes[:-1]
+        self._freed = threading.Condition()
 
     def __enter__(self) -> Cluster:
         try:
-            self._write_files()
+            ClusterFiles(self.directory, tuple(self.nodes), self.bad_node, self.networks).write()
             self._start()
-            wait_until(self._is_idle, "all nodes to be idle", timeout=120)
+            wait_until(self._is_idle, "all nodes to be idle", timeout=120, describe=self.logs)
         except BaseException:
             self.__exit__()
             raise
@@ -146,8 +113,17 @@ class Cluster:
 
     def output_of(self, *command: object) -> str:
         done = self.run(*command)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert done.returncode == 0, (command, done.returncode, done.stdout, done.stderr)
         return done.stdout
+
+    def answer_to(self, *question: object) -> str:
+        """The output of a command that changes nothing, asked again if a busy machine lets it fail."""
+        for _ in range(4):
+            done = self.run(*question)
+            if done.returncode == 0:
+                return done.stdout
+            time.sleep(2)
+        return self.output_of(*question)
 
     def sbatch(self, *arguments: object, environment: Mapping[str, str] | None = None) -> int:
         """Submit; returns the job's number."""
@@ -158,7 +134,7 @@ class Cluster:
     def jobs(self, number: int) -> list[Job]:
         """The job, or the tasks of an array."""
         found = []
-        for line in self.output_of("scontrol", "show", "job", "-o", number).splitlines():
+        for line in self.answer_to("scontrol", "show", "job", "-o", number).splitlines():
             fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
             found.append(
                 Job(
@@ -178,32 +154,46 @@ class Cluster:
 
     def nodes_of(self, number: int) -> list[str]:
         """The nodes of a running job, the head node first."""
-        return self.output_of("scontrol", "show", "hostnames", self.job(number).nodes).split()
+        return self.answer_to("scontrol", "show", "hostnames", self.job(number).nodes).split()
 
     def wait_for_end(
         self, number: int, timeout: float = 400, describe: Callable[[], str] | None = None
     ) -> list[Job]:
         """Until no task of the job is pending, running or completing."""
-        over = {
-            "COMPLETED",
-            "FAILED",
-            "CANCELLED",
-            "TIMEOUT",
-            "NODE_FAIL",
-            "PREEMPTED",
-            "BOOT_FAIL",
-            "DEADLINE",
-        }
         wait_until(
-            lambda: all(job.state in over for job in self.jobs(number)) and not self._in_queue(number),
+            lambda: self.is_over(number),
             f"job {number} to end",
             timeout,
             describe or (lambda: str(self.jobs(number))),
+            every=1.0,
         )
         return self.jobs(number)
 
-    def _in_queue(self, number: int) -> bool:
-        return bool(self.run("squeue", "-h", "-j", number).stdout.strip())
+    def is_over(self, number: int) -> bool:
+        if any(job.state not in OVER for job in self.jobs(number)):
+            return False
+        return not self.answer_to("squeue", "-h", "-j", number).strip()
+
+    # --- whose nodes they are -------------------------------------------------------------------------------
+
+    @contextmanager
+    def reserve(self, count: int, timeout: float = 1200) -> Iterator[tuple[str, ...]]:
+        """`count` good nodes that no other caller is given meanwhile; waits until there are so many."""
+        with self._freed:
+            enough = self._freed.wait_for(lambda: len(self._free) >= count, timeout)
+            assert enough, f"waited {timeout} s for {count} nodes, free are {self._free}"
+            mine = tuple(self._free[:count])
+            del self._free[:count]
+        try:
+            yield mine
+        finally:
+            with self._freed:
+                self._free += mine
+                self._freed.notify_all()
+
+    def nothing_but(self, *nodes: str) -> str:
+        """The option of sbatch and srun that leaves out all other nodes."""
+        return f"--exclude={','.join(node for node in self.nodes if node not in nodes)}"
 
     # --- what happens to a cluster ------------------------------------------------------------------------
 
@@ -233,7 +223,7 @@ class Cluster:
         """Power on; returns when Slurm uses the node again."""
         self._tell(f"start {node}")
         up = ("idle", "allocated", "mixed", "completing")
-        wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs)
+        wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs, every=1.0)
 
     def _state_of(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
@@ -260,9 +250,10 @@ class Cluster:
         self._first_process = children[0].pid if self.isolated else self._supervisor.pid
 
     def _tell(self, command: str) -> None:
-        self._supervisor.stdin.write(command + "\n")
-        self._supervisor.stdin.flush()
-        assert self._supervisor.stdout.readline() == "done\n", command
+        with self._one_command:
+            self._supervisor.stdin.write(command + "\n")
+            self._supervisor.stdin.flush()
+            assert self._supervisor.stdout.readline() == "done\n", command
 
     def _states(self) -> list[str]:
         return self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T").stdout.split()
@@ -278,60 +269,19 @@ class Cluster:
             parts += [f"--- {path.name}", *lines]
         return "\n".join(parts)
 
-    def _write_files(self) -> None:
-        for name in ("run", "log", "state", "spool", "dev"):
-            (self.directory / name).mkdir()
-        self.directory.chmod(0o755)  # munge wants its socket's directory open to everybody
-        key = self.directory / "munge.key"
-        key.write_bytes(os.urandom(1024))
-        key.chmod(0o600)
-        for number in range(8):
-            (self.directory / f"dev/nvidia{number}").symlink_to("/dev/null")
-        gpus = f"NodeName={','.join(self.nodes)} Name=gpu Type=a100 File={self.directory}/dev/nvidia[0-7]\n"
-        (self.directory / "gres.conf").write_text(gpus)
-        (self.directory / "hosts").write_text(self._hosts())
-        (self.directory / "slurm.conf").write_text(self._configuration())
-
-    def _hosts(self) -> str:
-        lines = ["127.0.0.1 localhost"]
-        if self.networks:
-            lines += [f"10.77.0.{number} {node}" for number, node in enumerate(self.nodes, start=1)]
-            lines += [f"10.77.0.254 {socket.gethostname()}"]
-            return "\n".join(lines) + "\n"
-        return f"127.0.0.1 localhost {socket.gethostname()}\n"
-
-    def _configuration(self) -> str:
-        ports = _free_ports(len(self.nodes) + 1)
-        lines = []
-        for number, (node, port) in enumerate(zip(self.nodes, ports[1:], strict=True), start=1):
-            where = f"NodeHostname={node} NodeAddr=10.77.0.{number}"
-            if not self.networks:
-                where = "NodeHostname=localhost NodeAddr=127.0.0.1"
-            weight = 1 if node == self.bad_node else 10  # the bad node is taken first
-            lines.append(
-                f"NodeName={node} {where} Port={port} CPUs=64 RealMemory=8000 Gres=gpu:a100:8 Weight={weight}"
-            )
-        return CONFIGURATION.format(
-            directory=self.directory,
-            controller=socket.gethostname() if self.networks else "localhost",
-            controller_address="10.77.0.254" if self.networks else "127.0.0.1",
-            port=ports[0],
-            user=pwd.getpwuid(os.geteuid()).pw_name,
-            first_job=random.randrange(1000, 60000),  # the ranks' port follows from it: not twice the same
-            nodes="\n".join(lines),
-        )
-
 
 def wait_until(
     condition: Callable[[], bool],
     what: str,
     timeout: float,
     describe: Callable[[], str] = lambda: "",
+    every: float = 0.2,
 ) -> None:
+    """Ask `condition` every so many seconds; fails, saying `what` it waited for, after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{describe()}"
-        time.sleep(0.2)
+        time.sleep(every)
 
 
 def _path() -> str:
@@ -352,13 +302,3 @@ def _can_have_networks() -> bool:
         "&& ip netns add n0"
     )
     return _can(*NAMESPACES, "sh", "-c", attempt)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

@@ -1,4 +1,4 @@
-"""One Slurm and one uninterrupted run for all drills."""
+"""One Slurm for all drills, and the drills themselves, which run side by side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import train
 from tests.slurm.cluster import Cluster, require_slurm
-from tests.slurm.drills import Drills, training_overrides
+from tests.slurm.drills import Drills, References
+from tests.slurm.side_by_side import Started, started
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts processes of its own."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.slurm)
 
 
 @pytest.fixture(scope="session")
@@ -22,15 +30,16 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def drills(cluster: Cluster, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Drills:
-    return Drills(cluster, tiny_shards, tmp_path_factory.mktemp("slurm"))
+    directory = tmp_path_factory.mktemp("slurm")
+    return Drills(cluster, tiny_shards, directory, References(tiny_shards, directory / "runs"))
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(drills: Drills) -> Path:
-    """The run that every drill's run must equal: 4 ranks, without Slurm. Its directory."""
-    done = train(training_overrides(drills.shards, drills.runs, "uninterrupted"), ranks=4)
-    assert done.returncode == 0, done.stderr
-    return drills.runs / "uninterrupted"
+def started_drills(request: pytest.FixtureRequest, drills: Drills) -> Iterator[Started]:
+    """Every drill that this session has selected, started."""
+    functions = [getattr(item, "obj", None) for item in request.session.items]
+    with started([one.drill for one in functions if hasattr(one, "drill")], drills) as futures:
+        yield futures
 
 
 @pytest.fixture(scope="session")

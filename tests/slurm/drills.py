@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps, train
 from tests.ranks import ROOT
 from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.tiny import tiny_overrides
 
 STEPS = 8
-SHAPE = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--time=60")
-"""Two nodes of two ranks; for the rest, GPUs included, the scripts ask as they are shipped."""
+"""So short that a step never is what a drill waits for."""
 
 
-def training_overrides(shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
+def training_overrides(shards: Path, runs: Path, name: str, ranks: int, **changes: object) -> list[str]:
+    """4 ranks: tensor parallel in pairs, data parallel across. 2 ranks: data parallel, half the starts."""
     return tiny_overrides(
         shards,
         runs,
@@ -27,7 +28,7 @@ def training_overrides(shards: Path, runs: Path, name: str, **changes: object) -
         **{
             "attention__variant": "orthogonal",
             "model__dropout": 0.1,
-            "parallel__tensor_model_parallel_size": 2,
+            "parallel__tensor_model_parallel_size": ranks // 2,
             "parallel__timeout_seconds": 600,
             "schedule__steps": STEPS,
             "checkpoint__every": 2,
@@ -44,6 +45,7 @@ class Submitted:
     number: int
     run: Path
     log_path: Path
+    ranks: int
 
     @property
     def log(self) -> str:
@@ -56,19 +58,16 @@ class Submitted:
             parts += [f"--- {path.parent.name}/{path.name}", *path.read_text().splitlines()[-5:]]
         return "\n".join(parts)
 
-    def wait_for_step(self, step: int, timeout: float = 300) -> None:
-        """Until rank 0 is held before the next step."""
-        wait_until(lambda: step in logged_steps(self.run), f"step {step}", timeout, self.describe)
+    def wait_for_step(self, step: int, timeout: float = 500) -> None:
+        """Until rank 0 is held before the next step; fails at once where the job ends instead."""
 
-    def wait_for_state(self, state: str, timeout: float = 300) -> None:
-        wait_until(
-            lambda: self.cluster.job(self.number).state == state,
-            f"the job to be {state}",
-            timeout,
-            self.describe,
-        )
+        def reached() -> bool:
+            assert not self.cluster.is_over(self.number), self.describe()
+            return step in logged_steps(self.run)
 
-    def end(self, timeout: float = 500) -> Job:
+        wait_until(reached, f"step {step}", timeout, self.describe, every=0.5)
+
+    def end(self, timeout: float = 900) -> Job:
         (job,) = self.cluster.wait_for_end(self.number, timeout, self.describe)
         return job
 
@@ -77,14 +76,47 @@ class Submitted:
         return [record for record in map(json.loads, lines) if record["event"] == event]
 
 
-class Drills:
-    """Submits jobs to `cluster`; everything lies below `directory`."""
+class References:
+    """The runs that the drills' runs must equal: the same without Slurm, never interrupted."""
 
-    def __init__(self, cluster: Cluster, shards: Path, directory: Path) -> None:
-        self.cluster = cluster
-        self.shards = shards
-        self.directory = directory
-        self.runs = directory / "runs"
+    def __init__(self, shards: Path, runs: Path) -> None:
+        self._shards = shards
+        self._runs = runs
+        self._one_at_a_time = threading.Lock()
+
+    def uninterrupted(self, ranks: int) -> Path:
+        """The run directory; trained when it is first asked for."""
+        name = f"uninterrupted_{ranks}"
+        with self._one_at_a_time:
+            if not (self._runs / name).exists():
+                done = train(training_overrides(self._shards, self._runs, name, ranks), ranks)
+                assert done.returncode == 0, done.stderr
+        return self._runs / name
+
+
+@dataclass(frozen=True)
+class Drills:
+    """Submits jobs to `cluster`, on `nodes`; everything lies below `directory`."""
+
+    cluster: Cluster
+    shards: Path
+    directory: Path
+    references: References
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> Path:
+        return self.directory / "runs"
+
+    @property
+    def here(self) -> str:
+        """The option that keeps a job on this drill's nodes."""
+        return self.cluster.nothing_but(*self.nodes)
+
+    def new_directory(self, name: str) -> Path:
+        path = self.directory / name
+        path.mkdir()
+        return path
 
     def environment(self, values: Mapping[str, object]) -> dict[str, str]:
         """What a user of this machine would set, and a drill's own."""
@@ -102,36 +134,34 @@ class Drills:
         name: str,
         *options: str,
         settings: Mapping[str, object] | None = None,
-        bad_node: bool = False,
+        ranks: int = 2,
         **changes: object,
     ) -> Submitted:
-        """Submit slurm/pretrain_large.sh for a tiny run, off the bad node unless it is wanted.
+        """Submit slurm/pretrain_large.sh for a tiny run on two nodes.
 
         Args:
-            options: of sbatch.
+            options: of sbatch; for the rest, GPUs included, the script asks as it is shipped.
             settings: variables; no doctor unless ORA_DOCTOR is 1 (it costs as much as a start).
+            ranks: 2 or 4, half of them on each node.
             changes: section__key=value.
         """
-        where = () if bad_node else (f"--exclude={self.cluster.bad_node}",)
         log = self.directory / "logs" / f"{name}-%j.log"
         log.parent.mkdir(exist_ok=True)
         number = self.cluster.sbatch(
-            *SHAPE,
-            *where,
+            *("--nodes=2", f"--ntasks-per-node={ranks // 2}", "--cpus-per-task=1", "--time=60", self.here),
             *options,
             f"--output={log}",
             "slurm/pretrain_large.sh",
-            *training_overrides(self.shards, self.runs, name, **changes),
+            *training_overrides(self.shards, self.runs, name, ranks, **changes),
             environment=self.environment({"ORA_CONFIG": "demo", "ORA_DOCTOR": 0} | dict(settings or {})),
         )
         path = Path(str(log).replace("%j", str(number)))
-        return Submitted(self.cluster, number, self.runs / name, path)
+        return Submitted(self.cluster, number, self.runs / name, path, ranks)
 
-
-def assert_finished_like(job: Submitted, reference: Path) -> None:
-    """The job's run has every step once, and metrics and weights of the uninterrupted one, bit for bit."""
-    assert (job.run / "state").read_text() == "finished\n", job.describe()
-    assert_same_run(job.run, reference)
+    def assert_finished(self, job: Submitted) -> None:
+        """The job's run has every step once, metrics and weights of the uninterrupted one, bit for bit."""
+        assert (job.run / "state").read_text() == "finished\n", job.describe()
+        assert_same_run(job.run, self.references.uninterrupted(job.ranks))
 
 
 def assert_same_run(run: Path, reference: Path) -> None:

@@ -5,25 +5,32 @@ signal asks the run to stop; the other ranks are then in the middle of that step
 rank 1 kills itself there. HOLD_TASK=1: task 1 of a tokenize array, in its first life, waits before it writes.
 """
 
-import importlib.machinery
+from __future__ import annotations
+
 import importlib.util
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 
 class Wrap:
     """Finds `pretrain.training.loop` as usual, and puts `held` around its train_step."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "pretrain.training.loop":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
-        def execute_and_wrap(module):
+        def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
             module.train_step = held(module.train_step)
 
@@ -31,8 +38,8 @@ class Wrap:
         return spec
 
 
-def held(train_step):
-    def step(run, progress, signals):
+def held(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    def step(run: Any, progress: Any, signals: Any) -> Any:
         number, rank = progress.step + 1, os.environ["SLURM_PROCID"]
         if rank == "0" and number == hold_at():
             while not (signals.stop or signals.continue_later):
@@ -44,13 +51,13 @@ def held(train_step):
     return step
 
 
-def hold_at():
+def hold_at() -> int | None:
     steps = [int(word) for word in os.environ.get("HOLD_AT", "").split(",") if word]
     segment = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     return steps[segment] if segment < len(steps) else None
 
 
-def hold_task(event, arguments):
+def hold_task(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and "/units/" in str(arguments[0]):
         while True:
             time.sleep(1)
