@@ -182,7 +182,7 @@ def test_the_loop_names_no_variant() -> None:
     assert "variant" not in (ROOT / "pretrain/training/loop.py").read_text()
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", (*PACKAGES, "tests", "benchmarks"))
 def test_files_are_short(package: str) -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in modules(package)}
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
