@@ -1,0 +1,29 @@
+"""One rank in the test's own process: enough for all that does not depend on how a layer is cut up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_patches.compat import prepare_megatron_core, silence_expected_warnings
+
+
+@pytest.fixture(scope="package")
+def one_rank() -> Iterator[dist.ProcessGroup]:
+    """The tensor-parallel group of a world of one gloo rank on the CPU; gone after the package's tests."""
+    silence_expected_warnings()
+    from megatron.core import parallel_state
+
+    current_device = torch.cuda.current_device
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", timeout=limit, store=dist.HashStore(), world_size=1, rank=0)
+    parallel_state.initialize_model_parallel()
+    prepare_megatron_core(torch.device("cpu"))
+    yield parallel_state.get_tensor_model_parallel_group()
+    torch.cuda.current_device = current_device
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()

@@ -1,0 +1,55 @@
+"""A GPT of two layers with any attention, for tests on the one rank of `conftest.one_rank`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+
+from megatron_patches.initialize import initialize_parameters
+from megatron_patches.install import gpt_block_spec
+from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.policy import policy_for
+from megatron_patches.recipes import bank_recipe, score_recipe
+
+LAYERS, HIDDEN, HEADS, HEAD_DIM, SEQ, VOCAB, SEED, STD = 2, 40, 4, 6, 10, 64, 5, 0.02
+
+
+def build(variant: str, groups: int = HEADS, dtype: torch.dtype = torch.float32, **axes: Any) -> GPTModel:
+    """Initialised as the program initialises it; `axes` are those of `policy_for`."""
+    policy = policy_for(variant, axes)
+    bank = bank_recipe(
+        policy,
+        seed=SEED,
+        hidden_size=HIDDEN,
+        head_dim=HEAD_DIM,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+    )
+    scores = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=SEQ)
+    config = TransformerConfig(
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+        kv_channels=HEAD_DIM,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        add_bias_linear=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        perform_initialization=False,
+        params_dtype=dtype,
+    )
+    model = GPTModel(
+        config=config,
+        transformer_layer_spec=gpt_block_spec(policy, scores or bank, LAYERS, groups),
+        vocab_size=VOCAB,
+        max_sequence_length=SEQ,
+        share_embeddings_and_output_weights=True,
+    )
+    start = bank if policy.trainable and isinstance(bank, BankRecipe) else None
+    initialize_parameters(model, SEED, STD, start)
+    return model
