@@ -5,7 +5,6 @@ initial values, and whole runs that are resumed.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from typing import Any
 
@@ -23,7 +22,6 @@ from megatron_patches.install import gpt_block_spec
 from megatron_patches.policy import policy_for
 from megatron_patches.recipes import score_recipe
 from megatron_patches.shards import digest
-from megatron_patches.streams import normal_rows
 from pretrain.config.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.model.build import token_losses
@@ -37,8 +35,17 @@ from pretrain.ranks.groups import (
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
 from tests.distributed.attention_worker import OperationLog, full_weights, worst_difference
+from tests.distributed.synthesizer_reference import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    LENGTH,
+    SEED,
+    rank_of,
+    reference,
+)
 
-HIDDEN, HEADS, HEAD_DIM, LENGTH, BATCH, RANK, SEED = 40, 4, 6, 12, 3, 5, 7
 VOCABULARY = 64
 
 
@@ -53,7 +60,7 @@ def build(
     dtype: torch.dtype = torch.float64,
 ) -> GPTModel:
     """A one-layer model, initialised by the product."""
-    axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": _rank(variant)}
+    axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
     policy = policy_for(variant, axes)
     recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
     config = TransformerConfig(
@@ -168,7 +175,7 @@ def _case(
     with backward:
         output.backward(full_grad[rows])
 
-    expected = _reference(full, full_grad, variant, groups, mask)
+    expected = reference(full, full_grad, variant, groups, mask)
     core = attention.core_attention
     errors = {
         "output": worst_difference(output, expected["output"][rows]),
@@ -190,42 +197,6 @@ def _case(
         "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
         "logit_sd": float(core.logits(LENGTH).std()),
     }
-
-
-def _reference(
-    x: torch.Tensor, output_grad: torch.Tensor, variant: str, groups: int, mask: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    """The whole layer in plain torch operations on full weights, differentiated by autograd."""
-    length = x.size(0)
-    x = x.clone().requires_grad_()
-    rank = _rank(variant)
-
-    def matrix(name: str, columns: int, std: float) -> torch.Tensor:
-        rows = normal_rows(SEED, f"layer.0.attention.{name}", range(HEADS * LENGTH), columns, std)
-        return rows.double().view(HEADS, LENGTH, columns).requires_grad_()
-
-    if rank is None:
-        learned = {"scores": matrix("scores", LENGTH, 1.0)}
-        logits = learned["scores"]
-    else:
-        learned = {name: matrix(name, rank, rank**-0.25) for name in ("query_factor", "key_factor")}
-        logits = torch.einsum("hik,hjk->hij", learned["query_factor"], learned["key_factor"])
-    value_rows = range(groups * HEAD_DIM)
-    value_weight = normal_rows(SEED, "layer.0.attention.value", value_rows, HIDDEN, 0.02).double()
-    value_weight.requires_grad_()
-    std = 0.02 / math.sqrt(2)
-    proj = normal_rows(SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, std).double()
-
-    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
-    if mask is None:
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1).expand(BATCH, 1, length, length)
-    logits = logits[:, :length, :length].expand(BATCH, HEADS, length, length)
-    probabilities = logits.masked_fill(mask, -math.inf).softmax(dim=-1)
-    mixed = torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
-    output = mixed @ proj.t()
-    output.backward(output_grad)
-    gradients = {name: weight.grad for name, weight in learned.items()}
-    return {"output": output, "input": x.grad, "value": value_weight.grad, **gradients}
 
 
 def _weights(context: ParallelContext, variant: str, trainable: bool) -> dict[str, str]:
@@ -313,7 +284,7 @@ def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str,
         learned_positions=True,
         tied_embeddings=True,
     )
-    policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": _rank(variant)})
+    policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": rank_of(variant)})
     per_token = executed_flops_per_token(shape, count_attention(shape, policy), causal_share=1.0)
     return {"torch": counter.get_total_flops(), "formula": BATCH * LENGTH * per_token}
 
@@ -336,7 +307,3 @@ def _documents(length: int) -> torch.Tensor:
 
 def _own(full: torch.Tensor, context: ParallelContext) -> torch.Tensor:
     return full.chunk(context.world_size)[context.rank]
-
-
-def _rank(variant: str) -> int | None:
-    return RANK if variant.endswith("factorized") else None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
-from tests.distributed.synthesizer_worker import BATCH, HEAD_DIM, HEADS, LENGTH, RANK
+from tests.distributed.synthesizer_reference import BATCH, HEAD_DIM, HEADS, LENGTH, RANK
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
