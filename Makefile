@@ -1,11 +1,10 @@
-# make demo · make test · make test-slurm · make lint · make bench · make results — each sets up .venv first if it is missing.
-# make bench needs nothing from outside; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool.
+# `make help` lists the targets. Each sets up .venv first if it is missing; `make` alone does only that.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-slurm lint bench clean
+.PHONY: demo demo-clean results test test-slurm lint format bench clean help
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
@@ -13,9 +12,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
 # --- demo: real text to two trained models, offline, on 4 local processes -------------------------------------------
 DEMO := demo
-demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json
+demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json ## text to two trained models and their comparison, offline
 	@$(RUN) -m pretrain compare $(DEMO)/runs/vanilla $(DEMO)/runs/orthogonal --baseline vanilla --out $(DEMO)/comparison
 	@echo "Watch both runs:  $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
@@ -32,7 +34,7 @@ $(DEMO)/shards/manifest.json: $(DEMO)/tokenizer.model
 $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
 	$(RUN) -m pretrain train demo attention.variant=$* run.name=$* --local-ranks 4
 
-demo-clean:
+demo-clean: ## remove what demo and results made
 	rm -rf $(DEMO)
 
 # --- results: 60 runs (about an hour on two cores; those that are finished are not run again), then the four reports --
@@ -40,7 +42,7 @@ JOBS ?= 2
 RESULTS ?= docs/results
 RESULT_RUNS := $(DEMO)/sweeps/variants
 EVALUATED := vanilla orthogonal gaussian low_rank_8
-results: $(DEMO)/shards/manifest.json
+results: $(DEMO)/shards/manifest.json ## the 60 runs and four reports of docs/results, an hour on two cores; JOBS=2
 	$(RUN) -m pretrain sweep demo_variants --jobs $(JOBS)
 	for position in rope learned; do \
 	  $(RUN) -m pretrain compare $(RESULT_RUNS)/*-$$position-seed_* --baseline vanilla --out $(RESULTS)/$$position || exit; \
@@ -50,19 +52,23 @@ results: $(DEMO)/shards/manifest.json
 	done
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-test: $(VENV)/installed
+test: $(VENV)/installed ## the whole suite
 	$(RUN) -m pytest
 
 # The drills on a private Slurm alone; `make test` includes them. Needs slurm-wlm and munge, else it says so and skips.
-test-slurm: $(VENV)/installed
+test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 	$(RUN) -m pytest tests/slurm
 
-lint: $(VENV)/installed
+lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)
 	$(VENV)/bin/ruff format --check $(PACKAGES)
 	$(VENV)/bin/mypy
 
-bench: $(VENV)/installed
+format: $(VENV)/installed ## format the code, and mend what ruff can mend
+	$(VENV)/bin/ruff check --fix $(PACKAGES)
+	$(VENV)/bin/ruff format $(PACKAGES)
+
+bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]' \
 		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) benchmarks/bank.py
@@ -70,5 +76,5 @@ bench: $(VENV)/installed
 	$(RUN) -m benchmarks.samples
 	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
-clean: demo-clean
+clean: demo-clean ## remove .venv and caches too
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
