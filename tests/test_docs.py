@@ -1,0 +1,144 @@
+"""The documentation names only what is there: links, files, commands, options, configuration keys, floors."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import data_pipeline.__main__
+import megatron_patches.__main__
+import pretrain.__main__
+from pretrain.config.tree import Config
+from tests.ranks import ROOT
+from tests.test_architecture import FLOORS
+
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "docs/**/*.md", "ds_configs/*.md", "tests/*.md")
+    for path in ROOT.glob(pattern)
+    if not path.is_relative_to(ROOT / "docs/results") or path.parent == ROOT / "docs/results"
+)
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
+NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif")
+"""What a page tells the user to make."""
+
+SECTIONS = {name: {*field.annotation.model_fields} for name, field in Config.model_fields.items()}
+SECTIONS["checkpoint"] |= {"load_universal"}  # a key of DeepSpeed's section of the same name
+FILE_ENDINGS = {"json", "yaml", "md", "py"}  # data.json is a file
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "CHANGELOG.md", "docs/method.md", "ds_configs/README.md"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text())):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{name} links to {target}"
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked), f"{name} links to {target}, which has no such heading"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_are_named_exist(name: str) -> None:
+    for path in re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*[\w/]", (ROOT / name).read_text()):
+        known = path.startswith(NOT_IN_THE_CHECKOUT) or re.search(r"[A-Z]{4}|\.\.\.", path)
+        assert known or (ROOT / path).exists(), f"{name} names {path}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_that_are_named_exist_with_their_options(name: str) -> None:
+    for command in commands((ROOT / name).read_text()):
+        words = command.split()
+        if words[0] == "make":
+            assert len(words) < 2 or words[1] in make_targets(), f"{name}: {command}"
+            continue
+        if not words[2].startswith(("pretrain", "data_pipeline", "megatron_patches")):
+            continue
+        verb, options = known_options(words[2], words[3:])
+        assert options is not None, f"{name}: there is no verb in '{command}'"
+        unknown = [word.partition("=")[0] for word in words if word.startswith("--")]
+        unknown = [word for word in unknown if word not in options]
+        assert unknown == [], f"{name}: '{verb}' has no option {unknown} (in '{command}')"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configuration_keys_that_are_named_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    text = prose(text) + "\n".join(commands(text))
+    for section, keys in SECTIONS.items():
+        named = set(re.findall(rf"(?<![\w./]){section}\.([a-z_]+)(?![\w(])", text))
+        assert named - FILE_ENDINGS <= keys, f"{name} names {section}.{named - FILE_ENDINGS - keys}"
+
+
+def test_readme_fits_on_two_screens() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 115
+    assert [line for line in lines if len(line) > 100] == []
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "docs/data.md"])
+def test_prose_is_wrapped(name: str) -> None:
+    lines = prose((ROOT / name).read_text()).splitlines()
+    assert [line for line in lines if len(line) > 100 and not line.lstrip().startswith("|")] == []
+
+
+def test_the_floors_are_those_of_the_test() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    section = text.partition("## The floors of `pretrain`")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in section.splitlines() if row.startswith("| `")]
+    assert [set(row) for row in rows] == [set(floor) for floor in reversed(FLOORS)]
+
+
+def prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(text: str) -> Iterator[str]:
+    """`python -m …` and `make …`, in fenced blocks and in code spans, without comments."""
+    text = re.sub(r"\\\n", " ", text)
+    fenced = "\n".join(re.findall(r"^ *```\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL))
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
+    for line in [*fenced.splitlines(), *spans]:
+        line = line.partition("  #")[0].strip().removeprefix("$ ")
+        found = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
+        if found:
+            yield re.split(r"[;'|)]", found.group())[0].strip()
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+
+
+def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]:
+    """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
+    apps = {module.__name__.split(".")[0]: module.app for module in _programs()}
+    if package not in apps:
+        return package, set() if package == "pretrain.job" else None
+    command: Any = typer.main.get_command(apps[package])
+    path = package
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
+        if words[0] not in command.commands:
+            return path, None
+        command, path, words = command.commands[words[0]], f"{path} {words[0]}", words[1:]
+    return path, {option for param in command.params for option in param.opts} | {"--help"}
+
+
+def _programs() -> tuple:
+    return pretrain.__main__, data_pipeline.__main__, megatron_patches.__main__
