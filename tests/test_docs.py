@@ -55,6 +55,18 @@ def test_files_that_are_named_exist(name: str) -> None:
         assert known or (ROOT / path).exists(), f"{name} names {path}"
 
 
+@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/extending.md", "docs/method.md"])
+def test_names_of_the_code_that_a_guide_gives_are_in_the_code(name: str) -> None:
+    sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")]
+    files = {path.name for path in sources}
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in sources)))
+    spans = re.findall(r"`([^`\n]+)`", prose((ROOT / name).read_text()))
+    assert [span for span in spans if re.fullmatch(r"\w+\.py", span) and span not in files] == []
+    identifiers = {span for span in spans if re.fullmatch(r"_?[A-Za-z]+(_[a-z]+)*", span)}
+    identifiers = {span for span in identifiers if re.search(r"_|[a-z][A-Z]", span)}
+    assert identifiers - words == set()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_commands_that_are_named_exist_with_their_options(name: str) -> None:
     for command in commands((ROOT / name).read_text()):
@@ -95,7 +107,9 @@ def test_prose_is_wrapped(name: str) -> None:
 def test_the_floors_are_those_of_the_test() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
     section = text.partition("## The floors of `pretrain`")[2].partition("\n## ")[0]
-    rows = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in section.splitlines() if row.startswith("| `")]
+    rows = [
+        re.findall(r"`(\w+)`", row.split("|")[1]) for row in section.splitlines() if row.startswith("| `")
+    ]
     assert [set(row) for row in rows] == [set(floor) for floor in reversed(FLOORS)]
 
 
