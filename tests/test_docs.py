@@ -115,7 +115,18 @@ def test_the_floors_are_those_of_the_test() -> None:
 
 def prose(text: str) -> str:
     """A page without its fenced blocks."""
-    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return _lines(text, fenced=False)
+
+
+def _lines(text: str, fenced: bool) -> str:
+    """The lines of a page inside, or outside, its fenced blocks."""
+    inside, chosen = False, []
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif inside == fenced:
+            chosen.append(line)
+    return "\n".join(chosen)
 
 
 def anchors(page: Path) -> set[str]:
@@ -127,9 +138,8 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> Iterator[str]:
     """`python -m …` and `make …`, in fenced blocks and in code spans, without comments."""
     text = re.sub(r"\\\n", " ", text)
-    fenced = "\n".join(re.findall(r"^ *```\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL))
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
-    for line in [*fenced.splitlines(), *spans]:
+    for line in [*_lines(text, fenced=True).splitlines(), *spans]:
         line = line.partition("  #")[0].strip().removeprefix("$ ")
         found = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
         if found:
