@@ -4,12 +4,18 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-slurm lint format bench clean help
+.PHONY: demo demo-clean results test test-slurm test-oldest test-newest lint format bench clean help
+
+# $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
+define environment
+	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(1)
+endef
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 $(VENV)/installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("error: Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=/path/to/python3") if sys.version_info < (3, 10) else None'
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(call environment,$(VENV))
+	$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 help: ## list the targets
@@ -52,12 +58,31 @@ results: $(DEMO)/shards/manifest.json ## the 60 runs and four reports of docs/re
 	done
 
 # --- checks -----------------------------------------------------------------------------------------------------------
+TEST_FAST := -m "not distributed and not slurm and not full"
 test: $(VENV)/installed ## the whole suite
 	$(RUN) -m pytest
 
 # The drills on a private Slurm alone; `make test` includes them. Needs slurm-wlm and munge, else it says so and skips.
 test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 	$(RUN) -m pytest tests/slurm
+
+# The fast suite with the lowest versions that pyproject.toml allows, and with the newest there are, each in an environment
+# of its own for every Python:   make test-oldest PYTHON=python3.10   ·   make test-newest PYTHON=python3.13
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+OLDEST := .venv-oldest-$(PYTHON_VERSION)
+NEWEST := .venv-newest-$(PYTHON_VERSION)
+test-oldest: $(OLDEST)/installed ## the fast suite with the lowest versions allowed; PYTHON=python3.10
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest $(TEST_FAST)
+
+$(OLDEST)/installed: pyproject.toml constraints-oldest.txt
+	$(call environment,$(OLDEST))
+	$(OLDEST)/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt --editable '.[test]'
+	@touch $@
+
+test-newest: ## the fast suite with the newest versions there are; PYTHON=python3.13
+	$(call environment,$(NEWEST))
+	$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager --editable '.[test]'
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest $(TEST_FAST)
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)
@@ -69,12 +94,12 @@ format: $(VENV)/installed ## format the code, and mend what ruff can mend
 	$(VENV)/bin/ruff format $(PACKAGES)
 
 bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]' \
+	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[bench]' \
 		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) benchmarks/bank.py
 	$(RUN) benchmarks/step_time.py
 	$(RUN) -m benchmarks.samples
 	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
-clean: demo-clean ## remove .venv and caches too
-	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache
+clean: demo-clean ## remove the environments and caches too
+	rm -rf $(VENV) .venv-oldest-* .venv-newest-* *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -20,6 +20,8 @@ from megatron_patches.errors import MethodError
 
 SUPPORTED_MEGATRON_CORE = "0.16."
 """The version whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
+TESTED_TORCH = ("2.9", "2.15")
+"""The oldest and the newest torch that `make test-oldest` and `make test-newest` have passed with."""
 
 
 def check_megatron_core_version() -> None:
@@ -34,6 +36,24 @@ def check_megatron_core_version() -> None:
             f"megatron-core {found} is installed but this program was written against "
             f"{SUPPORTED_MEGATRON_CORE}x; install with `pip install -c constraints.txt`"
         )
+
+
+def untested_torch(found: str = torch.__version__) -> str | None:
+    """A sentence for the user if the torch `found` is newer than any that was tested, else None.
+
+    Raises:
+        MethodError: it is older than any that was tested.
+    """
+    oldest, newest = TESTED_TORCH
+    tested = f"this program was tested with torch {oldest} to {newest}"
+    if _minor_version(found) < _minor_version(oldest):
+        raise MethodError(f"torch {found} is installed but {tested}; install torch {oldest} or newer")
+    return f"{tested}; {found} is newer" if _minor_version(found) > _minor_version(newest) else None
+
+
+def _minor_version(text: str) -> tuple[int, ...]:
+    """(2, 9) of "2.9", "2.9.1+cu128" and "2.9.0a0+145a3a7bda.nv25.10"."""
+    return tuple(int(part) for part in text.split(".")[:2])
 
 
 def silence_expected_warnings() -> None:

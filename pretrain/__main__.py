@@ -22,6 +22,35 @@ app = typer.Typer(
 
 app.add_typer(evaluate, name="evaluate")
 
+
+def _print_versions(wanted: bool) -> None:
+    """`--version`: this program's, and those of what it stands on, as a bug report needs them."""
+    if not wanted:
+        return
+    from platform import python_version
+
+    from pretrain.runs.environment import package_versions
+
+    found = package_versions()
+    others = ", ".join(
+        f"{name} {found[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
+    )
+    typer.echo(f"ora-pretrain {found['ora-pretrain']} (Python {python_version()}, {others})")
+    raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_versions, help="Print the versions in use and exit."
+        ),
+    ] = False,
+) -> None:
+    """What stands before the verb."""
+
+
 ConfigArgument = Annotated[
     str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
 ]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_patches.compat import prepare_megatron_core, seed_dropout
+from megatron_patches.compat import prepare_megatron_core, seed_dropout, untested_torch
 from pretrain.errors import UserError
 
 SUPPORTED_DEEPSPEED = "0.19."
@@ -113,9 +113,13 @@ def initialize_distributed(
 
     Raises:
         UserError: the other ranks did not come within the timeout.
+        MethodError: torch is older than any that was tested.
     """
     from megatron.core import parallel_state
 
+    warning = untested_torch()
+    if warning is not None and launch.rank == 0:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
     device = _device(launch.local_rank)
     os.environ.setdefault(
         "CUDA_DEVICE_MAX_CONNECTIONS", "1"

@@ -11,7 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard", "ora-pretrain")
+import pretrain
+
+PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard")
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
@@ -29,8 +31,8 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str | None]:
-    """The installed versions of the packages that results may depend on; None if one is not installed."""
-    return {package: _version(package) for package in PACKAGES}
+    """Versions of this program and of what its results may depend on; None for what is not installed."""
+    return {package: _version(package) for package in PACKAGES} | {"ora-pretrain": pretrain.__version__}
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,146 @@
+"""What pyproject.toml declares, the constraints pin and the code checks must be one story."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+import pretrain
+from megatron_patches.compat import SUPPORTED_MEGATRON_CORE, TESTED_TORCH, untested_torch
+from megatron_patches.errors import MethodError
+from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
+from tests.ranks import ROOT, rank_environment
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def declared(*extras: str) -> dict[str, Requirement]:
+    """The requirements of the program itself, and those that `extras` add to it, by name."""
+    lines = [*project()["dependencies"]]
+    for extra in extras:
+        lines += project()["optional-dependencies"][extra]
+    found = {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
+    found.pop("ora-pretrain", None)  # an extra that contains another one
+    return found
+
+
+def pinned(name: str) -> dict[str, list[Version]]:
+    """Package -> the versions a constraints file pins it to: one for every Python it tells apart."""
+    found: dict[str, list[Version]] = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "==", line
+            found.setdefault(canonicalize_name(requirement.name), []).append(Version(specifier.version))
+    return found
+
+
+def lowest(requirement: Requirement) -> Version:
+    (version,) = (item.version for item in requirement.specifier if item.operator == ">=")
+    return Version(version)
+
+
+def release(version: Version) -> tuple[int, ...]:
+    """1.15 and 1.15.0 are one version."""
+    return (*version.release, 0, 0)[:3]
+
+
+def test_the_oldest_set_is_the_lowest_of_what_is_declared() -> None:
+    wanted = {name: release(lowest(requirement)) for name, requirement in declared("test").items()}
+    found = {
+        name: [release(version) for version in versions]
+        for name, versions in pinned("constraints-oldest.txt").items()
+    }
+    assert found == {name: [version] for name, version in wanted.items()}
+
+
+def test_every_dependency_is_pinned_within_its_range() -> None:
+    pins = pinned("constraints.txt")
+    for name, requirement in declared("bench", "test", "dev").items():
+        assert pins.get(name), f"constraints.txt does not pin {name}"
+        assert all(version in requirement.specifier for version in pins[name]), name
+
+
+def test_the_code_checks_the_versions_that_are_declared() -> None:
+    dependencies = declared()
+    oldest, newest = TESTED_TORCH
+    assert str(dependencies["torch"].specifier) == f">={oldest}"
+    for name, prefix in (("deepspeed", SUPPORTED_DEEPSPEED), ("megatron-core", SUPPORTED_MEGATRON_CORE)):
+        major, minor = map(int, prefix.split(".")[:2])
+        assert str(lowest(dependencies[name])).startswith(prefix)
+        assert f"<{major}.{minor + 1}" in str(dependencies[name].specifier)
+    (tested,) = pinned("constraints.txt")["torch"]
+    assert Version(oldest) <= tested <= Version(f"{newest}.99")
+
+
+def test_every_python_that_is_declared_is_named() -> None:
+    named = {line.rsplit(" ", 1)[1] for line in project()["classifiers"] if " :: Python :: 3." in line}
+    assert named == {"3.10", "3.11", "3.12", "3.13"}
+    assert project()["requires-python"] == ">=3.10"
+
+
+def test_a_torch_within_the_tested_range_is_used_without_a_word() -> None:
+    for found in ("2.9.0", "2.9.0a0+145a3a7bda.nv25.10", "2.11.0+cu130", "2.13.0+cpu", "2.15.3"):
+        assert untested_torch(found) is None
+
+
+def test_a_newer_torch_is_a_warning_that_names_the_tested_ones() -> None:
+    for found in ("2.16.0", "3.0.0.dev20270101+cu140"):
+        warning = untested_torch(found)
+        assert warning is not None and "torch 2.9 to 2.15" in warning and found in warning
+
+
+def test_an_older_torch_is_refused() -> None:
+    with pytest.raises(
+        MethodError, match=r"torch 2\.8\.0\+cu128 is installed .* install torch 2\.9 or newer"
+    ):
+        untested_torch("2.8.0+cu128")
+
+
+def test_a_rank_warns_in_one_line_and_goes_on() -> None:
+    """In a process of its own, whose torch says of itself that it is newer than it is."""
+    program = (
+        "import torch\n"
+        "torch.__version__ = '2.99.0'\n"
+        "from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed\n"
+        "context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)\n"
+        "print('ready', context.world_size)\n"
+        "shutdown_distributed(context)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(
+        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ready 1" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert lines == ["warning: this program was tested with torch 2.9 to 2.15; 2.99.0 is newer"]
+
+
+def test_the_version_has_one_owner_and_is_printed() -> None:
+    assert "version" in project()["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", pretrain.__version__)
+    command = [sys.executable, "-m", "pretrain", "--version"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        f"ora-pretrain {pretrain.__version__} (Python {sys.version.split()[0]}, torch 2."
+    )
+    assert len(done.stdout.splitlines()) == 1

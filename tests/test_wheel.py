@@ -1,0 +1,155 @@
+"""What `pip install .` gives, away from the checkout: a wheel is built, installed and used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import pretrain
+from tests.ranks import ROOT, rank_environment
+
+PRODUCT = ("pretrain", "megatron_patches", "data_pipeline", "ds_configs")
+DATA = (".yaml", ".json", ".md")
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in an environment of its own, which also sees the packages of the one the tests run in."""
+
+    wheel: Path
+    programs: Path
+    outside: Path
+    """An empty directory far from the checkout: where the commands are called."""
+
+    def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in rank_environment().items() if key != "PYTHONPATH"}
+        command = [str(self.programs / program), *arguments]
+        return subprocess.run(
+            command, cwd=self.outside, env=environment, capture_output=True, text=True, timeout=200
+        )
+
+    def output(self, program: str, *arguments: str) -> str:
+        done = self.run(program, *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    directory = tmp_path_factory.mktemp("wheel")
+    wheel = build_wheel(directory)
+    environment = directory / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100)
+    paths = sysconfig.get_paths("venv", vars={"base": str(environment), "platbase": str(environment)})
+    # A directory named in a .pth file comes after the environment's own, and its own .pth files are not read:
+    # an editable install of the checkout is out of sight.
+    others = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    (Path(paths["purelib"]) / "dependencies.pth").write_text("\n".join(dict.fromkeys(others)) + "\n")
+    pip("--python", environment, "install", "--no-deps", "--no-index", "--no-warn-script-location", wheel)
+    (outside := directory / "outside").mkdir()
+    yield Installed(wheel, Path(paths["scripts"]), outside)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def build_wheel(directory: Path) -> Path:
+    """From a copy, because a build litters its source; without a network, because torch brings setuptools."""
+    source = directory / "source"
+    for folder in (*PRODUCT, "slurm", "tests", "benchmarks"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ROOT.iterdir():
+        if file.is_file():
+            shutil.copy(file, source)
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", directory, source)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+def pip(*arguments: str | os.PathLike[str]) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_holds_the_program_and_nothing_else(installed: Installed) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in PRODUCT
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", *DATA) and "__pycache__" not in path.parts
+    }
+    assert len(expected) > 100 and "pretrain/configs/grids/demo_variants.yaml" in expected
+    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert installed.wheel.name == f"ora_pretrain-{pretrain.__version__}-py3-none-any.whl"
+
+
+def test_the_metadata_says_what_it_is(installed: Installed) -> None:
+    with zipfile.ZipFile(installed.wheel) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = wheel.read(name).decode().split("\n\n")[0].splitlines()
+    for line in ("Name: ora-pretrain", f"Version: {pretrain.__version__}", "License-Expression: Apache-2.0"):
+        assert line in lines
+    assert "Requires-Python: >=3.10" in lines and "Requires-Dist: torch>=2.9" in lines
+
+
+def test_python_finds_the_installed_program_and_not_the_checkout(installed: Installed) -> None:
+    program = (
+        "import data_pipeline, ds_configs, importlib.metadata, megatron_patches, pretrain\n"
+        "assert importlib.metadata.version('ora-pretrain') == pretrain.__version__\n"
+        "print(pretrain.__version__, pretrain.__file__, data_pipeline.__file__, ds_configs.__file__, "
+        "megatron_patches.__file__, sep='\\n')\n"
+    )
+    version, *files = installed.output("python", "-c", program).splitlines()
+    assert version == pretrain.__version__
+    home = installed.programs.parent
+    assert all(Path(file).is_relative_to(home) for file in files), files
+
+
+def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
+    shown = installed.output("ora-pretrain", "show", "large")
+    assert "hidden_size" in shown and "large.yaml:" in shown
+    assert installed.output("ora-pretrain", "--version").startswith(f"ora-pretrain {pretrain.__version__} ")
+
+
+def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
+    program = (
+        "from pretrain.config.deepspeed import zero_stage\n"
+        "from pretrain.config.tree import load_config\n"
+        "for stage in (1, 2, 3):\n"
+        "    print(zero_stage(load_config('demo', [f'deepspeed.config=zero{stage}'])))\n"
+    )
+    assert installed.output("python", "-c", program).split() == ["1", "2", "3"]
+
+
+def test_a_packaged_grid_is_found(installed: Installed) -> None:
+    listed = installed.output("ora-pretrain", "sweep", "demo_rates", "--dry-run")
+    assert "learning_rate" in listed
+
+
+def test_training_without_data_ends_in_one_sentence(installed: Installed) -> None:
+    done = installed.run("ora-pretrain", "train", "demo", "--local-ranks", "2")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: ") and "demo/shards" in done.stderr
+    assert list(installed.outside.iterdir()) == []
+
+
+def test_ora_data_has_its_verbs(installed: Installed) -> None:
+    usage = installed.output("ora-data", "--help")
+    assert all(verb in usage for verb in ("demo-corpus", "train-tokenizer", "tokenize", "verify", "stats"))
+
+
+def test_ora_data_works_where_the_user_is(installed: Installed) -> None:
+    installed.output("ora-data", "demo-corpus", "corpus", "--files", "2")
+    corpus = installed.outside / "corpus"
+    assert len(list(corpus.glob("*.jsonl.zst"))) == 2
+    shutil.rmtree(corpus)
