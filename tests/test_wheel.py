@@ -124,7 +124,7 @@ def test_ora_pretrain_shows_a_packaged_config(installed: Installed) -> None:
 def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
     program = (
         "from pretrain.config.deepspeed import zero_stage\n"
-        "from pretrain.config.tree import load_config\n"
+        "from pretrain.config.load import load_config\n"
         "for stage in (1, 2, 3):\n"
         "    print(zero_stage(load_config('demo', [f'deepspeed.config=zero{stage}'])))\n"
     )
