@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from pretrain.doctor.request import Request
+from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
+from pretrain.ranks.devices import ask_for, use_cuda
+from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.sweep.verb import sweep
 
@@ -58,18 +63,17 @@ OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
 ]
+LocalRanksOption = Annotated[
+    int,
+    typer.Option(min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."),
+]
 
 
 @app.command()
 def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    local_ranks: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
-        ),
-    ] = 0,
+    local_ranks: LocalRanksOption = 0,
 ) -> None:
     """Train, resuming from the newest complete checkpoint of the same run if there is one.
 
@@ -82,9 +86,12 @@ def train(
 
     silence_expected_warnings()
     from pretrain.config.load import load_config
+
+    loaded = load_config(config, overrides or [])
+    ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
     from pretrain.training.loop import train as run_training
 
-    run_training(load_config(config, overrides or []), signals)
+    run_training(loaded, signals)
     signals.ignore()
 
 
@@ -129,12 +136,9 @@ def compare(
 
     found = [run for run in runs if not holds_no_run(run)] or runs
     comparison = compare_runs(found, baseline, subject or [])
-    command = [
-        ("python", "-m", "pretrain", "compare"),
-        *((str(run),) for run in runs),
-        ("--baseline", baseline),
-    ]
-    command += [("--subject", name) for name in subject or []] + [("--out", str(out))]
+    command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
+    command += [("--baseline", baseline), ("--out", str(out))]
+    command += [("--subject", name) for name in subject or []]
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
     if len(found) < len(runs):
@@ -147,12 +151,7 @@ def compare(
 def doctor(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    local_ranks: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."
-        ),
-    ] = 0,
+    local_ranks: LocalRanksOption = 0,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds to wait for a rank to come, and for its checks.")
     ] = 180,
@@ -168,26 +167,15 @@ def doctor(
 
     Example: srun python -m pretrain doctor large --report doctor.json
     """
+    request = Request(config, tuple(overrides or ()), timeout, gpus, digest_seconds, report)
     if local_ranks:
         from pretrain.ranks.launch import launch_local_ranks
 
-        arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--local-ranks=")]
-        if "--local-ranks" in arguments:
-            place = arguments.index("--local-ranks")
-            del arguments[place : place + 2]
-        sys.exit(launch_local_ranks([sys.executable, "-m", "pretrain", *arguments], local_ranks))
-    # The doctor says itself, in a sentence, what torch's sockets would warn of. Before torch is imported.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from megatron_patches.compat import silence_expected_warnings
-
-    silence_expected_warnings()
-    from pretrain.doctor.checks import Request
-    from pretrain.doctor.rank import run_doctor
-
-    request = Request(config, tuple(overrides or ()), timeout, gpus, digest_seconds, report)
-    code = run_doctor(request)
+        command = [sys.executable, "-m", "pretrain", "doctor", *request.arguments()]
+        sys.exit(launch_local_ranks(command, local_ranks))
+    code = _doctor_on_this_rank(request)
     sys.stdout.flush()
-    os._exit(code)  # a check that hangs was left behind in a thread, which must not hold the process
+    os._exit(code)  # a check that hangs was left behind in a thread, for which Python would wait at its end
 
 
 app.command()(sweep)
@@ -199,16 +187,34 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
     from pretrain.data.inputs import check_inputs
     from pretrain.ranks.launch import launch_local_ranks
 
-    check_inputs(load_config(config, overrides), ranks)
+    loaded = load_config(config, overrides)
+    check_inputs(loaded, ranks)
+    ask_for(loaded.run.device)
+    use_cuda()
     command = [sys.executable, "-m", "pretrain", "train", config, *overrides]
     sys.exit(launch_local_ranks(command, ranks))
+
+
+def _doctor_on_this_rank(request: Request) -> int:
+    """The preflight's exit code. What must come before torch is imported comes first."""
+    # The doctor says itself, in a sentence, what torch's sockets would warn of.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.errors import MethodError
+    from pretrain.config.load import load_config
+
+    silence_expected_warnings()
+    with suppress(UserError, MethodError):  # a config that is refused is among what the doctor reports
+        ask_for(load_config(request.config, request.overrides).run.device)
+    from pretrain.doctor.rank import run_doctor
+
+    return run_doctor(request)
 
 
 def main() -> None:
     """Entry point: run the verb, and turn a user's mistake into one sentence and exit code 2."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
-    from pretrain.errors import UserError
 
     try:
         app(standalone_mode=True)
@@ -224,8 +230,7 @@ def _report(error: Exception) -> None:
     """
     if "ORA_REFUSAL" in os.environ and not getattr(error, "rank_specific", False):
         Path(os.environ["ORA_REFUSAL"]).write_text(f"{error}\n")
-    rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
-    if rank == "0" or getattr(error, "rank_specific", False):
+    if speaks_for_all() or getattr(error, "rank_specific", False):
         print(f"error: {error}", file=sys.stderr, flush=True)
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pretrain.config.types import SEED_MAX, Betas, FileName, Int, PathLike, Section, as_tuple
+from pretrain.ranks.devices import Device
 
 
 class RunSection(Section):
@@ -29,6 +30,11 @@ class RunSection(Section):
         ge=0,
         le=SEED_MAX,
         description="Seed of the initial weights and of dropout, and of what has no seed of its own.",
+    )
+    device: Device = Field(
+        default="auto",
+        description="auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
+        "A machine whose GPUs torch cannot use is refused unless this says cpu.",
     )
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pretrain.doctor.meeting import Meeting, bounded
+from pretrain.ranks.devices import use_cuda
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB
 PERIOD = 1021  # prime: no two ranks, and no two slices of a ring, have the same numbers at the same place
@@ -35,8 +36,8 @@ class Collectives:
     Attributes:
         nodes: node -> its ranks, in rank order; the head node first.
         seconds: limit of each step.
-        found: {"node" | "link" | "world": GB/s}, "links": {node: GB/s} on rank 0, and "failures",
-        "link_failures".
+        found: {"node" | "link" | "world": GB/s}, on rank 0 "links": {node: GB/s}, and what went wrong:
+            "failures" and "link_failures".
     """
 
     meeting: Meeting
@@ -166,4 +167,4 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    return torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    return torch.device("cuda", local_rank) if use_cuda() else torch.device("cpu")

@@ -7,12 +7,9 @@ rank. Here every rank writes its own keys, and rank 0 reads each rank's with a d
 from __future__ import annotations
 
 import json
-import os
-import re
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,7 +17,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from pretrain.errors import UserError
-from pretrain.ranks.groups import LaunchEnvironment, wait_for_first_rank
+from pretrain.ranks.environment import (
+    LaunchEnvironment,
+    launcher_listens,
+    meeting_point,
+    node_name,
+    restarts,
+)
+from pretrain.ranks.groups import wait_for_first_rank
 
 T = TypeVar("T")
 
@@ -46,8 +50,7 @@ class Place:
             UserError: a half-set environment.
         """
         launch = LaunchEnvironment.read()
-        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        return Place(launch.rank, launch.local_rank, launch.world_size, node)
+        return Place(launch.rank, launch.local_rank, launch.world_size, node_name())
 
 
 class Meeting:
@@ -63,15 +66,16 @@ class Meeting:
 
     def __init__(self, place: Place, seconds: float) -> None:
         self.place = place
-        self._alone = place.world_size == 1 and "MASTER_ADDR" not in os.environ
-        # A launcher's store (torchrun, --local-ranks) outlives its ranks, and a restarted rank must not read
-        # old answers.
-        self._prefix = f"doctor/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        # A process on its own needs no store that others reach.
+        self._address = meeting_point()
+        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a rank that it has started again
+        # must not read old answers.
+        self._prefix = f"doctor/{restarts()}"
         self._store = self._open(seconds, first=True)
 
     def connection(self, name: str, seconds: float) -> dist.Store:
         """A store of its own for a process group: a wait on a connection blocks all others on it."""
-        store = self._store if self._alone else self._open(seconds, first=False)
+        store = self._store if self._address is None else self._open(seconds, first=False)
         return dist.PrefixStore(f"{self._prefix}/{name}", store)
 
     def post(self, key: str, value: Any) -> None:
@@ -111,11 +115,10 @@ class Meeting:
         return {rank: value for rank, value in found.items() if value is not None}
 
     def _open(self, seconds: float, *, first: bool) -> dist.Store:
-        if self._alone:
+        if self._address is None:
             return dist.HashStore()
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        host = first and self.place.rank == 0 and not launchers
+        address, port = self._address
+        host = first and self.place.rank == 0 and not launcher_listens()
         timeout = timedelta(seconds=seconds)
         try:
             if not host:
@@ -154,54 +157,3 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
     if not results:
         raise TimeoutError(f"{what} did not end within {seconds:.0f} s")
     return results[0]
-
-
-def missing_nodes(
-    missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
-) -> dict[int, str | None]:
-    """The node of each missing rank, as far as the launcher's environment and the other ranks tell.
-
-    Args:
-        present: rank -> node of those that came.
-    """
-    planned = _slurm_nodes(environment, world_size)
-    if planned and any(planned[rank] != node for rank, node in present.items()):
-        planned = []  # a distribution other than block
-    local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
-    found: dict[int, str | None] = {}
-    for rank in missing:
-        found[rank] = planned[rank] if planned else None
-        if not planned and local:
-            group = range(rank - rank % local, rank - rank % local + local)
-            found[rank] = next((present[other] for other in group if other in present), None)
-    return found
-
-
-def expand_hosts(text: str) -> list[str]:
-    """Slurm's `n[1-3,7],gpu-a[01-02]` -> its host names."""
-    names: list[str] = []
-    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
-        bracket = re.search(r"\[([^\]]*)\]", part)
-        if not bracket:
-            names.append(part)
-            continue
-        head, tail = part[: bracket.start()], part[bracket.end() :]
-        for item in bracket[1].split(","):
-            first, _, last = item.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                names += expand_hosts(f"{head}{number:0{len(first)}d}{tail}")
-    return names
-
-
-def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
-    """Node of every rank under srun's block distribution; empty if the variables do not say."""
-    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
-    counts: list[int] = []
-    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if not match:
-            return []
-        counts += [int(match[1])] * int(match[2] or 1)
-    if len(counts) != len(hosts) or sum(counts) != world_size:
-        return []
-    return [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]

@@ -1,5 +1,7 @@
-"""The course of the preflight on one rank. Rank 0 gathers, judges and speaks; the others answer and take its
-verdict."""
+"""The course of the preflight on one rank.
+
+Rank 0 gathers, judges and speaks; the others answer and take its verdict.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.doctor.checks import Request, local_facts
+from pretrain.doctor.checks import local_facts
 from pretrain.doctor.collectives import Collectives
-from pretrain.doctor.meeting import Meeting, NoAnswer, Place, expand_hosts, missing_nodes
+from pretrain.doctor.meeting import Meeting, NoAnswer, Place
 from pretrain.doctor.report import print_report, write_head_node_report, write_report
+from pretrain.doctor.request import Request
 from pretrain.doctor.verdict import (
     BAD_NODES,
     SITE,
@@ -22,6 +25,7 @@ from pretrain.doctor.verdict import (
     find_problems,
     find_warnings,
 )
+from pretrain.ranks.environment import head_node, missing_nodes
 
 CLOCK_ROUNDS = 5
 SLACK_SECONDS = 15.0
@@ -47,9 +51,8 @@ def _first_rank(request: Request, meeting: Meeting) -> int:
     place = meeting.place
     meeting.post("hello/0", place.node)
     came = meeting.collect("hello", range(place.world_size), request.timeout)
-    missing = missing_nodes(
-        [rank for rank in range(place.world_size) if rank not in came], came, place.world_size, os.environ
-    )
+    absent = [rank for rank in range(place.world_size) if rank not in came]
+    missing = missing_nodes(absent, came, place.world_size, os.environ)
     nodes = _group(came)
     meeting.post("roster", nodes)
     clocks = {place.node: (0.0, 0.0)}
@@ -125,8 +128,7 @@ def _other_rank(request: Request, meeting: Meeting) -> int:
 
 def _without_rank_0(request: Request, place: Place, error: NoAnswer) -> int:
     """Rank 0's node is the bad one, as far as this rank can see."""
-    hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
-    head = hosts[0] if hosts else None
+    head = head_node()
     whom = f"rank {place.rank} on node {place.node}"
     text = f"rank 0 does not answer {whom} within {request.timeout:.0f} s ({error})"
     problem = Problem("answer", text, (head,) if head else ())

@@ -17,8 +17,8 @@ from typing import Any
 FINE, SITE, BAD_NODES = 0, 2, 3
 
 MAX_CLOCK_SKEW = 5.0
-"""Seconds. Training works with any; logs of different nodes cannot be read together, and credentials fail at
-minutes."""
+"""Seconds. Training works with any skew, but logs of different nodes cannot be read together, and credentials
+fail at a skew of minutes."""
 SLOW_SHARE = 0.5
 
 SHARED = ("disk", "shm")
@@ -114,8 +114,7 @@ def find_problems(gathered: Gathered) -> list[Problem]:
 
 
 def find_warnings(gathered: Gathered) -> list[str]:
-    """What does not stop a run but slows it: GPU nodes with half the all-reduce speed of the others, or
-    less."""
+    """What does not stop a run but slows it: GPU nodes with at most half the others' all-reduce speed."""
     if not any(facts.get("gpus", {}).get("names") for facts in gathered.facts.values()):
         return []  # CPU ranks share their cores with everything else: their speeds say little
     within = {

@@ -27,12 +27,8 @@ from pretrain.data.inputs import read_blend
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError
 from pretrain.model.build import build_model
-from pretrain.ranks.groups import (
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    shutdown_distributed,
-)
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.runs.tags import VALIDATION_LOSS

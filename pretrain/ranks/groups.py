@@ -1,6 +1,6 @@
-"""Ranks, process groups, device and seeds: the only place that reads the launcher's environment.
+"""The ranks joined: process groups, this rank's device, seeds, and small collectives.
 
-Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal.
+Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal, the only one that is replaced.
 """
 
 from __future__ import annotations
@@ -22,42 +22,10 @@ import torch.distributed as dist
 
 from megatron_patches.compat import prepare_megatron_core, seed_dropout, untested_torch
 from pretrain.errors import UserError
+from pretrain.ranks.devices import use_cuda
+from pretrain.ranks.environment import LaunchEnvironment, meeting_point
 
 SUPPORTED_DEEPSPEED = "0.19."
-
-
-@dataclass(frozen=True)
-class LaunchEnvironment:
-    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it down."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-
-    @staticmethod
-    def read() -> LaunchEnvironment:
-        """One process on its own is rank 0 of 1.
-
-        Raises:
-            UserError: a half-set environment.
-        """
-        if "RANK" in os.environ:
-            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-        elif "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PROCID" in os.environ:
-            names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
-        else:
-            return LaunchEnvironment(rank=0, local_rank=0, world_size=1)
-        launch = LaunchEnvironment(*(_whole_number(name, names[0]) for name in names))
-        if not 0 <= launch.rank < launch.world_size:
-            raise _launch_error(f"{names[0]}={launch.rank} is not among {names[2]}={launch.world_size} ranks")
-        if launch.world_size > 1:
-            for name in ("MASTER_ADDR", "MASTER_PORT"):
-                if name not in os.environ:
-                    raise _launch_error(
-                        f"{names[2]}={launch.world_size} but the environment does not set {name}"
-                    )
-            _whole_number("MASTER_PORT", "MASTER_ADDR")
-        return launch
 
 
 @dataclass(frozen=True)
@@ -192,8 +160,7 @@ def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: 
     """Make dropout a function of (seed, step, micro batch of the global batch, tensor-parallel rank).
 
     Counting micro batches over the whole global batch makes the masks independent of how it is spread over
-    data-parallel ranks, and a resumed step draws what the uninterrupted one drew without any saved generator
-    state.
+    data-parallel ranks. A resumed step draws what the uninterrupted one drew: no generator has to be saved.
     """
     shared = _hash_seed(run_seed, step, micro_batch, "shared")
     own = _hash_seed(run_seed, step, micro_batch, f"tensor-parallel-{tensor_parallel_rank}")
@@ -221,7 +188,12 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    if not torch.cuda.is_available():
+    """This rank's device.
+
+    Raises:
+        UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
+    """
+    if not use_cuda():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise UserError(
@@ -233,45 +205,29 @@ def _device(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def _whole_number(name: str, beside: str) -> int:
-    """The environment variable `name`, which whoever sets `beside` sets too."""
-    if name not in os.environ:
-        raise _launch_error(f"the environment sets {beside} but not {name}")
-    try:
-        return int(os.environ[name])
-    except ValueError:
-        raise _launch_error(f"{name}={os.environ[name]!r} in the environment is not a whole number") from None
-
-
-def _launch_error(problem: str) -> UserError:
-    remedy = (
-        "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
-    )
-    return UserError(f"{problem}; {remedy}", rank_specific=True)
-
-
 def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> None:
     try:
-        if launch.world_size == 1 and "MASTER_ADDR" not in os.environ:
+        if launch.world_size == 1 and meeting_point() is None:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         else:
             if launch.rank > 0:
                 wait_for_first_rank(timeout)
             dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        host, port = meeting_point() or ("this process", "-")
         raise UserError(
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at "
-            f"{address} and they did not all come ({_first_line(error)}); check that every rank started and "
-            "that the address is reachable",
+            f"{host}:{port} and they did not all come ({_first_line(error)}); check that every rank started "
+            "and that the address is reachable",
             rank_specific=True,
         ) from error
 
 
 def wait_for_first_rank(timeout: timedelta) -> None:
     """Wait until rank 0 listens: torch would wait too, but twice as long and with pages of C++ on stderr."""
+    address = meeting_point()
+    assert address is not None, "a process on its own has no other rank to wait for"
     deadline = time.monotonic() + timeout.total_seconds()
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     while True:
         try:
             socket.create_connection(address, timeout=timeout.total_seconds()).close()
@@ -283,11 +239,8 @@ def wait_for_first_rank(timeout: timedelta) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (
-        f"{type(error).__name__}: {str(error).splitlines()[0].rstrip('.')}"
-        if str(error)
-        else type(error).__name__
-    )
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def _hash_seed(*parts: object) -> int:

@@ -25,8 +25,8 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     SIGTERM, SIGUSR1 and Ctrl-C go on to every rank. If this process is killed, the kernel kills the ranks.
 
     Returns:
-        0 if every rank ended with 0, else the first failing rank's exit code (128 + signal number for a
-        signal).
+        0 if every rank ended with 0, else the exit code of the first rank that failed; 128 + the signal's
+        number for a rank that a signal ended.
     """
     from torch.distributed import TCPStore
 
@@ -88,8 +88,8 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
 def prepare_child() -> None:
     """In the child, before exec: ask the kernel for SIGKILL when the parent dies (Linux).
 
-    A process group of its own keeps a terminal's Ctrl-C from reaching the child twice, directly and through
-    the parent.
+    In a process group of its own the child gets a terminal's Ctrl-C once, from the parent, and not also
+    directly.
     """
     os.setpgrp()
     if sys.platform == "linux":

@@ -6,9 +6,10 @@ kills the rank.
 
 from __future__ import annotations
 
-import os
 import signal
 from types import FrameType
+
+from pretrain.ranks.environment import speaks_for_all
 
 
 class StopSignals:
@@ -44,6 +45,6 @@ class StopSignals:
         if number == signal.SIGINT:
             if self.stop:
                 raise KeyboardInterrupt
-            if os.environ.get("RANK", "0") == "0":
+            if speaks_for_all():
                 print("stopping after this step (Ctrl-C again to stop at once)", flush=True)
         self.stop = True

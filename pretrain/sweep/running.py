@@ -22,6 +22,8 @@ from types import FrameType
 from typing import BinaryIO, Literal
 
 from pretrain.errors import UserError
+from pretrain.ranks.devices import VISIBLE, gpu_names
+from pretrain.ranks.environment import without_rank
 from pretrain.ranks.launch import prepare_child
 from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
@@ -192,11 +194,10 @@ def _last_error(log: Path, start: int) -> str:
 
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
     """What one of `jobs` places for runs gives its processes: its share of threads, and its own GPUs."""
-    environment = dict(os.environ)
-    environment.pop("SLURM_PROCID", None)  # with it, only task 0 of an srun would print its errors
+    environment = without_rank(os.environ)  # with it, only task 0 of an srun would print its errors
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks))))
-    if jobs > 1 and (devices := _visible_devices()):
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
+    if jobs > 1 and (devices := visible_devices()):
+        environment[VISIBLE] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
     return environment
 
 
@@ -209,16 +210,13 @@ def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: i
     if len(devices) < jobs * local_ranks:
         raise UserError(
             f"--jobs {jobs} with --local-ranks {local_ranks} needs {jobs * local_ranks} GPUs and there are "
-            f"{len(devices)}; run fewer jobs, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+            f"{len(devices)}; run fewer jobs, or set {VISIBLE}= to train on the CPU"
         )
     return devices[slot * local_ranks : (slot + 1) * local_ranks]
 
 
-def _visible_devices() -> list[str]:
-    """Names of this process's GPUs, as CUDA_VISIBLE_DEVICES takes them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name]
+def visible_devices() -> list[str]:
+    """Names of the GPUs that torch can use in this process, as CUDA_VISIBLE_DEVICES takes them."""
     import torch
 
-    return [str(index) for index in range(torch.cuda.device_count())]
+    return gpu_names(os.environ.get(VISIBLE), torch.cuda.device_count())

@@ -20,8 +20,8 @@ from pretrain.data.batches import Batches
 from pretrain.data.inputs import check_inputs
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError
+from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import (
-    LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     require_equal_on_all_ranks,

@@ -13,8 +13,11 @@ import torch.distributed as dist
 
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
 from pretrain.config.load import load_config
-from pretrain.doctor.checks import Unfit, bank_facts, disk_facts, gpu_facts
+from pretrain.doctor.bank import bank_facts
 from pretrain.doctor.collectives import WrongSum, all_reduce_speed
+from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts
+from pretrain.doctor.request import Request
+from pretrain.errors import UserError
 from pretrain.runs.finished import newest_checkpoint_bytes
 from tests.command_line import train
 from tests.tiny import tiny_overrides
@@ -97,3 +100,39 @@ def test_a_wrong_sum_is_seen() -> None:
 def test_fewer_gpus_than_expected() -> None:
     with pytest.raises(Unfit, match=f"torch sees {torch.cuda.device_count()} GPUs of 99"):
         gpu_facts(0, 99)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that can use no GPU")
+def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_facts(0, None, tmp_path) == {"names": [], "free": None}
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    with pytest.raises(UserError, match=r"this machine has NVIDIA GPUs .*dev/nvidia0\), but torch "):
+        gpu_facts(0, None, tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_facts(0, None, tmp_path) == {"names": [], "free": None}
+
+
+def test_gpus_are_expected_as_slurm_says_but_not_for_a_cpu_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (Request("demo").expected_gpus(), Request("demo", gpus=4).expected_gpus()) == (8, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (Request("demo").expected_gpus(), Request("demo", gpus=4).expected_gpus()) == (None, 4)
+
+
+def test_local_ranks_are_asked_the_same() -> None:
+    """What one process was asked is what it asks its ranks, read back by the command line itself."""
+    from typer.main import get_command
+
+    from pretrain.__main__ import app
+
+    asked = Request("demo", ("run.seed=7", "--x=1"), 12.5, 0, 3, Path("a b.json"))
+    command = get_command(app).commands["doctor"]  # type: ignore[attr-defined]
+    context = command.make_context("doctor", asked.arguments())
+    given = {**context.params, "overrides": tuple(context.params["overrides"])}
+    assert given.pop("local_ranks") == 0
+    assert Request(**given) == asked

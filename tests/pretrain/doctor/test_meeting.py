@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from pretrain.doctor.meeting import bounded, expand_hosts, missing_nodes
+from pretrain.doctor.meeting import bounded
 from pretrain.doctor.verdict import (
     name_ranks,
 )
+from pretrain.ranks.environment import expand_hosts, missing_nodes
 
 
 def test_what_hangs_is_left_behind() -> None:

@@ -1,0 +1,170 @@
+"""What a rank finds out about its node alone: versions, GPUs, disk, /dev/shm."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
+from pretrain.config.tree import Config
+from pretrain.ranks.devices import MACHINE, use_cuda, why_no_cuda
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.environment import package_versions
+
+SHM_FOR_NCCL = 1 << 30
+"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL exchanges through it within a node."""
+SHM_WITHOUT_GPU = 16 << 20
+PROBE_BYTES = 256 << 20
+FREE_GPU_SHARE = 0.9
+"""A GPU with less of its memory free before the run starts has somebody else's process on it."""
+
+
+class Unfit(Exception):
+    """Something is not as a run needs it; the text is one clause."""
+
+
+def version_facts() -> dict[str, str | None]:
+    """Versions of what must be equal everywhere; `program` is a digest of this program's own files."""
+    on_gpu = torch.cuda.is_available()
+    return {
+        **package_versions(),
+        "torch": torch.__version__,  # with its build, as +cu126
+        "CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        "driver": _driver_version(),
+        "program": _program_digest(),
+    }
+
+
+def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) -> dict[str, Any]:
+    """The node's GPUs as this rank sees them.
+
+    Args:
+        machine: the root of the file system, where NVIDIA's device files are looked for.
+
+    Raises:
+        Unfit: another number than expected, none for this rank, or its own is in use.
+        UserError: the node has GPUs that torch cannot use, and nobody asked for the CPU.
+    """
+    count = torch.cuda.device_count()
+    if expected is not None and count != expected:
+        raise Unfit(f"torch sees {count} GPUs of {expected}{f' ({why})' if (why := why_no_cuda()) else ''}")
+    if not use_cuda(machine):
+        return {"names": [], "free": None}
+    if local_rank >= count:
+        raise Unfit(f"local rank {local_rank} has no GPU: {count} visible")
+    names = []
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        names.append(f"{properties.name} {properties.total_memory / 2**30:.0f} GiB")
+    torch.cuda.set_device(local_rank)
+    free, total = torch.cuda.mem_get_info(local_rank)
+    if free < FREE_GPU_SHARE * total:
+        raise Unfit(
+            f"GPU {local_rank} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
+            "another process is on it"
+        )
+    return {"names": names, "free": free}
+
+
+def disk_facts(config: Config) -> dict[str, Any]:
+    """Room and write speed where the checkpoints go. Leaves nothing behind.
+
+    Raises:
+        Unfit: not enough room for the checkpoints that are kept and the one being written, or no writing.
+    """
+    directory = RunDirectory(config.run_path).checkpoints
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    shape = config.shape()
+    count = count_parameters(shape, count_attention(shape, config.policy()))
+    size = checkpoint_bytes(count, config.precision.dtype)
+    have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+    needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise Unfit(
+            f"{there} has {_size(free)} free, and this run's checkpoints need {_size(needed)} "
+            f"({_size(size)} each, checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
+        )
+    try:
+        speed = _write_speed(there, min(PROBE_BYTES, max(1 << 20, size)))
+    except OSError as error:
+        raise Unfit(f"{there} cannot be written to ({error.strerror})") from error
+    return {
+        "directory": str(there),
+        "checkpoint": size,
+        "needed": needed,
+        "free": free,
+        "bytes_per_second": speed,
+    }
+
+
+def shm_facts() -> dict[str, Any]:
+    """Size of /dev/shm.
+
+    Raises:
+        Unfit: less free than the ranks of a node need.
+    """
+    usage = shutil.disk_usage("/dev/shm")
+    needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
+    if usage.free < needed:
+        raise Unfit(
+            f"/dev/shm has {_size(usage.free)} of {_size(usage.total)} free, {_size(needed)} are needed: "
+            "remove what earlier jobs left there, or give the container more"
+        )
+    return {"total": usage.total, "free": usage.free}
+
+
+def _write_speed(directory: Path, size: int) -> float:
+    """Bytes per second of writing a file through to the disk and reading it back unchanged."""
+    block = os.urandom(1 << 20)  # not zeros: file systems that compress would not write them
+    with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as probe:
+        path = Path(probe) / "probe"
+        started = time.monotonic()
+        with path.open("wb") as file:
+            for _ in range(-(-size // len(block))):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        seconds = time.monotonic() - started
+        with path.open("rb") as file:
+            while chunk := file.read(len(block)):
+                if chunk != block:
+                    raise Unfit(f"a file written to {directory} reads back differently")
+    return size / max(seconds, 1e-9)
+
+
+def _driver_version() -> str | None:
+    """Of NVIDIA's kernel module; None on a machine without it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    match = re.search(r"Kernel Module\D*\s(\d+(?:\.\d+)+)", text)
+    return match[1] if match else text.splitlines()[0]
+
+
+def _program_digest() -> str:
+    """A node-local checkout that was not updated is found by this."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".json", ".yaml"):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

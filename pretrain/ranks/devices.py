@@ -1,0 +1,100 @@
+"""CPU or GPU: what the user asked for, what the machine has, and why torch cannot use it.
+
+A GPU machine whose CUDA does not work (a driver too old, a torch built for the CPU, a container without the
+devices) must not train on the CPU without a word. So there the CPU has to be asked for: by `run.device=cpu`,
+or by an empty CUDA_VISIBLE_DEVICES. Torch is imported only where it has to be asked.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Literal
+
+from pretrain.errors import UserError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MACHINE = Path("/")
+
+
+def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Carry out `run.device`; call it before torch, megatron-core or DeepSpeed look for a GPU.
+
+    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself.
+
+    Raises:
+        UserError: `cuda`, and torch can use none.
+    """
+    if device == "cpu":
+        environment[VISIBLE] = ""
+    elif device == "cuda" and (reason := why_no_cuda()):
+        raise UserError(
+            f"run.device=cuda, but {reason}; mend that, or set run.device=auto", rank_specific=True
+        )
+
+
+def use_cuda(machine: Path = MACHINE) -> bool:
+    """Whether this process trains on GPUs: if torch can use one, unless the CPU was asked for.
+
+    Raises:
+        UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
+    """
+    if cpu_was_asked_for(os.environ.get(VISIBLE)):
+        return False
+    reason = why_no_cuda()
+    if reason is not None and (devices := nvidia_devices(machine)):
+        raise UserError(
+            f"this machine has NVIDIA GPUs ({devices[0]}), but {reason}; mend that, or ask for the CPU with "
+            f"run.device=cpu or an empty {VISIBLE}",
+            rank_specific=True,
+        )
+    return reason is None
+
+
+def cpu_was_asked_for(visible: str | None) -> bool:
+    """What CUDA_VISIBLE_DEVICES says; CUDA uses none of a list that is empty or begins with -1."""
+    return visible is not None and visible.split(",")[0].strip() in ("", "-1")
+
+
+def nvidia_devices(machine: Path = MACHINE) -> list[str]:
+    """The traces of NVIDIA GPUs that need no library to see: device files, and the driver's list of GPUs.
+
+    Args:
+        machine: the root of the file system.
+    """
+    files = [*machine.glob("dev/nvidia[0-9]*"), *machine.glob("proc/driver/nvidia/gpus/*")]
+    return [str(path) for path in sorted(files)]
+
+
+def why_no_cuda() -> str | None:
+    """Torch's own reason why it can use no GPU, as a clause; None if it can use one."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what the clause says
+        if torch.cuda.is_available():
+            return None
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            hidden = f" (with {VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
+            return f"torch {torch.__version__} cannot use one: {lines[0].split('. ')[0].rstrip('.')}{hidden}"
+    return f"torch {torch.__version__} finds none"
+
+
+def gpu_names(visible: str | None, count: int) -> list[str]:
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
+
+    Args:
+        visible: what that variable says; None if it is not set.
+        count: how many of them CUDA uses: it ignores what follows a name that it does not know, and -1.
+    """
+    names = [str(index) for index in range(count)] if visible is None else visible.split(",")
+    return [name.strip() for name in names[:count]]

@@ -1,0 +1,155 @@
+"""The launcher's environment: which rank this process is, of how many, and where the ranks meet.
+
+The only file that reads what torchrun, DeepSpeed's launcher, srun or `--local-ranks` tell a process about the
+ranks (`launch` writes it). Imports no torch: errors and signals must be able to ask before torch is there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pretrain.errors import UserError
+
+
+@dataclass(frozen=True)
+class LaunchEnvironment:
+    """This process's place among the ranks, as torchrun, DeepSpeed's launcher or srun wrote it down."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @staticmethod
+    def read() -> LaunchEnvironment:
+        """One process on its own is rank 0 of 1.
+
+        Raises:
+            UserError: a half-set environment.
+        """
+        if "RANK" in os.environ:
+            names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        elif "SLURM_STEP_NUM_TASKS" in os.environ and "SLURM_PROCID" in os.environ:
+            names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS")
+        else:
+            return LaunchEnvironment(rank=0, local_rank=0, world_size=1)
+        launch = LaunchEnvironment(*(_whole_number(name, names[0]) for name in names))
+        if not 0 <= launch.rank < launch.world_size:
+            raise _launch_error(f"{names[0]}={launch.rank} is not among {names[2]}={launch.world_size} ranks")
+        if launch.world_size > 1:
+            for name in ("MASTER_ADDR", "MASTER_PORT"):
+                if name not in os.environ:
+                    raise _launch_error(
+                        f"{names[2]}={launch.world_size} but the environment does not set {name}"
+                    )
+            _whole_number("MASTER_PORT", "MASTER_ADDR")
+        return launch
+
+
+def speaks_for_all() -> bool:
+    """Whether this process is rank 0, or on its own; never raises, so that errors and signals can ask it."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def meeting_point() -> tuple[str, int] | None:
+    """Host and port at which rank 0 listens; None for a process on its own."""
+    if "MASTER_ADDR" not in os.environ:
+        return None
+    return os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT", "MASTER_ADDR")
+
+
+def launcher_listens() -> bool:
+    """Whether the launcher (torchrun, `--local-ranks`) holds the store at the meeting point, not rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def restarts() -> str:
+    """How often torchrun has started the ranks again: its store still holds what the last ones wrote."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def node_name() -> str:
+    """This node's name, the one that `sbatch --exclude` knows."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def head_node() -> str | None:
+    """The node of rank 0, if srun says so."""
+    hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
+    return hosts[0] if hosts else None
+
+
+def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a process that is no rank of this step, but starts ranks of its own."""
+    return {name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")}
+
+
+def missing_nodes(
+    missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
+) -> dict[int, str | None]:
+    """The node of each missing rank, as far as the launcher's environment and the other ranks tell.
+
+    Args:
+        present: rank -> node of those that came.
+    """
+    planned = _slurm_nodes(environment, world_size)
+    if planned and any(planned[rank] != node for rank, node in present.items()):
+        planned = []  # a distribution other than block
+    local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
+    found: dict[int, str | None] = {}
+    for rank in missing:
+        found[rank] = planned[rank] if planned else None
+        if not planned and local:
+            group = range(rank - rank % local, rank - rank % local + local)
+            found[rank] = next((present[other] for other in group if other in present), None)
+    return found
+
+
+def expand_hosts(text: str) -> list[str]:
+    """Slurm's `n[1-3,7],gpu-a[01-02]` -> its host names."""
+    names: list[str] = []
+    for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
+        bracket = re.search(r"\[([^\]]*)\]", part)
+        if not bracket:
+            names.append(part)
+            continue
+        head, tail = part[: bracket.start()], part[bracket.end() :]
+        for item in bracket[1].split(","):
+            first, _, last = item.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names += expand_hosts(f"{head}{number:0{len(first)}d}{tail}")
+    return names
+
+
+def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
+    """Node of every rank under srun's block distribution; empty if the variables do not say."""
+    hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
+    counts: list[int] = []
+    for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not match:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != len(hosts) or sum(counts) != world_size:
+        return []
+    return [host for host, count in zip(hosts, counts, strict=True) for _ in range(count)]
+
+
+def _whole_number(name: str, beside: str) -> int:
+    """The environment variable `name`, which whoever sets `beside` sets too."""
+    if name not in os.environ:
+        raise _launch_error(f"the environment sets {beside} but not {name}")
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise _launch_error(f"{name}={os.environ[name]!r} in the environment is not a whole number") from None
+
+
+def _launch_error(problem: str) -> UserError:
+    remedy = (
+        "start ranks with torchrun, --local-ranks, or srun with MASTER_ADDR and MASTER_PORT of the first node"
+    )
+    return UserError(f"{problem}; {remedy}", rank_specific=True)

@@ -1,0 +1,143 @@
+"""CPU or GPU: a GPU machine whose CUDA does not work is refused unless the CPU was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.errors import UserError
+from pretrain.ranks.devices import ask_for, cpu_was_asked_for, gpu_names, nvidia_devices, use_cuda
+from pretrain.sweep.running import visible_devices
+from tests.ranks import ROOT, rank_environment
+from tests.tiny import tiny_overrides
+
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that can use no GPU")
+
+
+@pytest.fixture(params=["dev/nvidia0", "proc/driver/nvidia/gpus/0000:17:00.0/information"])
+def gpu_machine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a file system with a trace of an NVIDIA GPU; nobody has asked for anything."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file = tmp_path / request.param
+    file.parent.mkdir(parents=True)
+    file.touch()
+    return tmp_path
+
+
+@without_cuda
+def test_a_gpu_machine_without_usable_cuda_is_refused(gpu_machine: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        use_cuda(gpu_machine)
+    sentence = str(refused.value)
+    assert str(gpu_machine) in sentence and f"torch {torch.__version__} " in sentence
+    assert "run.device=cpu" in sentence and "CUDA_VISIBLE_DEVICES" in sentence and "\n" not in sentence
+    assert refused.value.rank_specific  # the GPUs of other nodes may work
+
+
+@without_cuda
+def test_slurms_word_for_no_gpu_is_not_a_wish_for_the_cpu(
+    gpu_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "NoDevFiles")
+    with pytest.raises(UserError, match="this machine has NVIDIA GPUs"):
+        use_cuda(gpu_machine)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", " -1, 0"])
+def test_the_cpu_can_be_asked_for(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert cpu_was_asked_for(visible)
+    assert use_cuda(gpu_machine) is False
+
+
+def test_the_config_key_hides_the_gpus(gpu_machine: Path) -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    ask_for("auto", environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    ask_for("cpu", environment)
+    assert environment == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@without_cuda
+def test_cuda_that_is_asked_for_must_be_there() -> None:
+    with pytest.raises(UserError, match=r"run\.device=cuda, but torch .* CUDA"):
+        ask_for("cuda", {})
+
+
+@without_cuda
+def test_a_machine_without_gpus_trains_on_its_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "dev").mkdir()
+    for name in ("null", "nvidiactl", "nvidia-uvm"):  # a driver that is loaded, and no GPU
+        (tmp_path / "dev" / name).touch()
+    assert nvidia_devices(tmp_path) == []
+    assert use_cuda(tmp_path) is False
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [
+        (None, 2, ["0", "1"]),
+        ("2, 5", 2, ["2", "5"]),
+        ("GPU-8932f937,MIG-1", 2, ["GPU-8932f937", "MIG-1"]),
+        ("1,-1,2", 1, ["1"]),
+        *[(visible, 0, []) for visible in (None, "", "-1", "NoDevFiles", "0,1")],
+    ],
+)
+def test_names_of_gpus(visible: str | None, count: int, names: list[str]) -> None:
+    assert gpu_names(visible, count) == names
+
+
+@without_cuda
+@pytest.mark.parametrize("visible", ["-1", "NoDevFiles", "", "0,-1"])
+def test_a_sweep_gives_out_only_gpus_that_torch_can_use(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_devices() == []
+
+
+@without_cuda
+@pytest.mark.skipif(not Path("/proc/driver").is_dir(), reason="needs /proc/driver to lay a directory over")
+@pytest.mark.parametrize("verb", ["train", "doctor"])
+def test_the_verbs_refuse_a_gpu_machine_without_usable_cuda(
+    tmp_path: Path, tiny_shards: Path, verb: str
+) -> None:
+    """The real command line in a mount namespace whose /proc/driver is that of a GPU machine."""
+    machine = tmp_path / "driver"
+    (machine / "nvidia/gpus/0000:17:00.0").mkdir(parents=True)
+    lay = f"mount --bind {machine} /proc/driver"
+    namespace = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    if subprocess.run([*namespace, lay], capture_output=True).returncode:
+        pytest.skip("needs mount namespaces")
+    environment = {
+        name: value for name, value in rank_environment().items() if name != "CUDA_VISIBLE_DEVICES"
+    }
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        overrides = tiny_overrides(tiny_shards, tmp_path / "runs", "run", schedule__steps=3)
+        command = [sys.executable, "-m", "pretrain", verb, "demo", *overrides, *more]
+        return subprocess.run(
+            [*namespace, f'{lay} && exec "$@"', "sh", *command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    refused = run() if verb == "doctor" else run("--local-ranks", "2")
+    sentence = "this machine has NVIDIA GPUs (/proc/driver/nvidia/gpus/0000:17:00.0), but torch "
+    if verb == "train":
+        assert refused.returncode == 2
+        (line,) = refused.stderr.splitlines()
+        assert line.startswith(f"error: {sentence}")
+        assert not (tmp_path / "runs/run").exists()
+    else:
+        assert refused.returncode == 3 and sentence in refused.stdout
+    done = run("run.device=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr

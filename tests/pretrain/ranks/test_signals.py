@@ -1,0 +1,41 @@
+"""Which process of several tells the user that Ctrl-C was heard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks import ROOT, rank_environment
+
+PROGRAM = """
+import os, signal
+from pretrain.ranks.signals import StopSignals
+signals = StopSignals().install()
+os.kill(os.getpid(), signal.SIGINT)
+assert signals.stop
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "speaks"),
+    [
+        ({}, True),
+        ({"RANK": "0", "SLURM_PROCID": "3"}, True),
+        ({"RANK": "1"}, False),
+        ({"SLURM_PROCID": "0"}, True),
+        ({"SLURM_PROCID": "1"}, False),
+    ],
+)
+def test_one_rank_answers_ctrl_c(environment: dict[str, str], speaks: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=rank_environment() | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("stopping after this step" in done.stdout) is speaks
