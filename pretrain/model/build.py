@@ -36,7 +36,8 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     )
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
-    return model.to(context.device)
+    # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
+    return model.to(context.device, DTYPES[config.precision.dtype])
 
 
 def transformer_config(config: Config) -> TransformerConfig:

@@ -21,6 +21,10 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "learned": {"model__position_embedding": "learned", "run__seed": 5},
     "scores": {"attention__variant": "synthesizer_random"},
 }
+# Learned positions are the weights that megatron-core makes in fp32 whatever the compute dtype.
+BF16: dict[str, dict[str, Any]] = {
+    "bf16": {"model__position_embedding": "learned", "precision__dtype": "bf16"}
+}
 FOUR_RANKS: dict[str, dict[str, Any]] = {
     "tensor-parallel": {**PARALLEL, "attention__variant": "vanilla", "model__num_query_groups": 2},
     # On each rank a head trains and one is frozen in layer 0; in layer 1 one trains, on rank 0.
@@ -52,8 +56,8 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     payload = {"runs": all_of(FOUR_RANKS)}
     assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 4
     payload = {
-        "runs": all_of(ONE_RANK),
-        "load": [str(runs / name) for name in (*ONE_RANK, *FOUR_RANKS)],
+        "runs": all_of({**ONE_RANK, **BF16}),
+        "load": [str(runs / name) for name in (*ONE_RANK, *BF16, *FOUR_RANKS)],
         "models": [tiny_overrides(tiny_shards, runs, "model", **more) for more in MODELS],
         "spoilt": str(runs / "spoilt"),
     }
@@ -61,8 +65,8 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 
 
 def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers: dict[str, Any]) -> None:
-    assert answers["states"] == ["finished"] * 3
-    assert set(answers["losses"]) == {*ONE_RANK, *FOUR_RANKS}
+    assert answers["states"] == ["finished"] * 4
+    assert set(answers["losses"]) == {*ONE_RANK, *BF16, *FOUR_RANKS}
     for loaded, logged in answers["losses"].values():
         assert loaded == pytest.approx(logged, rel=1e-5)
         assert logged < 5.8  # an untrained model has ln 512 = 6.24
