@@ -4,9 +4,8 @@ With q_h = W_q x of head h (k likewise), in this order:
 
     low_rank     q_h += B_qh A_q x,  k_h += B_kh A_k x    A [rank, hidden] shared by the heads; B starts at 0
     core         q_h ← C_h q_h                            C_h [head_dim, head_dim] starts as I; queries only
-    qk_norm      q_h ← g_qh ∘ q_h / rms(q_h), k alike     gains g start at 1 (it changes the scale from the
-                                                          start, to that which orthonormal rows have on
-                                                          average)
+    qk_norm      q_h ← g_qh ∘ q_h / rms(q_h), k alike     gains g start at 1; the scale becomes at once the
+                                                          one that orthonormal rows have on average
     logit_scale  q_h ← s_h q_h                            s_h starts at 1
 
 All but A belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's
@@ -14,6 +13,8 @@ gradient of it covers its own heads only, so it carries the mark `partial_gradie
 product A x is made by the projection layer, in the collective that its other products share.
 
 The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm.
+
+Version-sensitive: sets the marks by which megatron-core 0.16 knows a tensor-parallel parameter.
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
 Two things may be added: some of the heads may have trainable W_q and W_k instead (`HeadSplit`), and the
-    frozen ones may be corrected by `adapters`.
+frozen ones may be corrected by `adapters`.
 
 All products of x share one autograd function, so that the layer performs exactly the collectives of
 megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the input
 gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward. Two
 column-parallel layers side by side would double them.
+
+Version-sensitive: takes the place of megatron-core 0.16's SelfAttention and of its linear_qkv.
 """
 
 from __future__ import annotations
@@ -54,8 +56,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        # megatron-core numbers layers globally from 1 and does not tell linear_qkv the number; the bank
-        # counts from 0.
+        # megatron-core numbers layers globally, from 1, and does not tell linear_qkv; the bank does so from 0.
         linear_qkv = partial(
             FrozenQueryKeyValueLinear,
             policy=policy,
@@ -91,14 +92,16 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         query_key_weight: non-persistent buffer `[(frozen heads + frozen groups) * head_dim, hidden]` in the
             compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and
             saves parameters, frozen or not.
-        value_weight: parameter `[groups * head_dim, hidden]`, marked as tensor-parallel for DeepSpeed's
-            gradient norm.
+        value_weight: parameter `[groups * head_dim, hidden]`. Like every sharded one it is marked as tensor
+            parallel, for DeepSpeed's gradient norm.
         trains_from_bank: `trained_query_key` starts from the rows that the same heads have in the bank; else
             from vanilla's values.
         trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
             where all heads of this rank are frozen.
         low_rank_down: parameter `[2 * rank, hidden]`, A_q above A_k of the adapter low_rank, or None.
         adapters: the other parameters of the adapters, or None.
+        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order; empty
+            where all heads of this rank are frozen.
     """
 
     query_key_weight: torch.Tensor
@@ -140,18 +143,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         device = torch.cuda.current_device()
         self.register_buffer("query_key_weight", self.regenerate().to(device), persistent=False)
         self.value_weight = self._sharded(self.num_groups, input_size, device)
-        trainable = sum(len(self.heads.trainable[role]) for role in ROLES)
-        self.trained_query_key = self._sharded(trainable, input_size, device) if trainable else None
-        self.trains_from_bank = bool(policy.unfreeze)
-        if policy.unfreeze and self.trained_query_key is not None:
-            group = phases_of_layers(policy.unfreeze, config.num_layers)[layer]
-            self.trained_query_key.optimizer_group = group  # type: ignore[attr-defined]  # see `freeze`
-        # Positions of (frozen, then trainable) heads that restore their order; unneeded if none are
-        # trainable.
-        orders = (
-            [torch.tensor(self.heads.order(role), device=device) for role in ROLES] if trainable else None
-        )
-        self.head_orders = orders
+        self._add_trainable_heads(policy, config.num_layers, input_size, device)
         self._add_adapters(policy, input_size, device)
 
     def _sharded(self, num_heads: int, input_size: int, device: Any) -> torch.nn.Parameter:
@@ -159,6 +151,19 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
         set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
         return weight
+
+    def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, input_size: int, device: Any) -> None:
+        self.trained_query_key: torch.nn.Parameter | None = None
+        self.head_orders: dict[Role, torch.Tensor] = {}
+        self.trains_from_bank = bool(policy.unfreeze)
+        count = sum(len(self.heads.trainable[role]) for role in ROLES)
+        if not count:
+            return
+        self.trained_query_key = self._sharded(count, input_size, device)
+        self.head_orders = {role: torch.tensor(self.heads.order(role), device=device) for role in ROLES}
+        if policy.unfreeze:
+            group = phases_of_layers(policy.unfreeze, num_layers)[self.layer]
+            self.trained_query_key.optimizer_group = group  # type: ignore[attr-defined]  # see `freeze`
 
     def _add_adapters(self, policy: QKPolicy, input_size: int, device: Any) -> None:
         self.adapters: QueryKeyAdapters | None = None
@@ -193,38 +198,45 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[seq(/tp), batch, hidden]` -> query, key, value `[seq, batch, heads or groups, head_dim]`."""
-        trained_weights = [
-            weight
-            for weight in (self.value_weight, self.trained_query_key, self.low_rank_down)
-            if weight is not None
-        ]
-        frozen, value, *others = _FrozenAndTrainableProducts.apply(
-            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, *trained_weights
-        )
-        trained = others.pop(0) if self.trained_query_key is not None else None
-        low_rank = others.pop(0) if self.low_rank_down is not None else None
-        query, key = self._split(frozen, self.heads.frozen)
+        products = self._products(hidden_states)
+        query, key = self._split(products["frozen"], self.heads.frozen)
         if self.adapters is not None:
-            query, key = self.adapters(query, key, low_rank)
-        if trained is not None and self.head_orders is not None:
-            pairs = zip(
-                (query, key), self._split(trained, self.heads.trainable), self.head_orders, strict=True
-            )
-            query, key = (torch.cat(pair, dim=2).index_select(2, order) for *pair, order in pairs)
-        return query, key, value.unflatten(-1, (self.num_groups, self.recipe.head_dim))
+            query, key = self.adapters(query, key, products.get("low_rank"))
+        if "trained" in products:
+            trained_query, trained_key = self._split(products["trained"], self.heads.trainable)
+            query = self._in_order("query", query, trained_query)
+            key = self._in_order("key", key, trained_key)
+        return query, key, products["value"].unflatten(-1, (self.num_groups, self.recipe.head_dim))
+
+    def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""
+        weights = {
+            "value": self.value_weight,
+            "trained": self.trained_query_key,
+            "low_rank": self.low_rank_down,
+        }
+        learned = {name: weight for name, weight in weights.items() if weight is not None}
+        frozen, *others = _FrozenAndTrainableProducts.apply(
+            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, *learned.values()
+        )
+        return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
+
+    def _in_order(self, role: Role, frozen: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
+        """Frozen and trainable heads `[seq, batch, heads, head_dim]` -> all of them, by their numbers."""
+        return torch.cat((frozen, trained), dim=2).index_select(2, self.head_orders[role])
 
     def _split(
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        query, key = (len(heads[role]) for role in ROLES)
-        rows = rows.unflatten(-1, (query + key, self.recipe.head_dim))
-        return rows.split((query, key), dim=2)
+        """Products of query rows above key rows -> queries, keys `[seq, batch, heads, head_dim]`."""
+        queries, keys = len(heads["query"]), len(heads["key"])
+        rows = rows.unflatten(-1, (queries + keys, self.recipe.head_dim))
+        query, key = rows.split((queries, keys), dim=2)
+        return query, key
 
 
 class _FrozenAndTrainableProducts(torch.autograd.Function):
-    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with a gradient for x and each W_i and none for
-    W_f.
-    """
+    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not W_f."""
 
     @staticmethod
     def forward(

@@ -1,10 +1,12 @@
-"""Everything that leans on megatron-core's internals, in one place: the version check and what a CPU rank
-needs.
+"""The version check, and all that this program replaces of megatron-core and torch: what a CPU rank needs.
 
 megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
-(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`). `prepare_megatron_core`
-supplies
-CPU equivalents with the same meaning, and only when the device is the CPU: on CUDA nothing is replaced.
+(`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
+`prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
+on CUDA nothing is replaced.
+
+Version-sensitive, like every file of this package that imports megatron-core: each says what it leans on
+after this word. To support another version, read them all.
 """
 
 from __future__ import annotations
@@ -57,11 +59,11 @@ def _minor_version(text: str) -> tuple[int, ...]:
 
 
 def silence_expected_warnings() -> None:
-    """Drop the notices that megatron-core raises by itself and that no user can act on; call before importing
-    it.
+    """Drop the notices that importing and using megatron-core raises and that no user can act on.
 
-    They say that Apex and Transformer Engine, which this program does not use, are absent; that a default of
-    megatron-core's own config is deprecated; and that collectives it calls will be renamed in a later torch.
+    Call it before megatron-core is imported. They say that Apex and Transformer Engine, which this program
+    does not use, are absent; that a default of megatron-core's own config is deprecated; and that collectives
+    it calls will be renamed in a later torch.
     """
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),

@@ -1,7 +1,7 @@
 """What DeepSpeed may see: the trainable parameter groups handed to it, and the audit of what it really holds.
 
-Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers (`LOW_PRECISION_GROUPS`,
-`_zero_partitions`).
+Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in `_zero_partitions` and
+under the names in `LOW_PRECISION_GROUPS`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 
     Parameters with the same mark `optimizer_group` make a group after the others: what becomes trainable
     later has a step count of its own, and leaves the groups before it as they were.
-    Weight decay is for matrices: not for vectors (LayerNorm), nor for what starts as the identity and says so
-    (`no_weight_decay`).
+    Weight decay is for matrices. Vectors (LayerNorm) have none, nor has what starts as the identity and
+    carries the mark `no_weight_decay`.
     """
     members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():

@@ -3,6 +3,8 @@
 Both are asked of the live model instead of read from its parameters, so they hold for every variant and
 adapter: W_Q is what the layer makes of the unit vectors, the attention distribution what its core attention
 makes of them as values.
+
+Version-sensitive: calls methods of megatron-core 0.16's attention modules one by one.
 """
 
 from __future__ import annotations

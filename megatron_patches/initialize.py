@@ -4,6 +4,9 @@ megatron-core draws weights from a global generator in module order, so a varian
 would start everywhere else from other values. Here each *row* of each full weight matrix has a random stream
 of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen
 variant equals V of vanilla.
+
+Version-sensitive: walks megatron-core 0.16's GPTModel by the names of its modules, and knows how it shards
+and interleaves their weights.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: B
     layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
 
     Args:
-        recipe: of the bank that the Q and K of wholly trainable layers start from; None: like every other
-            matrix.
+        recipe: of the bank that the Q and K of wholly trainable layers start from; None: they start like
+            every other matrix.
 
     DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
     gets it here.
@@ -103,8 +106,7 @@ class _Initializer:
                 layer_shard(self.recipe, layer, role, self.rank, self.size, torch.float32)
                 for role in ("query", "key")
             )
-        # megatron-core interleaves its fused weight by group: [q … q k v] for group 0, then group 1, and so
-        # on.
+        # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
         parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
         set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)

@@ -1,4 +1,7 @@
-"""Turning a policy into a megatron-core model: ModuleSpec substitution, never monkey-patching of layers."""
+"""Turning a policy into a megatron-core model: ModuleSpec substitution, never monkey-patching of layers.
+
+Version-sensitive: writes down megatron-core 0.16's spec of a GPT layer, with our modules in their places.
+"""
 
 from __future__ import annotations
 

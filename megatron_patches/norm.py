@@ -1,4 +1,7 @@
-"""LayerNorm whose parameters say that their gradients are partial under sequence parallelism."""
+"""LayerNorm whose parameters say that their gradients are partial under sequence parallelism.
+
+Version-sensitive: has the constructor that megatron-core 0.16 calls.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
     megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism
     every tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a
-    partial sum: the
-    `sequence_parallel` mark on the parameters is what `freeze.reduce_sequence_parallel_gradients` looks for.
+    partial sum. `freeze.reduce_partial_gradients` completes it: it looks for the mark `sequence_parallel`.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:

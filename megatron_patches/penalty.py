@@ -6,6 +6,8 @@ over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we
 regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the term of its own heads to
 its loss: no weight leaves the module that owns it, so the term is right under tensor parallelism (each head
 counts on one rank) and under ZeRO-3 (weights are whole only inside their module's forward and backward).
+
+Version-sensitive: knows how megatron-core 0.16 interleaves queries, keys and values in its fused weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How scores become a context vector: PyTorch's fused attention as a megatron-core core attention."""
+"""How scores become a context vector: PyTorch's fused attention as a megatron-core core attention.
+
+Version-sensitive: has the constructor and the forward that megatron-core 0.16's SelfAttention calls.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
 
     On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used.
-    Every variant of this program goes through this module, so a comparison between them never compares two
-    attention kernels.
+    Every variant that has queries and keys goes through this module, so a comparison between two of them
+    never compares two attention kernels.
     """
 
     def __init__(

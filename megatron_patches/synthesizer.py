@@ -9,6 +9,8 @@ collectives are those of the ordinary layer. A rank owns the scores of its heads
 
 P_h is the same for every sample of a batch, so without a mask and without dropout it is made once and applied
 as one product per group, [heads · seq, seq] × [seq, batch · head_dim].
+
+Version-sensitive: has the constructor and the forward of megatron-core 0.16's SelfAttention.
 """
 
 from __future__ import annotations

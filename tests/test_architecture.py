@@ -1,6 +1,8 @@
 """The house rules of the packages: imports go one way, the loop knows no variant, files stay short."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,87 @@ def test_only_pretrain_imports_deepspeed() -> None:
     for package in ("megatron_patches", "data_pipeline"):
         for path in modules(package):
             assert "deepspeed" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+LAUNCHER = {
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"),
+    *("SLURM_STEP_TASKS_PER_NODE", "SLURMD_NODENAME"),
+}
+"""What a launcher tells a rank about the ranks."""
+
+
+def launcher_variables(path: Path) -> set[str]:
+    """Those of LAUNCHER that a file names, but for `os.environ[NAME] = ...`, which only writes."""
+    tree = ast.parse(path.read_text())
+    written = {
+        id(node.slice)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    }
+    constants = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in written
+    )
+    return {node.value for node in constants if isinstance(node.value, str)} & LAUNCHER
+
+
+def test_one_file_reads_the_launchers_environment() -> None:
+    readers = {str(path.relative_to(ROOT)) for path in modules("pretrain") if launcher_variables(path)}
+    # `launch` is a launcher: it writes what `environment` reads.
+    assert readers == {"pretrain/ranks/environment.py", "pretrain/ranks/launch.py"}
+    assert launcher_variables(ROOT / "pretrain/ranks/environment.py") == LAUNCHER
+
+
+def test_ranks_and_signals_are_known_without_torch() -> None:
+    """Signal handlers and refusals come before torch, whose import takes seconds."""
+    names = ("environment", "signals", "devices")
+    program = f"import sys, {', '.join(f'pretrain.ranks.{name}' for name in names)}, pretrain.__main__"
+    done = subprocess.run([sys.executable, "-c", f"{program}; sys.exit('torch' in sys.modules)"], cwd=ROOT)
+    assert done.returncode == 0
+
+
+def replaced_attributes(path: Path) -> set[str]:
+    """`module.name` of everything of somebody else's modules that a file assigns to."""
+    tree = ast.parse(path.read_text())
+    modules = {
+        (alias.asname or alias.name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    targets = [
+        target
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    found = {ast.unparse(target) for target in targets if isinstance(target, ast.Attribute)}
+    return {name for name in found if name.split(".")[0] in modules}
+
+
+def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
+    found = {
+        str(path.relative_to(ROOT)): names
+        for package in PACKAGES
+        for path in modules(package)
+        if (names := replaced_attributes(path))
+    }
+    assert found == {
+        "megatron_patches/compat.py": {
+            "torch.cuda.current_device",
+            "megatron_random._CUDA_RNG_STATE_TRACKER",
+            "megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED",
+        }
+    }
+
+
+def test_what_is_written_against_a_version_says_so() -> None:
+    """A reader who raises megatron-core's version finds every file to look at by one word."""
+    for path in modules("megatron_patches"):
+        against = any(name.startswith("megatron.core") for name in imports(path))
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        assert ("Version-sensitive" in docstring) >= against, path.relative_to(ROOT)
 
 
 def test_the_loop_names_no_variant() -> None:
