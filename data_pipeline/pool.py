@@ -61,8 +61,8 @@ def run_tasks(
     One worker means this process. `function` is pickled once for every worker (they are spawned, not forked).
 
     Raises:
-        DataError: a worker raised it or died; the other workers are stopped first. The message names the
-        input file.
+        DataError: a worker raised it or died, and the message names the input file. The other workers are
+            stopped first.
     """
     if workers == 1 or len(tasks) < 2:
         return [function(task, report) for task in tasks]

@@ -256,8 +256,8 @@ def _lines(stream: BinaryIO, piece: Piece) -> Iterator[bytes]:
 def _zstd_chunks(stream: BinaryIO) -> Iterator[bytes]:
     """Decompressed bytes of every frame.
 
-    zstandard's own readers stop after the first frame or end silently in a cut one, so frames are followed
-    here.
+    zstandard's own readers stop after the first frame, or end silently in one that was cut off. So frames are
+    followed here.
     """
     decompressor = None
     while chunk := stream.read(_READ_BYTES):

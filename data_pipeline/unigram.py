@@ -16,8 +16,8 @@ from data_pipeline.reader import open_shard
 def perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
     """Perplexity of the unigram distribution of training tokens (add-one smoothing) on held-out tokens.
 
-    What a model reaches that knows how frequent each token is and nothing else: a language model must be
-    well below.
+    It is what a model reaches that knows how frequent each token is and nothing else. A language model must
+    be well below it.
 
     Args:
         train, held_out: [vocab_size] how often each id occurs.

@@ -169,8 +169,10 @@ def _overlap(key: str, other: str) -> bool:
 
 
 def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
-    """The runs of a grid in their order: for each seed, each entry of the list, each combination of the grid
-    (the last key fastest).
+    """The runs of a grid in their order.
+
+    For each seed come all entries of the list, for each entry all combinations of the grid, in which the last
+    key varies fastest.
 
     Args:
         overrides: (key, value) from the command line; they win over `set`.

@@ -57,8 +57,8 @@ def plan_sweep(
         check_data: also read the manifests of the data.
 
     Raises:
-        UserError: a run's configuration is refused, or two are the same run, or a run directory holds
-            another run.
+        UserError: a run's configuration is refused, or two of them are the same run, or the directory of one
+            holds another run.
     """
     base = base or grid.content.base
     planned: list[PlannedRun] = []

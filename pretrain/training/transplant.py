@@ -3,8 +3,8 @@
 Version-sensitive: reads and writes the partitions of DeepSpeed 0.19's ZeRO-1/2 and BF16 optimizers. Each
 optimizer group is one flat fp32 tensor per data-parallel rank, and the wrapped AdamW keeps its moments and
 step count by that tensor. Groups that both engines have are made of the same parameters in the same order,
-hence cut alike: each rank copies its own partitions, without arithmetic or communication, so that every bit
-survives.
+hence cut alike: each rank copies its own partitions, without arithmetic or communication. So every bit
+survives the move.
 """
 
 from __future__ import annotations
