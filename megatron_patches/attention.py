@@ -56,7 +56,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
-        # megatron-core numbers layers globally, from 1, and does not tell linear_qkv; the bank does so from 0.
+        # megatron-core numbers layers globally, from 1, and does not tell linear_qkv; the bank counts from 0.
         linear_qkv = partial(
             FrozenQueryKeyValueLinear,
             policy=policy,

@@ -14,6 +14,21 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
   echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
   exit 2
 }
+
+# The runs that the given directories are, or hold: one per line.
+ora_runs_in() {
+  local directory inside
+  for directory in "$@"; do
+    if [ -f "$directory/config.yaml" ]; then
+      echo "$directory"
+    else
+      for inside in "$directory"/*/config.yaml; do
+        [ ! -f "$inside" ] || dirname "$inside"
+      done
+    fi
+  done
+}
+
 ora_start
 ora_need ORA_RUNS
 read -r -a given <<<"$ORA_RUNS"

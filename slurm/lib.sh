@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# What every job script of this directory shares. Sourced, never run; decisions are Python's (pretrain/job/segments.py).
+# What every job script of this directory shares: settings, signals, and how a job is requeued. Sourced, never run.
+# What is shared by those that train is in training.sh. Decisions are Python's (pretrain/job/segments.py).
 #
 # Settings are environment variables, from `VAR=… sbatch …`, or from the site file (slurm/site.sh, see site.example.sh; a
 # variable that is already set wins over the site file if the site file writes it as `: "${VAR:=value}"`). A list is
-# words parted by blanks, so a path in it must have none.
+# words separated by blanks, so no path in it may contain one.
 #
 #   for every script
 #   ORA_ROOT                  checkout of ora-pretrain, the same on every node           directory where sbatch was called
@@ -41,7 +42,6 @@
 set -uo pipefail
 
 ORA_SIGNALS=0   # how many signals this shell has handled: `wait` returns early at each
-ORA_END_WORDS=(--kill-on-bad-exit=1 --wait=60) # a rank that fails ends the others
 ORA_CONTINUE=0  # 1: the time limit or a preemption is near (SIGUSR1)
 ORA_PASSING=    # process that passes SIGUSR1 on
 ORA_STOPPED=0   # 1: somebody wants this to end (SIGTERM)
@@ -118,6 +118,12 @@ ora_on_term() {
   timeout 10 scancel --quiet --signal=TERM "$ORA_JOB" 2>/dev/null &
 }
 
+# Whether somebody wants this script to end, now or at the next good moment.
+ora_asked_to_end() { [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ]; }
+
+# Once the ranks have ended, there is nobody left to pass a signal on to.
+ora_stop_passing() { [ -z "$ORA_PASSING" ] || kill "$ORA_PASSING" 2>/dev/null; }
+
 # Until it is ended, or this shell is. To the job's steps only, not to this shell.
 ora_pass_on() {
   trap - TERM USR1
@@ -154,7 +160,7 @@ ora_job_field() {
   return 1
 }
 
-# Ends this script. The nodes given as $1 are left out from now on.
+# Ends this script. The nodes in $1, a list with commas that may be empty, are left out from now on.
 ora_requeue() {
   trap '' TERM USR1 # Slurm ends this shell as soon as it has requeued the job
   [ "$(ora_job_field JobState)" = RUNNING ] || {
@@ -162,7 +168,7 @@ ora_requeue() {
     exit 1
   }
   scontrol requeue "$ORA_JOB" || ora_fail "scontrol requeue failed: submit again to go on"
-  if [ -n "${1:-}" ]; then
+  if [ -n "$1" ]; then
     scontrol update "JobId=$ORA_JOB" "ExcNodeList=$1" || ora_say "could not exclude $1"
   fi
   ora_say "requeued${1:+ without $1}"
@@ -173,122 +179,9 @@ ora_requeue() {
 ora_conclude() {
   case $1 in
     finished) return 0 ;;
-    requeue) ora_requeue ;;
+    requeue) ora_requeue "" ;;
     *) return 1 ;;
   esac
-}
-
-# --- training ---------------------------------------------------------------------------------------------------------
-
-# ora_overrides WORD…: ORA_OVERRIDE_WORDS, of settings and the script's arguments; the later wins.
-ora_overrides() {
-  local words
-  read -r -a words <<<"${ORA_OVERRIDES:-}"
-  ORA_OVERRIDE_WORDS=(${words[@]+"${words[@]}"} "$@")
-  [ -z "${ORA_TIMEOUT_SECONDS:-}" ] ||
-    ORA_OVERRIDE_WORDS=("parallel.timeout_seconds=$ORA_TIMEOUT_SECONDS" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"})
-}
-
-# ora_pretrain CONFIG [section.key=value]…: one segment of one run. 0: the run is finished; else it stays as it is, or the job
-# is requeued, which ends the script.
-ora_pretrain() {
-  local answer verdict run logs code
-  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return
-  read -r verdict run logs <<<"$answer"
-  [ "$verdict" = run ] || return 0
-  ora_say "run $run, $ORA_WORLD_SIZE ranks, logs in $logs"
-  ora_meeting_point
-  ora_doctor "$run" "$logs" "$@"
-  code=$?
-  if [ "$code" = 0 ] && [ "$ORA_CONTINUE$ORA_STOPPED" = 00 ]; then
-    # What all ranks refuse alike they also write there: which exit code srun returns is a race among them.
-    ORA_REFUSAL=$logs/refused ora_ranks "$logs/rank_%3t-%N.log" -m pretrain train "$@"
-    code=$?
-  fi
-  ora_after "$run" "$code"
-}
-
-# ora_sweep GRID [section.key=value]…: the runs of this task, one after the other. One that fails does not stop the next.
-ora_sweep() {
-  local answer line words failed=0
-  answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
-  while read -r line; do
-    [ -n "$line" ] || continue
-    IFS=$'\t' read -r -a words <<<"$line"
-    ora_pretrain "${words[@]}" </dev/null || failed=1
-    [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
-  done <<<"$answer"
-  return "$failed"
-}
-
-# Ranks per node and threads per rank.
-ora_shape() {
-  local tasks=${SLURM_NTASKS_PER_NODE:-1}
-  ORA_RANKS_PER_NODE=${ORA_RANKS_PER_NODE:-${tasks%%(*}}
-  ORA_WORLD_SIZE=$((ORA_RANKS_PER_NODE * SLURM_JOB_NUM_NODES))
-  export OMP_NUM_THREADS=${ORA_THREADS_PER_RANK:-${SLURM_CPUS_PER_TASK:-1}}
-}
-
-# Where the ranks meet: the head node's address as Slurm knows it, which also holds where names do not resolve.
-ora_meeting_point() {
-  local head address
-  head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-  address=$(scontrol show node -o "$head" | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
-  export MASTER_ADDR=${address:-$head}
-  export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that the system gives away
-  if [ -n "${ORA_INTERFACE:-}" ]; then
-    export GLOO_SOCKET_IFNAME=$ORA_INTERFACE NCCL_SOCKET_IFNAME=$ORA_INTERFACE
-  fi
-}
-
-# ora_ranks LOG ARGUMENTS…: Python with ARGUMENTS on every rank, one log each. A rank that fails ends the others.
-ora_ranks() {
-  local log=$1
-  shift
-  # A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on again later.
-  # shellcheck disable=SC2016
-  srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$ORA_WORLD_SIZE" --ntasks-per-node="$ORA_RANKS_PER_NODE" \
-    "${ORA_END_WORDS[@]}" --open-mode=append --output="$log" ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
-    bash -c 'trap "" USR1; exec "$@"' rank "${ORA_COMMAND[@]}" "$@" &
-  ora_wait $!
-}
-
-# The preflight, whose ranks report one another: one that fails must not take them along. 0: go on. A bad node: the job goes
-# on without it, which ends this script.
-ora_doctor() {
-  local run=$1 logs=$2 code words answer
-  local ORA_END_WORDS=(--kill-on-bad-exit=0 --wait=900)
-  shift 2
-  [ "${ORA_DOCTOR:-1}" != 0 ] || return 0
-  read -r -a words <<<"${ORA_DOCTOR_OPTIONS:-}"
-  ora_ranks "$logs/doctor_%3t-%N.log" -m pretrain doctor --report "$logs/doctor.json" ${words[@]+"${words[@]}"} -- "$@"
-  code=$?
-  [ "$code" != 0 ] && [ "$ORA_CONTINUE" = 0 ] || return "$code"
-  [ "$(ora_job_field JobState)" = RUNNING ] || return "$code"
-  answer=$(ora_python -m pretrain.job after-doctor "$run" "$logs/doctor.json" --already "$(ora_excluded)") || exit 1
-  [ -z "$answer" ] || ora_requeue "$answer"
-  return "$code" # it ended without a report: a crash like any other
-}
-
-# The nodes that the job leaves out now.
-ora_excluded() {
-  local nodes
-  nodes=$(ora_job_field ExcNodeList)
-  [ -z "$nodes" ] || [ "$nodes" = "(null)" ] || scontrol show hostnames "$nodes" | paste -sd,
-}
-
-# ora_after RUN EXIT_CODE: finished, requeue or stop.
-ora_after() {
-  local answer state preempted options=()
-  [ -z "$ORA_PASSING" ] || kill "$ORA_PASSING" 2>/dev/null
-  state=$(ora_job_field JobState) || state=UNKNOWN
-  preempted=$(ora_job_field PreemptTime)
-  [ "${preempted:-None}" = None ] || options+=(--preempted)
-  [ "$ORA_CONTINUE" = 0 ] || options+=(--asked)
-  answer=$(ora_python -m pretrain.job end-training "$1" --exit-code "$2" --job-state "$state" ${options[@]+"${options[@]}"}) ||
-    ora_fail "no decision about $1: submit again to go on"
-  ora_conclude "$answer"
 }
 
 # --- work without ranks -----------------------------------------------------------------------------------------------
@@ -308,37 +201,4 @@ ora_work() {
   ORA_WORKER=$!
   set +m
   ora_wait "$ORA_WORKER"
-}
-
-# ora_tokenize [OPTION]…: this task's share. It loses the unit at hand when it is ended, and goes on after a requeue.
-ora_tokenize() {
-  local index=$SLURM_ARRAY_TASK_ID inputs answer code state options=()
-  [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
-  read -r -a inputs <<<"$ORA_CORPUS"
-  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return
-  code=1 # if it was asked to stop before it began
-  [ "$ORA_CONTINUE$ORA_STOPPED" != 00 ] || {
-    ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \
-      --workers "${ORA_WORKERS:-${SLURM_CPUS_PER_TASK:-1}}" --task "$index" --num-tasks "$ORA_NUM_TASKS" "$@"
-    code=$?
-  }
-  state=$(ora_job_field JobState) || state=UNKNOWN
-  [ "$ORA_CONTINUE" = 0 ] || options+=(--asked)
-  answer=$(ora_python -m pretrain.job end-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" --exit-code "$code" \
-    --job-state "$state" ${options[@]+"${options[@]}"}) || return 1
-  ora_conclude "$answer"
-}
-
-# The runs that the given directories are, or hold: one per line.
-ora_runs_in() {
-  local directory inside
-  for directory in "$@"; do
-    if [ -f "$directory/config.yaml" ]; then
-      echo "$directory"
-    else
-      for inside in "$directory"/*/config.yaml; do
-        [ ! -f "$inside" ] || dirname "$inside"
-      done
-    fi
-  done
 }

@@ -19,6 +19,8 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
   echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
   exit 2
 }
+# shellcheck source=slurm/training.sh
+. "$ORA_ROOT/slurm/training.sh"
 ora_start
 ora_shape
 ora_overrides ${ORA_RUN_DIRECTORY:+"run.directory=$ORA_RUN_DIRECTORY"} "$@"

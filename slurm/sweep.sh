@@ -22,6 +22,23 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
   echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
   exit 2
 }
+# shellcheck source=slurm/training.sh
+. "$ORA_ROOT/slurm/training.sh"
+
+# ora_sweep GRID [section.key=value]…: the runs of this task, one after the other. One that fails does not stop the next.
+ora_sweep() {
+  local answer line words failed=0
+  answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
+    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
+  while read -r line; do
+    [ -n "$line" ] || continue
+    IFS=$'\t' read -r -a words <<<"$line"
+    ora_pretrain "${words[@]}" </dev/null || failed=1
+    [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
+  done <<<"$answer"
+  return "$failed"
+}
+
 ora_start
 ora_need ORA_GRID ORA_NUM_TASKS
 ora_shape

@@ -20,6 +20,26 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
   echo "error: $ORA_ROOT is no checkout of ora-pretrain: call sbatch in its root, or set ORA_ROOT" >&2
   exit 2
 }
+
+# ora_tokenize [OPTION]…: this task's share. It loses the unit at hand when it is ended, and goes on after a requeue.
+ora_tokenize() {
+  local index=$SLURM_ARRAY_TASK_ID inputs answer code state options=()
+  [ "$index" -lt "$ORA_NUM_TASKS" ] || ora_fail "array task $index of ORA_NUM_TASKS=$ORA_NUM_TASKS: give --array=0-$((ORA_NUM_TASKS - 1))"
+  read -r -a inputs <<<"$ORA_CORPUS"
+  ora_python -m pretrain.job begin-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" >/dev/null || return
+  code=1 # if it was asked to stop before it began
+  ora_asked_to_end || {
+    ora_work -m data_pipeline tokenize "${inputs[@]}" --tokenizer "$ORA_TOKENIZER" --out "$ORA_SHARDS" --name "$ORA_NAME" \
+      --workers "${ORA_WORKERS:-${SLURM_CPUS_PER_TASK:-1}}" --task "$index" --num-tasks "$ORA_NUM_TASKS" "$@"
+    code=$?
+  }
+  state=$(ora_job_field JobState) || state=UNKNOWN
+  [ "$ORA_CONTINUE" = 0 ] || options+=(--asked)
+  answer=$(ora_python -m pretrain.job end-tokenizing "$ORA_SHARDS" "$index" "$ORA_NUM_TASKS" --exit-code "$code" \
+    --job-state "$state" ${options[@]+"${options[@]}"}) || return 1
+  ora_conclude "$answer"
+}
+
 ora_start
 ora_need ORA_CORPUS ORA_TOKENIZER ORA_SHARDS ORA_NAME
 ORA_NUM_TASKS=${ORA_NUM_TASKS:-64} # not Slurm's count of array tasks, which is 2 for --array=3,5

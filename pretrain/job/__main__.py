@@ -15,7 +15,8 @@ import typer
 
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
-from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob, Tokenizing, Training, Work, errors_in
+from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
+from pretrain.job.work import Tokenizing, Training, Work, errors_in
 from pretrain.runs.directory import FINISHED, RunDirectory
 
 USER_MISTAKE = 2
@@ -72,7 +73,7 @@ def sweep_runs(
     num_tasks: Annotated[int, typer.Option(min=1)] = 1,
     world_size: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
-    """The runs of one task of a sweep. Answer: a line per run, its config and overrides parted by tabs."""
+    """The runs of one task of a sweep. Answer: a line per run, its config and overrides separated by tabs."""
     from pretrain.config.text import parse_overrides
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep

@@ -2,8 +2,7 @@
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
 its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. What it reached is the newest complete
-checkpoint's step, or the number of finished units of a tokenize task.
+whose node died without a word is known too, by its missing end. What the work is, and what it has reached, says `work`.
 """
 
 from __future__ import annotations
@@ -14,100 +13,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from data_pipeline.errors import DataError
-from data_pipeline.plan import read_plan
 from pretrain.errors import UserError
-from pretrain.reporting.log_errors import error_lines
-from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
+from pretrain.job.work import Work
+from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 
-CRASHED = "crashed"
 REQUEUE = "requeue"
 STOP = "stop"
 RUNNING_JOB = "RUNNING"
-
-
-class Work(Protocol):
-    """What a job works at: where it lies, how far it is, how it ended."""
-
-    @property
-    def directory(self) -> Path: ...
-
-    @property
-    def title(self) -> str:
-        """What a log calls it."""
-
-    @property
-    def records(self) -> Path:
-        """Where its segments are recorded, and their logs."""
-
-    def start(self) -> None:
-        """Forget how the segment before ended, so that this one's end is not taken from it."""
-
-    def reached(self) -> int:
-        """Something that grows when a restart would not begin where the last one began."""
-
-    def outcome(self, exit_code: int) -> str:
-        """FINISHED, CONTINUE, STOPPED or CRASHED, after its processes ended with `exit_code`."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """A training run; its directory says how it ended, which outranks the exit code."""
-
-    directory: Path
-
-    @property
-    def title(self) -> str:
-        return str(self.directory)
-
-    @property
-    def records(self) -> Path:
-        return self.directory / "slurm"
-
-    def start(self) -> None:
-        run = RunDirectory(self.directory)
-        if run.state() is not None:
-            run.write_state(RUNNING)
-
-    def reached(self) -> int:
-        return RunDirectory(self.directory).trained_steps()
-
-    def outcome(self, exit_code: int) -> str:
-        state = RunDirectory(self.directory).state()
-        return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
-
-
-@dataclass(frozen=True)
-class Tokenizing:
-    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
-
-    directory: Path
-    index: int
-    count: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.directory}, task {self.index} of {self.count},"
-
-    @property
-    def records(self) -> Path:
-        """Beside the shards: tokenize wants its directory for itself."""
-        return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
-
-    def start(self) -> None:
-        """Its only state is which units are there."""
-
-    def reached(self) -> int:
-        try:
-            _, units = read_plan(self.directory)
-        except DataError:
-            return 0  # no task has written the plan yet
-        return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
-
-    def outcome(self, exit_code: int) -> str:
-        return FINISHED if exit_code == 0 else CRASHED
 
 
 @dataclass(frozen=True)
@@ -120,8 +34,10 @@ class SlurmJob:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> SlurmJob:
-        """Raises:
-        UserError: not inside a Slurm job.
+        """From the variables that Slurm sets in a job.
+
+        Raises:
+            UserError: not inside a Slurm job.
         """
         if "SLURM_JOB_ID" not in environment:
             raise UserError("SLURM_JOB_ID is not set: this verb is for the job scripts in slurm/")
@@ -195,7 +111,7 @@ class Segments:
 
         Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
         something, a dead node wrote no end. Segments that found a bad node have a limit of their own. A new
-        submission counts from nought: somebody has looked at it.
+        submission begins at 0: somebody has looked at it.
         """
         records, count = self._records(job), 0
         bad_nodes = {record["restart"] for record in records if record["event"] == "exclude"}
@@ -297,15 +213,6 @@ class Segments:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
-
-
-def errors_in(logs: Path, most: int = 5) -> list[str]:
-    """The first sentences that ranks ended with, each once, with the log they stand in."""
-    sentences: dict[str, str] = {}
-    for path in sorted(logs.glob("*.log")):
-        for line in error_lines(path.read_text(errors="replace").splitlines()):
-            sentences.setdefault(line, f"{path.name}: {line}")
-    return list(sentences.values())[:most]
 
 
 def _facts(job: SlurmJob) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob, Training, errors_in
+from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob
+from pretrain.job.work import Training, errors_in
 from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 
 FIRST = SlurmJob("7", 0, "n[1-2]")
@@ -88,7 +89,7 @@ def test_crash_loop_is_counted_by_beginnings_without_a_newer_checkpoint(tmp_path
     assert record.stalled(SlurmJob("8", 0, "n1"), 6) == 1
 
 
-def test_a_job_number_that_comes_again_counts_from_nought(tmp_path: Path) -> None:
+def test_a_job_number_that_comes_again_begins_at_0(tmp_path: Path) -> None:
     record = segments(tmp_path)
     for number in range(2):
         record.begin(restart(number), 3)
