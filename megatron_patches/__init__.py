@@ -1,1 +1,29 @@
-"""The method: frozen per-head orthonormal Query/Key projections for megatron-core attention."""
+"""The method: frozen per-head orthonormal Query/Key projections. Read `attention` first.
+
+What is frozen, and how it is drawn
+    policy        a variant as data: initial values, what trains, which layers and heads
+    layers        `4-7` or `50%-100%` -> layer numbers
+    unfreeze      layers that become trainable on the way, phase by phase
+    orthonormal   (seed, layer, role, head) -> rows in float64, by
+    exact           a QR whose bits depend on no BLAS, and
+    structured      signed rows of Hadamard and cosine matrices
+    shards        which heads a tensor-parallel rank owns, its rows, their digests
+    score_recipe  the score matrices of a Synthesizer
+
+The layers
+    attention     frozen queries and keys, trainable values, one collective each way
+    adapters      small trainable corrections of frozen queries and keys
+    penalty       trainable queries and keys that are kept nearly orthonormal
+    synthesizer   scores that do not look at the tokens
+    scores        scores -> context vectors, for all that have queries and keys
+    norm          LayerNorm under sequence parallelism
+    auxiliary     terms that layers add to the loss
+
+From a policy to a training
+    install       policy -> megatron-core's spec of the layers
+    initialize    initial values of what trains, by
+    streams         a random stream for each row of each weight
+    freeze        what DeepSpeed may see, and the audit that proves it
+    heads         what the heads of a finished model do
+    compat        megatron-core's version, and what it needs on a CPU
+"""

@@ -210,12 +210,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""
-        weights = {
-            "value": self.value_weight,
-            "trained": self.trained_query_key,
-            "low_rank": self.low_rank_down,
-        }
-        learned = {name: weight for name, weight in weights.items() if weight is not None}
+        own = {"value": self.value_weight, "trained": self.trained_query_key, "low_rank": self.low_rank_down}
+        learned = {name: weight for name, weight in own.items() if weight is not None}
         frozen, *others = _FrozenAndTrainableProducts.apply(
             hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, *learned.values()
         )

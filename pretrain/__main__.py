@@ -77,6 +77,8 @@ def train(
 ) -> None:
     """Train, resuming from the newest complete checkpoint of the same run if there is one.
 
+    On GPUs where the machine has any. To train on the CPU of such a machine: run.device=cpu.
+
     Example: python -m pretrain train demo attention.variant=orthogonal --local-ranks 4
     """
     if local_ranks:

@@ -50,6 +50,11 @@ REFUSED = {
         4,
         ("data.global_batch_size=4", "4 data-parallel ranks", "change either batch size"),
     ),
+    "a GPU that is not there": (
+        {"run__device": "cuda"},
+        1,
+        ("run.device=cuda, but torch ", "set run.device=auto"),
+    ),
     "unknown variant": (
         {"attention__variant": "orthognal"},
         1,
