@@ -163,8 +163,7 @@ def check_report(model: Path, identity: TokenizerIdentity) -> None:
 def train_tokenizer(
     files: list[InputFile], prefix: Path, settings: TrainerSettings, keys: RecordKeys
 ) -> tuple[dict[str, Any], bool]:
-    """Train PREFIX.model and write what is known about it to PREFIX.json; does nothing if both are up to
-    date.
+    """Train PREFIX.model and write what is known about it to PREFIX.json, unless both are up to date.
 
     Returns:
         (the content of PREFIX.json, whether training ran).

@@ -2,7 +2,7 @@
 
 What is frozen, and how it is drawn
     policy        a variant as data: initial values, what trains, which layers and heads
-    layers        `4-7` or `50%-100%` -> layer numbers
+    layers        `4-7` or `50%-100%` -> layer numbers; which heads a fraction of them is
     unfreeze      layers that become trainable on the way, phase by phase
     orthonormal   (seed, layer, role, head) -> rows in float64, by
     exact           a QR whose bits depend on no BLAS, and

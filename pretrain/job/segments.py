@@ -171,7 +171,7 @@ class Segments:
         )
 
     def exclude(self, job: SlurmJob, nodes: list[str], already: list[str], most: int) -> list[str]:
-        """The nodes that the job shall leave out from now on: `already`, by sbatch or before, and `nodes`.
+        """The nodes that the job leaves out from now on: `already` (by sbatch or before) and `nodes`.
 
         Raises:
             UserError: that would be more than `most` nodes beyond those that sbatch left out.

@@ -37,7 +37,7 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values.
 
     Args:
-        source: the grid file, for messages, and for the name of a run of which nothing varies.
+        source: the grid file, for messages, and as the name of a run if nothing varies.
 
     Raises:
         UserError: two runs with the same values, or a name that is the sweep's own.
