@@ -194,7 +194,7 @@ def _last_error(log: Path, start: int) -> str:
 
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
     """What one of `jobs` places for runs gives its processes: its share of threads, and its own GPUs."""
-    environment = without_rank(os.environ)  # with it, only task 0 of an srun would print its errors
+    environment = without_rank(os.environ)  # else only task 0 of an srun would print its errors
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks))))
     if jobs > 1 and (devices := visible_devices()):
         environment[VISIBLE] = ",".join(devices_of_slot(devices, slot, jobs, local_ranks))
