@@ -2,6 +2,8 @@
 
 What is frozen, and how it is drawn
     policy        a variant as data: initial values, what trains, which layers and heads
+    axes          how one axis of it is declared
+    recipes       policy and sizes -> how its bank or scores are drawn
     layers        `4-7` or `50%-100%` -> layer numbers; which heads a fraction of them is
     unfreeze      layers that become trainable on the way, phase by phase
     orthonormal   (seed, layer, role, head) -> rows in float64, by
