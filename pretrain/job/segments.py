@@ -2,7 +2,8 @@
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
 its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. What the work is, and what it has reached, says `work`.
+whose node died without a word is known too, by its missing end. `work` says what the job works at, and what
+it has reached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Slurm job works at: a training run, or a task of a tokenize array; where it lies, what it has reached.
+"""What a Slurm job works at: a training run, or a task of a tokenize array.
 
 What it has reached is the newest complete checkpoint's step, or the number of finished units of a task.
 """
