@@ -1,39 +1,48 @@
-"""Run a function on several real processes (gloo ranks) and get rank 0's answer back.
+"""Real ranks (gloo processes) for tests, from a server that has imported torch and the rest once.
 
     answer = run_ranks(4, "tests.distributed.parity_worker:losses", {"layouts": [...]})
+    done = train_on_warm_ranks(overrides, ranks=4)
 
-The processes are started by the product's own launcher in a child of the test: when the test times out or is
-killed, the kernel takes the ranks with it. Also usable by hand: `python -m tests.ranks 2 module:function
-'{"key": 1}'`.
+The first asks rank 0 for what a function answers, the second runs the program's own `train`, as
+`python -m pretrain train demo OVERRIDES --local-ranks 4` would. Neither starts a Python interpreter:
+tests/warm_ranks.py says how. What is about the start of a process itself (signals, kills, the launcher)
+starts the real command: tests/command_line.py.
 """
 
 from __future__ import annotations
 
-import importlib
+import atexit
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from datetime import timedelta
+import threading
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+SECONDS_TO_IMPORT = 300
 
 
 def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float = 500) -> Any:
     """Call `module:function(payload)` on `ranks` processes; returns what rank 0 returned (JSON types)."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
-        command = [sys.executable, "-m", "tests.ranks", str(ranks), target, json.dumps(payload), str(result)]
-        process = subprocess.run(
-            command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=timeout
-        )
-        assert process.returncode == 0, (
-            f"{target} on {ranks} ranks failed:\n{process.stdout}\n{process.stderr}"
-        )
+        arguments = [target, json.dumps(payload), str(result)]
+        done = _on_warm_ranks(ranks, "function", arguments, timeout)
+        assert done.returncode == 0, f"{target} on {ranks} ranks failed:\n{done.stdout}\n{done.stderr}"
         return json.loads(result.read_text())
+
+
+def train_on_warm_ranks(
+    overrides: Sequence[str], ranks: int, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
+    """The program's `train demo OVERRIDES` on `ranks` processes, to its end."""
+    return _on_warm_ranks(ranks, "command", ["train", "demo", *overrides], timeout)
 
 
 def rank_environment() -> dict[str, str]:
@@ -46,28 +55,63 @@ def rank_environment() -> dict[str, str]:
     return inherited | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _main() -> None:
-    if len(sys.argv) == 5:
-        ranks, target, payload, result = sys.argv[1:]
-        from pretrain.ranks.launch import launch_local_ranks
+def _on_warm_ranks(
+    ranks: int, kind: str, arguments: list[str], timeout: float
+) -> subprocess.CompletedProcess[str]:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        socket.socket(socket.AF_UNIX) as job,
+    ):
+        output, errors = Path(directory) / "stdout", Path(directory) / "stderr"
+        request = {
+            "ranks": ranks,
+            "kind": kind,
+            "arguments": arguments,
+            "environment": rank_environment(),
+            "stdout": str(output),
+            "stderr": str(errors),
+        }
+        job.settimeout(timeout)
+        job.connect(_server_address())
+        job.sendall(json.dumps(request).encode() + b"\n")
+        try:
+            answer = job.makefile().readline()
+        except TimeoutError:
+            raise TimeoutError(
+                f"{ranks} ranks did not end within {timeout} s: {arguments}\n"
+                f"{output.read_text()}\n{errors.read_text()}"
+            ) from None  # closing the socket ends the ranks
+        assert answer, f"the server of warm ranks is gone: {errors.read_text()}"
+        return subprocess.CompletedProcess(arguments, int(answer), output.read_text(), errors.read_text())
 
-        command = [sys.executable, "-m", "tests.ranks", target, payload, result]
-        sys.exit(launch_local_ranks(command, int(ranks)))
-    target, payload, result = sys.argv[1:]
-    module, function = target.split(":")
-    import torch.distributed as dist
 
-    from megatron_patches.compat import silence_expected_warnings
-
-    silence_expected_warnings()
-    dist.init_process_group(
-        "gloo", timeout=timedelta(seconds=300)
-    )  # once, for all the runs that the function makes
-    answer = getattr(importlib.import_module(module), function)(json.loads(payload))
-    dist.destroy_process_group()
-    if os.environ["RANK"] == "0":
-        Path(result).write_text(json.dumps(answer))
+_starting = threading.Lock()
 
 
-if __name__ == "__main__":
-    _main()
+def _server_address() -> str:
+    with _starting:
+        return _start_server()
+
+
+@cache
+def _start_server() -> str:
+    """The socket of this process's server, started when it is first needed; it ends when this process does."""
+    directory = tempfile.TemporaryDirectory(prefix="ranks-")
+    address = f"{directory.name}/socket"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm_ranks", address],
+        cwd=ROOT,
+        env=rank_environment(),
+        stdin=subprocess.PIPE,  # held open as long as this process lives
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None and server.stdout is not None
+
+    def end() -> None:
+        server.communicate(timeout=30)  # closes its stdin, which ends it
+        directory.cleanup()
+
+    atexit.register(end)
+    assert server.stdout.readline() == "ready\n", "the server of warm ranks did not start"
+    return address

@@ -5,6 +5,7 @@ Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal, the 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import os
@@ -24,6 +25,7 @@ from megatron_patches.compat import prepare_megatron_core, seed_dropout, unteste
 from pretrain.errors import UserError
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point
+from pretrain.ranks.release import existing_groups, forget_models, release_groups
 
 SUPPORTED_DEEPSPEED = "0.19."
 
@@ -41,8 +43,8 @@ class ParallelContext:
     data_parallel_size: int
     tensor_parallel_group: dist.ProcessGroup
     mpu: DeepSpeedMpu
-    owns_world: bool
-    """False if the process had already joined the other ranks: then it also leaves them itself."""
+    earlier_groups: frozenset[dist.ProcessGroup]
+    """Groups the process had before. A process that had joined the other ranks already also leaves them itself."""
 
     @property
     def is_first(self) -> bool:
@@ -97,13 +99,14 @@ def initialize_distributed(
     )  # DeepSpeed asks for it; neither srun nor a process on its own has it
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    owns_world = not dist.is_initialized()
-    if owns_world:
+    earlier_groups = existing_groups()
+    if not dist.is_initialized():
         _rendezvous(backend, launch, timeout)
     import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel_size,
         distributed_timeout_minutes=max(1, timeout_seconds // 60),
+        create_gloo_process_groups=False,  # second copies, for parts of megatron-core that are not used here
     )
     prepare_megatron_core(device)
     return ParallelContext(
@@ -116,17 +119,15 @@ def initialize_distributed(
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
         tensor_parallel_group=parallel_state.get_tensor_model_parallel_group(),
         mpu=DeepSpeedMpu(),
-        owns_world=owns_world,
+        earlier_groups=earlier_groups,
     )
 
 
 def shutdown_distributed(context: ParallelContext) -> None:
-    """Leave the groups that `initialize_distributed` made."""
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    if context.owns_world:
-        dist.destroy_process_group()
+    """Leave the groups that `initialize_distributed` made, and let go of all that holds them."""
+    forget_models()
+    release_groups(keep=context.earlier_groups)
+    gc.collect()  # models refer to their groups, and to themselves
 
 
 def import_deepspeed() -> ModuleType:

@@ -18,6 +18,7 @@ from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.transplant import TrainingState
 
@@ -50,14 +51,18 @@ class Trainer:
         if phase == self.phase:
             return False
         state = TrainingState.of(self.engine)
-        self.engine.destroy()
-        del self.engine
-        gc.collect()  # engine and model hold each other; without this both models would be in memory at once
+        self.close()
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
         self.phase = phase
         self._build(state)
         return True
+
+    def close(self) -> None:
+        """Let go of the engine and, with it, of the model and of the process groups that it holds."""
+        release_engine(self.engine)
+        del self.engine
+        gc.collect()  # engine and model hold each other; without this both models would be in memory at once
 
     def _build(self, state: TrainingState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)

@@ -113,6 +113,7 @@ def open_run(config: Config) -> Iterator[Run]:
         # All ranks raise these together; after any other error a peer may be gone.
         shutdown_distributed(context)
         raise
+    run.trainer.close()
     shutdown_distributed(context)
 
 

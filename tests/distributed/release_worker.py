@@ -1,0 +1,34 @@
+"""What the ranks of test_release.py do: train again and again, and count what the process holds."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import psutil
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+
+from pretrain.config.tree import load_config
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.loop import train
+
+
+def held_after_each(payload: dict[str, Any]) -> list[list[dict[str, int]]]:
+    """For each rank: threads, open files and models alive after each training."""
+    held = []
+    for overrides in payload["runs"]:
+        train(load_config("demo", overrides), StopSignals())
+        held.append(_held())
+    ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, held)
+    return ranks
+
+
+def _held() -> dict[str, int]:
+    process = psutil.Process()
+    return {
+        "threads": process.num_threads(),
+        "files": process.num_fds(),
+        "models": sum(isinstance(thing, GPTModel) for thing in gc.get_objects()),
+    }
