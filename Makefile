@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-slurm test-oldest test-newest lint format bench clean help
+.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest lint format bench clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -58,13 +58,22 @@ results: $(DEMO)/shards/manifest.json ## the 60 runs and four reports of docs/re
 	done
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-TEST_FAST := -m "not distributed and not slurm and not full"
-test: $(VENV)/installed ## the whole suite
-	$(RUN) -m pytest
+# What is in which, and how long each takes: tests/README.md. Two processes; TEST_JOBS=0 runs all tests in one.
+TEST_JOBS ?= 2
+PYTEST := -m pytest -n $(TEST_JOBS) --dist loadgroup
+TEST_FAST := -m "not distributed and not slurm and not gpu and not full"
+test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
+	$(RUN) $(PYTEST)
 
-# The drills on a private Slurm alone; `make test` includes them. Needs slurm-wlm and munge, else it says so and skips.
+test-fast: $(VENV)/installed ## tests without processes of their own, and one training on two ranks: two minutes
+	$(RUN) $(PYTEST) $(TEST_FAST)
+
+test-all: $(VENV)/installed ## the whole cross products too
+	$(RUN) $(PYTEST) -m ""
+
+# Needs slurm-wlm and munge, else it says so and skips.
 test-slurm: $(VENV)/installed ## only the drills on a private Slurm
-	$(RUN) -m pytest tests/slurm
+	$(RUN) -m pytest -m slurm
 
 # The fast suite with the lowest versions that pyproject.toml allows, and with the newest there are, each in an environment
 # of its own for every Python:   make test-oldest PYTHON=python3.10   ·   make test-newest PYTHON=python3.13
@@ -72,7 +81,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 OLDEST := .venv-oldest-$(PYTHON_VERSION)
 NEWEST := .venv-newest-$(PYTHON_VERSION)
 test-oldest: $(OLDEST)/installed ## the fast suite with the lowest versions allowed; PYTHON=python3.10
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest $(TEST_FAST)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python $(PYTEST) $(TEST_FAST)
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	$(call environment,$(OLDEST))
@@ -82,7 +91,7 @@ $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 test-newest: ## the fast suite with the newest versions there are; PYTHON=python3.13
 	$(call environment,$(NEWEST))
 	$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager --editable '.[test]'
-	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest $(TEST_FAST)
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(PYTEST) $(TEST_FAST)
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)

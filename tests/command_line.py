@@ -1,4 +1,8 @@
-"""Starting the real command line in tests, interrupting it, and comparing what it left on disk."""
+"""Starting the real command line in tests, interrupting it, and comparing what it left on disk.
+
+Every call starts an interpreter that imports torch and the rest anew, which takes seconds: it is for what is
+about processes (exit codes, signals, kills, what is printed). Else tests/ranks.py has warm ones.
+"""
 
 from __future__ import annotations
 

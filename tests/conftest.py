@@ -12,6 +12,20 @@ from tests.ranks import ROOT, rank_environment
 from tests.tiny import VOCAB_SIZE
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `pytest -n 2` a file stays with one process, for its fixtures, and so do all drills.
+
+    The drills come first: they wait for Slurm most of the time, and the rest runs beside them.
+    """
+    drills = Path(__file__).parent / "slurm"
+    items.sort(key=lambda item: not item.path.is_relative_to(drills))
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        group = "slurm" if item.path.is_relative_to(drills) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard directory of the Python installation's own prose under a 512-piece tokenizer."""

@@ -95,7 +95,7 @@ def _server_address() -> str:
 
 @cache
 def _start_server() -> str:
-    """The socket of this process's server, started when it is first needed; it ends when this process does."""
+    """The socket of this process's server, started when first needed; it ends when this process does."""
     directory = tempfile.TemporaryDirectory(prefix="ranks-")
     address = f"{directory.name}/socket"
     server = subprocess.Popen(

@@ -44,7 +44,7 @@ class ParallelContext:
     tensor_parallel_group: dist.ProcessGroup
     mpu: DeepSpeedMpu
     earlier_groups: frozenset[dist.ProcessGroup]
-    """Groups the process had before. A process that had joined the other ranks already also leaves them itself."""
+    """Groups that the process had before, and keeps: who has joined the other ranks also leaves them."""
 
     @property
     def is_first(self) -> bool:

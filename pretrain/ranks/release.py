@@ -1,7 +1,7 @@
 """Letting go of a finished training: whatever megatron-core and DeepSpeed keep in their modules.
 
-A process group lives, with its threads and sockets, as long as anything refers to it, and both libraries refer
-to the groups of the last trainings, or to a model that has them, from module globals and caches on classes.
+A process group lives, with its threads and sockets, as long as anything refers to it. Both libraries refer to
+the groups of past trainings, or to models that have them, from module globals and from caches on classes.
 
 Version-sensitive: the names below are those of megatron-core 0.16 and DeepSpeed 0.19. One that is renamed
 makes itself felt: tests/distributed/test_release.py counts the threads of a process that trains many times.

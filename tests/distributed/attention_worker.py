@@ -6,17 +6,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import policy_for
 from megatron_patches.recipes import bank_recipe
@@ -28,28 +22,18 @@ from pretrain.ranks.groups import (
     initialize_distributed,
     shutdown_distributed,
 )
+from tests.distributed.one_layer import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    OperationLog,
+    full_weights,
+    one_layer_model,
+    worst_difference,
+)
 
-# Sizes without coincidences: each matrix product of the layer can be told by the shape of its result.
-HIDDEN, HEADS, HEAD_DIM, SEQ, BATCH, SEED = 40, 4, 6, 10, 3, 5
-GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
-
-
-class OperationLog(TorchDispatchMode):
-    """Counts collectives (namespace c10d) and keeps the output shape of every matrix product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.collectives: Counter[str] = Counter()
-        self.gemm_shapes: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        if name.startswith("c10d::"):
-            self.collectives[name.removeprefix("c10d::")] += 1
-        if name in GEMMS:
-            self.gemm_shapes.append(tuple(result.shape))
-        return result
+SEQ, SEED = 10, 5
 
 
 def build(
@@ -59,7 +43,7 @@ def build(
     sequence_parallel: bool,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[GPTModel, BankRecipe | None]:
-    """A one-layer model without dropout, initialised by the product."""
+    """A one-layer model without dropout, and how its frozen rows are made."""
     policy = policy_for(variant)
     recipe = bank_recipe(
         policy,
@@ -69,30 +53,16 @@ def build(
         num_attention_heads=HEADS,
         num_query_groups=groups,
     )
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        kv_channels=HEAD_DIM,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        add_bias_linear=False,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        perform_initialization=False,
-        params_dtype=dtype,
-        tensor_model_parallel_size=context.tensor_parallel_size,
+    model = one_layer_model(
+        context,
+        policy,
+        recipe,
+        seed=SEED,
+        groups=groups,
+        length=SEQ,
         sequence_parallel=sequence_parallel,
+        dtype=dtype,
     )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, 1, groups),
-        vocab_size=64,
-        max_sequence_length=SEQ,
-        share_embeddings_and_output_weights=True,
-    )
-    initialize_parameters(model, SEED, 0.02, recipe)
     return model, recipe
 
 
@@ -191,26 +161,6 @@ def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
     return answer
 
 
-def full_weights(model: GPTModel, context: ParallelContext, groups: int) -> list[tuple[str, torch.Tensor]]:
-    """(name, whole weight) of every parameter; Q, K and V of the fused layout apart."""
-    weights = []
-    for name, parameter in model.named_parameters():
-        full = parameter.detach()
-        if getattr(parameter, "tensor_model_parallel", False):
-            parts = [torch.empty_like(full) for _ in range(context.world_size)]
-            dist.all_gather(parts, full.contiguous())
-            full = torch.cat(parts, dim=parameter.partition_dim)
-        if name.endswith("linear_qkv.weight"):
-            prefix = name.removesuffix("weight")
-            per_group = full.view(groups, -1, HEAD_DIM, HIDDEN)
-            weights.append((f"{prefix}value_weight", per_group[:, -1]))
-            weights.append((f"{prefix}key", per_group[:, -2]))
-            weights.append((f"{prefix}query", per_group[:, :-2]))
-        else:
-            weights.append((name, full))
-    return weights
-
-
 def _value_rows(fused: torch.Tensor, groups: int) -> torch.Tensor:
     return fused.view(groups, -1, HEAD_DIM, HIDDEN)[:, -1].reshape(-1, HIDDEN)
 
@@ -218,13 +168,6 @@ def _value_rows(fused: torch.Tensor, groups: int) -> torch.Tensor:
 def _sequence_slice(context: ParallelContext) -> slice:
     length = SEQ // context.world_size
     return slice(context.rank * length, (context.rank + 1) * length)
-
-
-def worst_difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Worst absolute difference on any rank."""
-    worst = (a - b).abs().max().detach()
-    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-    return worst.item()
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -15,11 +15,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 from data_pipeline.manifest import read_manifest
 from data_pipeline.samples import TrainingSamples
 from megatron_patches.errors import MethodError
-from megatron_patches.freeze import audit_rank, frozen_layers, parameter_groups
+from megatron_patches.freeze import audit_rank, frozen_layers
 from megatron_patches.shards import digest
 from pretrain.config.counting import count_attention, count_parameters
 from pretrain.config.load import load_config
-from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
@@ -28,6 +27,7 @@ from pretrain.runs.position import Position
 from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
+from tests.distributed.plain_training import plain_optimizer, plain_step
 
 BANK = "query_key_weight"
 
@@ -183,24 +183,14 @@ def _plain_torch(config: Config) -> dict[str, Any]:
     )
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
     model = build_model(single, context)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.optimizer.weight_decay),
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-    )
+    optimizer = plain_optimizer(model, config)
     weights = [_weights(model)]
     losses, norms = [], []
     for step in range(config.total_steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config.optimizer, config.schedule, step + 1, config.total_steps)
         tokens = torch.from_numpy(samples.blocks(np.arange(step * size, (step + 1) * size)))
         loss = token_losses(model, tokens).mean()
-        loss.backward()
-        norms.append(
-            float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.gradient_clip))
-        )
-        optimizer.step()
-        optimizer.zero_grad()
+        norm, _ = plain_step(model, optimizer, (loss,), config, step + 1)
+        norms.append(norm)
         losses.append(float(loss))
         weights.append(_weights(model))
     shutdown_distributed(context)

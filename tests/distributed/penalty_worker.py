@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import parameter_groups
 from pretrain.config.load import load_config
-from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
 from pretrain.training.open_run import open_run
+from tests.distributed.plain_training import plain_optimizer, plain_step
 
 TAGS = ("loss/train", "loss/orthogonal_penalty", "optim/grad_norm", "loss/valid")
 
@@ -40,23 +39,13 @@ def _reference(config: Config) -> dict[str, list[float]]:
     with open_run(config) as run:  # for its data
         plain = config.attention.model_copy(update={"variant": "orthogonal_trainable", "penalty": None})
         model = build_model(config.model_copy(update={"attention": plain}), run.context)
-        optimizer = torch.optim.AdamW(
-            parameter_groups(model, config.optimizer.weight_decay),
-            betas=config.optimizer.betas,
-            eps=config.optimizer.eps,
-        )
+        optimizer = plain_optimizer(model, config)
         for step in range(1, config.total_steps + 1):
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
             loss, penalty = token_losses(model, batch).mean(), _penalty(model, config)
-            optimizer.zero_grad()
-            (loss + penalty).backward()
-            squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
-            values = (loss, penalty, torch.stack(squares).sum().sqrt())
-            for tag, value in zip(TAGS, values, strict=False):
-                found[tag].append(value.item())
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
-            optimizer.step()
+            norm, _ = plain_step(model, optimizer, (loss, penalty), config, step)
+            for tag, value in zip(found, (loss.item(), penalty.item(), norm), strict=True):
+                found[tag].append(value)
     return found
 
 

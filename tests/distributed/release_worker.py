@@ -9,7 +9,7 @@ import psutil
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
 
-from pretrain.config.tree import load_config
+from pretrain.config.load import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
 

@@ -7,8 +7,9 @@ import math
 import torch
 
 from megatron_patches.streams import normal_rows
+from tests.distributed.one_layer import BATCH, HEAD_DIM, HEADS, HIDDEN
 
-HIDDEN, HEADS, HEAD_DIM, LENGTH, BATCH, RANK, SEED = 40, 4, 6, 12, 3, 5, 7
+LENGTH, RANK, SEED = 12, 5, 7
 
 
 def reference(

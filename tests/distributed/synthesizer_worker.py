@@ -1,29 +1,23 @@
-"""What the ranks of test_synthesizer.py do: one Synthesizer layer in float64 beside plain autograd, dropout,
-initial values, and whole runs that are resumed.
+"""What the ranks of test_synthesizer.py do: one Synthesizer layer in float64 beside plain autograd, dropout
+and initial values.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
 from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_patches.errors import MethodError
 from megatron_patches.freeze import frozen_layers
-from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import gpt_block_spec
 from megatron_patches.policy import policy_for
 from megatron_patches.recipes import score_recipe
 from megatron_patches.shards import digest
-from pretrain.config.counting import ModelShape, count_attention, count_parameters, executed_flops_per_token
-from pretrain.config.load import load_config
+from pretrain.config.counting import ModelShape, count_attention, executed_flops_per_token
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,
@@ -32,21 +26,18 @@ from pretrain.ranks.groups import (
     set_seeds,
     shutdown_distributed,
 )
-from pretrain.ranks.signals import StopSignals
-from pretrain.training.loop import train
-from tests.distributed.attention_worker import OperationLog, full_weights, worst_difference
-from tests.distributed.synthesizer_reference import (
+from tests.distributed.one_layer import (
     BATCH,
     HEAD_DIM,
     HEADS,
     HIDDEN,
-    LENGTH,
-    SEED,
-    rank_of,
-    reference,
+    VOCABULARY,
+    OperationLog,
+    full_weights,
+    one_layer_model,
+    worst_difference,
 )
-
-VOCABULARY = 64
+from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
 
 
 def build(
@@ -63,31 +54,17 @@ def build(
     axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
     policy = policy_for(variant, axes)
     recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=HIDDEN,
-        num_attention_heads=HEADS,
-        num_query_groups=groups,
-        kv_channels=HEAD_DIM,
-        hidden_dropout=0.0,
-        attention_dropout=dropout,
-        add_bias_linear=False,
-        bias_dropout_fusion=False,
-        gradient_accumulation_fusion=False,
-        perform_initialization=False,
-        params_dtype=dtype,
-        tensor_model_parallel_size=context.tensor_parallel_size,
+    return one_layer_model(
+        context,
+        policy,
+        recipe,
+        seed=SEED,
+        groups=groups,
+        length=LENGTH,
         sequence_parallel=sequence_parallel,
+        dropout=dropout,
+        dtype=dtype,
     )
-    model = GPTModel(
-        config=config,
-        transformer_layer_spec=gpt_block_spec(policy, recipe, 1, groups),
-        vocab_size=VOCABULARY,
-        max_sequence_length=LENGTH,
-        share_embeddings_and_output_weights=True,
-    )
-    initialize_parameters(model, SEED, 0.02, None)
-    return model
 
 
 def everything(payload: dict[str, Any]) -> dict[str, Any]:
@@ -118,36 +95,6 @@ def everything(payload: dict[str, Any]) -> dict[str, Any]:
     }
     shutdown_distributed(context)
     return answer
-
-
-def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each configuration, take its last checkpoint away, and train it again from the one before.
-
-    Each answer has what the configuration says of its parameters; the caller compares the checkpoints.
-    """
-    answers = []
-    for overrides in payload["runs"]:
-        config = load_config("demo", overrides)
-        assert train(config, StopSignals()) == "finished"
-        last = config.run_path / f"checkpoints/step_{config.total_steps:08d}"
-        if dist.get_rank() == 0:
-            shutil.move(config.run_path / "metrics.jsonl", config.run_path / "uninterrupted.jsonl")
-            shutil.copy(config.run_path / "uninterrupted.jsonl", config.run_path / "metrics.jsonl")
-            shutil.move(last, config.run_path / "uninterrupted")
-        dist.barrier()
-        assert train(config, StopSignals()) == "finished"
-        attention = count_attention(config.shape(), config.policy())
-        counted = count_parameters(config.shape(), attention)
-        answers.append(
-            {
-                "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
-                "checkpoint": str(last),
-                "uninterrupted": str(config.run_path / "uninterrupted"),
-                "audit": json.loads((config.run_path / "audit.json").read_text()),
-                "identity": json.loads((last / "checkpoint.json").read_text()),
-            }
-        )
-    return answers
 
 
 def _case(

@@ -3,10 +3,11 @@ its initial values.
 """
 
 import itertools
+from typing import Any
 
 import pytest
 
-from tests.distributed.attention_worker import HEAD_DIM, HEADS, HIDDEN
+from tests.distributed.one_layer import HEAD_DIM, HEADS, HIDDEN
 from tests.ranks import run_ranks
 
 CASES = [
@@ -17,8 +18,12 @@ CASES = [
 ]
 
 
+Reports = tuple[int, dict[tuple[str, int, bool], dict[str, Any]]]
+"""Tensor-parallel size, and what was found of each (variant, groups, sequence parallel)."""
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def reports(request):
+def reports(request: pytest.FixtureRequest) -> Reports:
     cases = [case for case in CASES if request.param > 1 or not case["sequence_parallel"]]
     answers = run_ranks(request.param, "tests.distributed.attention_worker:attention_cases", {"cases": cases})
     by_case = {
@@ -27,14 +32,14 @@ def reports(request):
     return request.param, by_case
 
 
-def test_output_and_gradients_equal_plain_autograd(reports):
+def test_output_and_gradients_equal_plain_autograd(reports: Reports) -> None:
     for case, report in reports[1].items():
         assert report["output"] < 1e-13, case
         assert report["input_grad"] < 1e-13, case
         assert report["value_grad"] < 1e-12, case
 
 
-def test_collectives_are_exactly_those_of_the_stock_layer(reports):
+def test_collectives_are_exactly_those_of_the_stock_layer(reports: Reports) -> None:
     tensor_parallel_size, by_case = reports
     for (variant, groups, sequence_parallel), report in by_case.items():
         stock = by_case["vanilla", groups, sequence_parallel]
@@ -52,7 +57,7 @@ def test_collectives_are_exactly_those_of_the_stock_layer(reports):
             assert report["collectives_backward"] == {"allreduce_": 1}
 
 
-def test_frozen_attention_has_no_query_key_weight_gradient_product(reports):
+def test_frozen_attention_has_no_query_key_weight_gradient_product(reports: Reports) -> None:
     tensor_parallel_size, by_case = reports
     for (variant, groups, sequence_parallel), report in by_case.items():
         shapes = [tuple(shape) for shape in report["gemm_shapes_backward"]]
@@ -66,14 +71,14 @@ def test_frozen_attention_has_no_query_key_weight_gradient_product(reports):
             assert fused_weight_gradient not in shapes and (query_key_rows, HIDDEN) not in shapes
 
 
-def test_frozen_weights_are_neither_parameters_nor_saved(reports):
+def test_frozen_weights_are_neither_parameters_nor_saved(reports: Reports) -> None:
     for (variant, groups, sequence_parallel), report in reports[1].items():
         weight = "linear_qkv.weight" if variant == "vanilla" else "linear_qkv.value_weight"
         assert report["trainable"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
         assert report["saved"] == ["linear_proj.weight", weight], (variant, groups, sequence_parallel)
 
 
-def test_initial_values_do_not_depend_on_layout_or_variant():
+def test_initial_values_do_not_depend_on_layout_or_variant() -> None:
     variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
     payload = {"variants": variants, "groups": 4}
     by_size = {

@@ -1,6 +1,8 @@
 """What DeepSpeed holds: the audit against formulas and live buffers, negative controls, clipping, bf16."""
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +26,16 @@ CLIP = 0.05
 ODD_SIZES = {"model__hidden_size": 33, "model__head_dim": 8, "model__ffn_hidden_size": 64}
 
 
+Engine = tuple[tuple[str, int, str], dict[str, Any]]
+"""(variant, stage, dtype), and what was found."""
+
+
 @pytest.fixture(scope="module")
-def found(tiny_shards, tmp_path_factory):
+def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything below, from one launch of TP 2 × DP 2."""
     runs = tmp_path_factory.mktemp("audit")
 
-    def overrides(name, variant, stage, **changes):
+    def overrides(name: str, variant: str, stage: int, **changes: object) -> list[str]:
         return tiny_overrides(
             tiny_shards,
             runs,
@@ -78,11 +84,11 @@ def found(tiny_shards, tmp_path_factory):
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-zero{engine[1]}-{engine[2]}")
-def engine(request, found):
+def engine(request: pytest.FixtureRequest, found: dict[str, Any]) -> Engine:
     return request.param, found["engines"][request.param]
 
 
-def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine):
+def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine: Engine) -> None:
     (variant, stage, _), report = engine
     file = report["file"]
     assert file["frozen_in_zero"] == 0 and file["zero_stage"] == stage and len(file["ranks"]) == RANKS
@@ -97,7 +103,7 @@ def test_zero_holds_nothing_frozen_and_the_counts_are_the_formulas(engine):
         assert rank["before"]["violations"] == rank["after"]["violations"] == []
 
 
-def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(engine):
+def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(engine: Engine) -> None:
     (_, stage, dtype), report = engine
     for tensor_parallel_rank in range(TENSOR_PARALLEL):
         ranks = [r["after"] for r in report["ranks"] if r["tensor_parallel_rank"] == tensor_parallel_rank]
@@ -121,7 +127,7 @@ def test_partitions_and_optimizer_state_cover_the_trainable_elements_exactly(eng
         )
 
 
-def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine):
+def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine: Engine) -> None:
     _, report = engine
     for rank, in_file in zip(report["ranks"], report["file"]["ranks"], strict=True):
         assert rank["before"] == in_file
@@ -130,7 +136,7 @@ def test_what_the_audit_implies_before_the_first_step_is_what_comes(engine):
             assert before == after, part
 
 
-def test_gradient_bytes_follow_the_zero_stage(engine):
+def test_gradient_bytes_follow_the_zero_stage(engine: Engine) -> None:
     (_, stage, dtype), report = engine
     shard = _trainable_elements_of_a_shard(report)
     for rank in report["ranks"]:
@@ -155,7 +161,7 @@ def test_gradient_bytes_follow_the_zero_stage(engine):
     )
 
 
-def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine):
+def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine: Engine) -> None:
     (variant, _, _), report = engine
     assert all(rank["bank_unchanged"] for rank in report["ranks"])
     assert {rank["banks"] for rank in report["ranks"]} == {2 if variant == "orthogonal" else 0}
@@ -163,14 +169,14 @@ def test_the_bank_is_bitwise_unchanged_by_adamw_with_weight_decay(engine):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_bf16_stays_near_fp32(found, stage):
+def test_bf16_stays_near_fp32(found: dict[str, Any], stage: int) -> None:
     fp32, bf16 = (found["engines"]["orthogonal", stage, dtype]["losses"] for dtype in DTYPES)
     assert bf16 == pytest.approx(fp32, abs=2e-2)
     assert bf16 != pytest.approx(fp32, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", CORRUPTED)
-def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found, name):
+def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found: dict[str, Any], name: str) -> None:
     complaint = found["corrupted"][name]
     assert complaint.startswith(
         "ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_weight' (2 "
@@ -181,7 +187,9 @@ def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found, name):
 @pytest.mark.parametrize(
     "case", CLIPPING, ids=lambda case: f"{case[0]}-zero{case[1]}{'-sp' if case[2] else ''}"
 )
-def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(found, case):
+def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(
+    found: dict[str, Any], case: tuple[str, int, bool]
+) -> None:
     report = found["clipping"][case]
     assert min(report["plain_norms"]) > 5 * CLIP
     assert report["norms"] == pytest.approx(report["plain_norms"], rel=1e-5)
@@ -192,7 +200,7 @@ def test_clipping_by_the_global_norm_equals_plain_torch_on_one_rank(found, case)
     assert report["worst_update"] < 1e-4
 
 
-def _trainable_elements_of_a_shard(report):
+def _trainable_elements_of_a_shard(report: dict[str, Any]) -> int:
     """Elements of one tensor-parallel rank: word embedding, and per layer V, output, MLP and two norms."""
     hidden, heads, head_dim, ffn, vocabulary, layers = 33, 4, 8, 64, 512, 2
     trainable_qkv = 1 if report["file"]["totals"]["frozen_elements"] else 3
@@ -200,7 +208,7 @@ def _trainable_elements_of_a_shard(report):
     return sharded // TENSOR_PARALLEL + layers * 4 * hidden + 2 * hidden
 
 
-def _most_padding(stage):
+def _most_padding(stage: int) -> int:
     """Stages 1 and 2 align each of 2 groups to 2 × the ranks; stage 3 divides each parameter by the ranks."""
     parameters = 1 + 2 * 8 + 2
     return 2 * (2 * DATA_PARALLEL - 1) if stage < 3 else parameters * (DATA_PARALLEL - 1)

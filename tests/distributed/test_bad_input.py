@@ -22,6 +22,7 @@ from tests.command_line import (
     wait_until,
 )
 from tests.conftest import data_pipeline
+from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]
@@ -37,7 +38,7 @@ class Cases:
         self.shards = shards
         self.directory = directory
         self.trained = directory / "trained" / "run"
-        done = cli(["train", "demo", *self.overrides("trained")])
+        done = train_on_warm_ranks(self.overrides("trained"), ranks=1)
         assert done.returncode == 0, done.stderr
 
     def overrides(self, name: str, **changes: object) -> list[str]:

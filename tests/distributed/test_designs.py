@@ -5,7 +5,10 @@ the formulas, an exact resume, and the loss curve it has always had.
 import json
 import os
 import random
+from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,41 +16,65 @@ from pretrain.compare.theory import expected_cost
 from pretrain.runs.finished import read_finished_run
 from tests.command_line import checkpoint_tensors, equal
 from tests.conftest import make_shards
+from tests.distributed.covering import covering
 from tests.distributed.designs import DESIGNS, STEPS, design_overrides
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
-SINGLE = (1, 1, False, 1)
-RUNS = [  # (ranks, tensor parallel size, sequence parallel, zero stage)
+
+
+class Layout(NamedTuple):
+    """How a run is spread over processes."""
+
+    ranks: int
+    tensor_parallel: int
+    sequence_parallel: bool
+    zero_stage: int
+
+    def __str__(self) -> str:
+        sequence = "-sp" if self.sequence_parallel else ""
+        return f"{self.ranks}ranks-tp{self.tensor_parallel}{sequence}-zero{self.zero_stage}"
+
+
+Case = tuple[str, Layout]
+Reports = dict[Case, dict[str, Any]]
+SINGLE = Layout(1, 1, False, 1)
+LAYOUTS = (
     SINGLE,
-    (1, 1, False, 3),
-    (2, 2, False, 1),
-    (2, 2, True, 2),
-    (4, 4, False, 1),
-    (4, 2, True, 3),
-]
-CASES = [
-    (design, layout)
-    for design in DESIGNS
-    for layout in RUNS
-    if design != "unfreeze" or layout[3] < 3  # is refused under ZeRO-3
-]
+    Layout(1, 1, False, 3),
+    Layout(2, 2, False, 1),
+    Layout(2, 2, True, 2),
+    Layout(4, 4, False, 1),
+    Layout(4, 2, True, 3),
+)
+REFERENCES: list[Case] = [(design, SINGLE) for design in DESIGNS]
 GOLDEN = Path(__file__).parent / "golden_losses.json"
 
 
-def run_name(design, layout, interrupted=False):
-    ranks, size, sequence_parallel, stage = layout
-    name = f"{design}-{ranks}ranks-tp{size}-sp{sequence_parallel}-zero{stage}"
-    return name + ("-interrupted" if interrupted else "")
+def factors(case: Case) -> dict[str, object]:
+    """What must meet: a kind of attention and the parts of a layout."""
+    design, layout = case
+    return {
+        "kind": DESIGNS[design]["variant"],
+        "tensor parallel": layout.tensor_parallel,
+        "sequence parallel": layout.sequence_parallel,
+        "stage": layout.zero_stage,
+    }
+
+
+PRODUCT: list[Case] = [
+    (design, layout)
+    for design in DESIGNS
+    for layout in LAYOUTS[1:]
+    if design != "unfreeze" or layout.zero_stage < 3  # is refused under ZeRO-3
+]
+COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 2, itemgetter(1): 5})
+REMAINING = [case for case in PRODUCT if case not in COVERING]
+INTERRUPTED = "-interrupted"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tmp_path_factory.mktemp("designs")
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text that is the same everywhere, unlike the Python installation's: golden curves depend on it."""
     directory = tmp_path_factory.mktemp("golden")
     draw = random.Random(0)
@@ -61,93 +88,142 @@ def shards(tmp_path_factory):
     return make_shards(directory)
 
 
-@pytest.fixture(scope="module")
-def reports(shards, runs):
-    """{(design, layout, interrupted): report}; one launch per world size."""
-    found = {}
-    for ranks in (1, 2, 4):
-        cases = [(design, layout, False) for design, layout in CASES if layout[0] == ranks]
-        if ranks == 1:
-            cases += [(design, SINGLE, True) for design in DESIGNS]
-        payload = [
-            {
-                "overrides": design_overrides(
-                    design,
-                    shards,
-                    runs,
-                    run_name(design, layout, interrupted),
-                    layout[3],
-                    parallel__tensor_model_parallel_size=layout[1],
-                    parallel__sequence_parallel=layout[2],
-                ),
-                "interrupted": interrupted,
-            }
-            for design, layout, interrupted in cases
-        ]
-        answers = run_ranks(
-            ranks, "tests.distributed.designs_worker:train_all", {"runs": payload}, timeout=1200
+class Trained:
+    """Trains sets of cases, all of one world size in one launch, and knows where their runs are."""
+
+    def __init__(self, shards: Path, runs: Path) -> None:
+        self._shards = shards
+        self._runs = runs
+
+    def path(self, case: Case, name: str = "") -> Path:
+        return self._runs / f"{case[0]}-{case[1]}{name}"
+
+    def train(self, cases: Sequence[Case], name: str = "", interrupted: bool = False) -> Reports:
+        """{case: report}; an interrupted run stops after its first step and is trained to its end then."""
+        found: Reports = {}
+        for ranks in (1, 2, 4):
+            some = [case for case in cases if case[1].ranks == ranks]
+            if not some:
+                continue
+            runs = [
+                {"overrides": self._overrides(case, self.path(case, name).name), "interrupted": interrupted}
+                for case in some
+            ]
+            worker = "tests.distributed.designs_worker:train_all"
+            found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=1200), strict=True))
+        return found
+
+    def _overrides(self, case: Case, name: str) -> list[str]:
+        design, layout = case
+        return design_overrides(
+            design,
+            self._shards,
+            self._runs,
+            name,
+            layout.zero_stage,
+            parallel__tensor_model_parallel_size=layout.tensor_parallel,
+            parallel__sequence_parallel=layout.sequence_parallel,
         )
-        found.update(zip(cases, answers, strict=True))
-    return found
 
 
-@pytest.mark.parametrize(
-    ("design", "layout"),
-    [pytest.param(*case, id=run_name(*case)) for case in CASES if case[1] != SINGLE],
-)
-def test_training_does_not_depend_on_the_layout(reports, design, layout):
-    single, parallel = reports[design, SINGLE, False], reports[design, layout, False]
-    assert len(parallel["loss"]) == STEPS
+@pytest.fixture(scope="module")
+def trained(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(shards, tmp_path_factory.mktemp("designs"))
+
+
+@pytest.fixture(scope="module")
+def single(trained: Trained) -> Reports:
+    return trained.train(REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def interrupted(trained: Trained) -> Reports:
+    return trained.train(REFERENCES, INTERRUPTED, interrupted=True)
+
+
+@pytest.fixture(scope="module")
+def selected(trained: Trained) -> Reports:
+    return trained.train(COVERING)
+
+
+@pytest.fixture(scope="module")
+def remaining(trained: Trained) -> Reports:
+    return trained.train(REMAINING)
+
+
+@pytest.fixture
+def report(case: Case, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The report of the test's `case`."""
+    for cases, name in ((REFERENCES, "single"), (COVERING, "selected"), (REMAINING, "remaining")):
+        if case in cases:
+            return request.getfixturevalue(name)[case]
+    raise KeyError(case)
+
+
+def _parameters(cases: Sequence[Case], *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(case, id=f"{case[0]}-{case[1]}", marks=marks) for case in cases]
+
+
+PARALLEL = [*_parameters(COVERING), *_parameters(REMAINING, pytest.mark.full)]
+every_design = pytest.mark.parametrize("case", _parameters(REFERENCES))
+every_parallel_case = pytest.mark.parametrize("case", PARALLEL)
+every_case = pytest.mark.parametrize("case", [*_parameters(REFERENCES), *PARALLEL])
+
+
+@every_parallel_case
+def test_training_does_not_depend_on_the_layout(case: Case, report: dict[str, Any], single: Reports) -> None:
+    reference = single[case[0], SINGLE]
+    assert len(report["loss"]) == STEPS
     for quantity in ("loss", "gradient_norm", "validation"):
-        assert parallel[quantity] == pytest.approx(single[quantity], rel=2e-5), quantity
+        assert report[quantity] == pytest.approx(reference[quantity], rel=2e-5), quantity
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_the_audit_agrees_with_the_formulas_under_every_layout(reports, design):
-    for layout in (layout for name, layout in CASES if name == design):
-        report = reports[design, layout, False]
-        totals = report["audit"]["totals"]
-        assert report["audit"]["frozen_in_zero"] == 0
-        assert totals["model_trainable_parameters"] == report["counted"]["trainable"], layout
-        assert totals["model_frozen_parameters"] == report["counted"]["frozen"], layout
+@every_case
+def test_the_audit_agrees_with_the_formulas(case: Case, report: dict[str, Any]) -> None:
+    totals = report["audit"]["totals"]
+    assert report["audit"]["frozen_in_zero"] == 0
+    assert totals["model_trainable_parameters"] == report["counted"]["trainable"]
+    assert totals["model_frozen_parameters"] == report["counted"]["frozen"]
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_memory_is_what_the_formulas_of_compare_say(reports, runs, design):
+@every_case
+def test_memory_is_what_the_formulas_of_compare_say(
+    case: Case, report: dict[str, Any], trained: Trained
+) -> None:
     """ZeRO pads each rank's part of a group, which is much for models this small."""
-    for layout in (layout for name, layout in CASES if name == design):
-        run = read_finished_run(runs / run_name(design, layout))
-        theory = expected_cost(run)
-        assert theory is not None and theory.size.trainable_parameters == run.size.trainable_parameters
-        for part in ("weight", "frozen", "gradient", "optimizer_state"):
-            held, expected = getattr(run, f"{part}_bytes"), getattr(theory, f"{part}_bytes")
-            assert held == pytest.approx(expected, rel=0.01), (layout, part)
+    run = read_finished_run(trained.path(case))
+    theory = expected_cost(run)
+    assert theory is not None and theory.size.trainable_parameters == run.size.trainable_parameters
+    for part in ("weight", "frozen", "gradient", "optimizer_state"):
+        held, expected = getattr(run.states, f"{part}_bytes"), getattr(theory.states, f"{part}_bytes")
+        assert held == pytest.approx(expected, rel=0.01), part
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_an_interrupted_run_ends_like_an_uninterrupted_one(reports, runs, design):
-    whole, resumed = reports[design, SINGLE, False], reports[design, SINGLE, True]
+@every_design
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    case: Case, report: dict[str, Any], interrupted: Reports, trained: Trained
+) -> None:
     for quantity in ("loss", "gradient_norm"):
-        assert resumed[quantity] == whole[quantity]
+        assert interrupted[case][quantity] == report[quantity]
     ours, theirs = (
-        checkpoint_tensors(runs / run_name(design, SINGLE, interrupted) / f"checkpoints/step_{STEPS:08d}")
-        for interrupted in (True, False)
+        checkpoint_tensors(trained.path(case, name) / f"checkpoints/step_{STEPS:08d}")
+        for name in (INTERRUPTED, "")
     )
     assert ours.keys() == theirs.keys() and len(ours) > 20
     assert [place for place in ours if not equal(ours[place], theirs[place])] == []
 
 
-@pytest.mark.parametrize("design", DESIGNS)
-def test_the_loss_curve_is_the_golden_one(reports, design):
+@every_design
+def test_the_loss_curve_is_the_golden_one(case: Case, report: dict[str, Any], single: Reports) -> None:
     """ORA_WRITE_GOLDEN=1 writes the file anew; look at the difference before committing it."""
     if os.environ.get("ORA_WRITE_GOLDEN"):
-        curves = {design: reports[design, SINGLE, False]["loss"] for design in DESIGNS}
+        curves = {design: single[design, SINGLE]["loss"] for design in DESIGNS}
         GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")
     golden = json.loads(GOLDEN.read_text())
-    assert reports[design, SINGLE, False]["loss"] == pytest.approx(golden[design], rel=1e-4)
+    assert report["loss"] == pytest.approx(golden[case[0]], rel=1e-4)
 
 
-def test_the_designs_differ(reports):
+def test_the_designs_differ(single: Reports) -> None:
     """Guards the tests above: no two designs train alike."""
-    curves = [tuple(reports[design, SINGLE, False]["loss"]) for design in DESIGNS]
+    curves = [tuple(report["loss"]) for report in single.values()]
     assert len(set(curves)) == len(curves)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ TRAININGS = [  # (ranks, tensor parallel, sequence parallel, micro batch size)
 
 
 @pytest.fixture(scope="module")
-def reports():
+def reports() -> dict[tuple[Any, ...], dict[str, float]]:
     found = {}
     for size in (1, 2):
         cases = [
@@ -41,7 +43,12 @@ def reports():
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_two_documents_in_one_sample_are_as_each_alone(reports, variant, positions, layout):
+def test_two_documents_in_one_sample_are_as_each_alone(
+    reports: dict[tuple[Any, ...], dict[str, float]],
+    variant: str,
+    positions: str,
+    layout: tuple[int, int, bool],
+) -> None:
     tensor_parallel, groups, sequence_parallel = layout
     report = reports[tensor_parallel, variant, positions, groups, sequence_parallel]
     # With rope megatron-core counts positions through the sample: equal logits show that it does not matter.
@@ -54,7 +61,7 @@ def test_two_documents_in_one_sample_are_as_each_alone(reports, variant, positio
 
 
 @pytest.fixture(scope="module")
-def curves(tiny_shards, tmp_path_factory):
+def curves(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, dict[str, list[float]]]:
     """{training: curves}, samples holding a few documents each; also of a run that packs them as one text."""
     runs = tmp_path_factory.mktemp("packing")
     found = {}
@@ -85,13 +92,15 @@ def curves(tiny_shards, tmp_path_factory):
 
 
 @pytest.mark.parametrize("training", TRAININGS[1:], ids=str)
-def test_the_mean_is_over_counted_predictions_of_the_global_batch(curves, training):
+def test_the_mean_is_over_counted_predictions_of_the_global_batch(
+    curves: dict[Any, Any], training: tuple[int, int, bool, int]
+) -> None:
     """Ranks and micro batches see different numbers of document ends: none may weigh more for it."""
     for quantity in ("loss", "gradient_norm", "validation"):
         assert curves[training][quantity] == pytest.approx(curves[TRAININGS[0]][quantity], rel=1e-5), quantity
 
 
-def test_the_option_changes_the_training(curves):
+def test_the_option_changes_the_training(curves: dict[Any, Any]) -> None:
     for quantity in ("loss", "gradient_norm", "validation"):
         assert curves["one text"][quantity] != pytest.approx(curves[TRAININGS[0]][quantity], rel=1e-5), (
             quantity

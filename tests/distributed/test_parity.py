@@ -1,102 +1,177 @@
 """The same training whatever the layout: losses and gradient norms over 20 steps agree to 1e-5."""
 
-import itertools
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+from tests.distributed.covering import covering
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
-LAYOUTS = [  # (ranks, tensor parallel size, sequence parallel)
-    (1, 1, False),
-    (2, 2, False),
-    (2, 2, True),
-    (2, 1, False),
-    (4, 2, False),
-    (4, 2, True),
-    (4, 4, False),
-    (4, 4, True),
-]
-VARIANTS = ("vanilla", "orthogonal")
+VARIANTS = ("orthogonal", "vanilla")
 STAGES = (1, 2, 3)
 STEPS = 20
-DROPOUT_STAGE = "1-dropout"
-DATA_PARALLEL_LAYOUTS = [LAYOUTS[0], (2, 1, False)]
+
+
+class Layout(NamedTuple):
+    """How a run is spread over processes."""
+
+    ranks: int
+    tensor_parallel: int
+    sequence_parallel: bool
+
+    def __str__(self) -> str:
+        return f"{self.ranks}ranks-tp{self.tensor_parallel}{'-sp' if self.sequence_parallel else ''}"
+
+
+class Case(NamedTuple):
+    variant: str
+    stage: int
+    layout: Layout
+    dropout: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.variant}-zero{self.stage}-{self.layout}-dropout{self.dropout}"
+
+
+Curves = dict[Case, dict[str, list[float]]]
+SINGLE, PAIR = Layout(1, 1, False), Layout(2, 1, False)
+LAYOUTS = (
+    Layout(2, 2, False),
+    Layout(2, 2, True),
+    PAIR,
+    Layout(4, 2, False),
+    Layout(4, 2, True),
+    Layout(4, 4, False),
+    Layout(4, 4, True),
+)
+REFERENCES = [Case(variant, stage, SINGLE) for variant in VARIANTS for stage in STAGES]
+DROPOUT = [Case(variant, 1, layout, 0.1) for variant in VARIANTS for layout in (SINGLE, PAIR)]
+
+
+def factors(case: Case) -> dict[str, object]:
+    """What must meet: a variant, a stage, and the parts of a layout."""
+    return {
+        "variant": case.variant,
+        "stage": case.stage,
+        "tensor parallel": case.layout.tensor_parallel,
+        "sequence parallel": case.layout.sequence_parallel,
+        "data parallel": case.layout.ranks // case.layout.tensor_parallel,
+    }
+
+
+PRODUCT = [Case(variant, stage, layout) for variant in VARIANTS for stage in STAGES for layout in LAYOUTS]
+BY_LAYOUT, BY_VARIANT_AND_STAGE = itemgetter(2), itemgetter(0, 1)
+COVERING = covering(PRODUCT, factors, at_least={BY_LAYOUT: 2, BY_VARIANT_AND_STAGE: 2})
+REMAINING = [case for case in PRODUCT if case not in COVERING]
+
+
+class Trainings:
+    """Trains sets of cases, all of one world size in one launch."""
+
+    def __init__(self, shards: Path, runs: Path) -> None:
+        self._shards = shards
+        self._runs = runs
+
+    def curves(self, cases: Sequence[Case]) -> Curves:
+        found: Curves = {}
+        for ranks in (1, 2, 4):
+            some = [case for case in cases if case.layout.ranks == ranks]
+            if some:
+                runs = [self._overrides(case) for case in some]
+                worker = "tests.distributed.parity_worker:train_all"
+                found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=800), strict=True))
+        return found
+
+    def _overrides(self, case: Case) -> list[str]:
+        return tiny_overrides(
+            self._shards,
+            self._runs,
+            str(case),
+            attention__variant=case.variant,
+            deepspeed__config=f"zero{case.stage}",
+            parallel__tensor_model_parallel_size=case.layout.tensor_parallel,
+            parallel__sequence_parallel=case.layout.sequence_parallel,
+            model__dropout=case.dropout,
+            schedule__steps=STEPS,
+            # A high rate would let Adam amplify rounding differences from step to step: 1e-7 becomes 1e-4 in
+            # 20 steps.
+            optimizer__learning_rate=3e-4,
+            data__global_batch_size=4,
+            data__sequence_length=16,
+            data__validation_samples=2,
+            telemetry__tensorboard="false",
+        )
 
 
 @pytest.fixture(scope="module")
-def curves(tiny_shards, tmp_path_factory):
-    """{(variant, zero stage, layout): curves}; one launch per world size, all its configs in the same
-    processes.
-    """
-    runs = tmp_path_factory.mktemp("parity")
-    found = {}
-    for ranks in (1, 2, 4):
-        cases = [
-            (variant, stage, layout)
-            for variant, stage, layout in itertools.product(VARIANTS, (*STAGES, DROPOUT_STAGE), LAYOUTS)
-            if layout[0] == ranks and (stage != DROPOUT_STAGE or layout in DATA_PARALLEL_LAYOUTS)
-        ]
-        overrides = [
-            tiny_overrides(
-                tiny_shards,
-                runs,
-                f"{variant}-zero{stage}-{layout[0]}ranks-tp{layout[1]}-sp{layout[2]}",
-                attention__variant=variant,
-                deepspeed__config="zero1" if stage == DROPOUT_STAGE else f"zero{stage}",
-                parallel__tensor_model_parallel_size=layout[1],
-                parallel__sequence_parallel=layout[2],
-                model__dropout=0.1 if stage == DROPOUT_STAGE else 0.0,
-                schedule__steps=STEPS,
-                # A high rate would let Adam amplify rounding differences from step to step: 1e-7 becomes 1e-4
-                # in 20 steps.
-                optimizer__learning_rate=3e-4,
-                data__global_batch_size=4,
-                data__sequence_length=16,
-                data__validation_samples=2,
-                telemetry__tensorboard="false",
-            )
-            for variant, stage, layout in cases
-        ]
-        answers = run_ranks(
-            ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides}, timeout=800
-        )
-        found.update(zip(cases, answers, strict=True))
-    return found
+def trainings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    return Trainings(tiny_shards, tmp_path_factory.mktemp("parity"))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda x: f"{x[0]}ranks-tp{x[1]}{'-sp' if x[2] else ''}")
-def test_losses_and_gradient_norms_do_not_depend_on_the_layout(curves, variant, stage, layout):
-    single, parallel = curves[variant, stage, LAYOUTS[0]], curves[variant, stage, layout]
+@pytest.fixture(scope="module")
+def single(trainings: Trainings) -> Curves:
+    return trainings.curves(REFERENCES)
+
+
+@pytest.fixture(scope="module")
+def selected(trainings: Trainings) -> Curves:
+    return trainings.curves(COVERING)
+
+
+@pytest.fixture(scope="module")
+def remaining(trainings: Trainings) -> Curves:
+    return trainings.curves(REMAINING)
+
+
+@pytest.fixture(scope="module")
+def with_dropout(trainings: Trainings) -> Curves:
+    return trainings.curves(DROPOUT)
+
+
+def _parameters(cases: Sequence[Case], *marks: pytest.MarkDecorator) -> list[Any]:
+    return [pytest.param(case, id=str(case), marks=marks) for case in cases]
+
+
+@pytest.mark.parametrize("case", [*_parameters(COVERING), *_parameters(REMAINING, pytest.mark.full)])
+def test_losses_and_gradient_norms_do_not_depend_on_layout_and_stage(
+    case: Case, single: Curves, request: pytest.FixtureRequest
+) -> None:
+    parallel = request.getfixturevalue("selected" if case in COVERING else "remaining")[case]
     assert len(parallel["loss"]) == STEPS
+    for stage in {case.stage, 1}:
+        reference = single[Case(case.variant, stage, SINGLE)]
+        for quantity in ("loss", "gradient_norm", "validation"):
+            assert parallel[quantity] == pytest.approx(reference[quantity], rel=1e-5), (quantity, stage)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_the_zero_stage_does_not_change_the_training_of_one_rank(
+    single: Curves, variant: str, stage: int
+) -> None:
+    first, other = single[Case(variant, 1, SINGLE)], single[Case(variant, stage, SINGLE)]
     for quantity in ("loss", "gradient_norm", "validation"):
-        assert parallel[quantity] == pytest.approx(single[quantity], rel=1e-5), quantity
+        assert other[quantity] == pytest.approx(first[quantity], rel=1e-5), quantity
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("stage", (2, 3))
-def test_the_zero_stage_does_not_change_the_training(curves, variant, stage):
-    for layout in LAYOUTS:
-        first, other = curves[variant, 1, layout], curves[variant, stage, layout]
-        assert other["loss"] == pytest.approx(first["loss"], rel=1e-5)
-        assert other["gradient_norm"] == pytest.approx(first["gradient_norm"], rel=1e-5)
+def test_dropout_masks_do_not_depend_on_the_data_parallel_size(
+    variant: str, with_dropout: Curves, single: Curves
+) -> None:
+    alone, parallel = (with_dropout[Case(variant, 1, layout, 0.1)] for layout in (SINGLE, PAIR))
+    assert parallel["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+    without = single[Case(variant, 1, SINGLE)]
+    assert alone["loss"] != pytest.approx(without["loss"], rel=1e-4)  # dropout did something
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_dropout_masks_do_not_depend_on_the_data_parallel_size(curves, variant):
-    single, parallel = (curves[variant, DROPOUT_STAGE, layout] for layout in DATA_PARALLEL_LAYOUTS)
-    assert parallel["loss"] == pytest.approx(single["loss"], rel=1e-5)
-    assert single["loss"] != pytest.approx(
-        curves[variant, 1, LAYOUTS[0]]["loss"], rel=1e-4
-    )  # dropout did something
-
-
-def test_the_curves_are_not_constants(curves):
+def test_the_curves_are_not_constants(single: Curves) -> None:
     """Guards the tests above: steps differ from each other, and the variants differ."""
-    vanilla, orthogonal = (curves[variant, 1, LAYOUTS[0]] for variant in VARIANTS)
+    orthogonal, vanilla = (single[Case(variant, 1, SINGLE)] for variant in VARIANTS)
     for quantity in ("loss", "gradient_norm"):
         assert len(set(vanilla[quantity])) == len(set(orthogonal[quantity])) == STEPS
         assert vanilla[quantity] != pytest.approx(orthogonal[quantity], rel=1e-4)

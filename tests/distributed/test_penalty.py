@@ -1,5 +1,7 @@
 """orthogonal_penalty: the right term exactly once, whatever the layout, ZeRO stage and micro batches."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.distributed.penalty_worker import TAGS
@@ -37,11 +39,11 @@ SAME = [name for name in (*ONE_RANK, *TWO_RANKS) if name not in ("zero1", "bf16 
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards, tmp_path_factory):
+def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[float]]]:
     """{case: {tag: values}}, "reference" among them."""
     runs = tmp_path_factory.mktemp("penalty")
 
-    def overrides(name, **changes):
+    def overrides(name: str, **changes: object) -> list[str]:
         return tiny_overrides(
             tiny_shards,
             runs,
@@ -81,14 +83,18 @@ def found(tiny_shards, tmp_path_factory):
     }
 
 
-def test_training_is_that_of_plain_pytorch_with_the_definition(found):
+def test_training_is_that_of_plain_pytorch_with_the_definition(
+    found: dict[str, dict[str, list[float]]],
+) -> None:
     for tag, values in found["reference"].items():
         # From step 2 on: orthonormal rows start with no penalty but rounding.
         assert found["zero1"][tag][1:] == pytest.approx(values[1:], rel=TOLERANCE.get(tag, 1e-5)), tag
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_no_layout_stage_or_accumulation_changes_the_training(found, case):
+def test_no_layout_stage_or_accumulation_changes_the_training(
+    found: dict[str, dict[str, list[float]]], case: str
+) -> None:
     for tag in TAGS:
         assert len(found[case][tag]) == (1 if tag == "loss/valid" else STEPS)
         first = tag == "loss/orthogonal_penalty"  # rounding alone at step 1
@@ -96,14 +102,16 @@ def test_no_layout_stage_or_accumulation_changes_the_training(found, case):
         assert found[case][tag][first:] == expected, tag
 
 
-def test_bf16_under_zero3_trains_on_it_too(found):
+def test_bf16_under_zero3_trains_on_it_too(found: dict[str, dict[str, list[float]]]) -> None:
     for tag in ("loss/train", "optim/grad_norm"):
         assert found["bf16 zero3"][tag] == pytest.approx(found["zero1"][tag], rel=0.03), tag
     # Rows rounded to bf16 are orthonormal to 1e-3 only, so the term has a floor.
     assert 0 < found["bf16 zero3"]["loss/orthogonal_penalty"][-1] < 100 * STRENGTH * 1e-3
 
 
-def test_the_penalty_is_reported_apart_and_holds_the_rows_together(found):
+def test_the_penalty_is_reported_apart_and_holds_the_rows_together(
+    found: dict[str, dict[str, list[float]]],
+) -> None:
     strong, weak, none = found["zero1"], found["weak"], found["no penalty"]
     penalty = "loss/orthogonal_penalty"
     assert 0 <= strong[penalty][0] < 1e-9

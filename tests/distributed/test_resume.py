@@ -15,9 +15,9 @@ from tests.command_line import (
     equal,
     logged_steps,
     started,
-    train,
     wait_until,
 )
+from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
@@ -25,7 +25,7 @@ STEPS, EVERY = 44, 15  # enough steps for a signal to arrive in time on a busy m
 STOP_WHILE_SAVING = Path(__file__).parent / "stop_while_saving"
 
 
-def overrides_for(tiny_shards, runs, name, stage):
+def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int) -> list[str]:
     return tiny_overrides(
         tiny_shards,
         runs,
@@ -41,16 +41,16 @@ def overrides_for(tiny_shards, runs, name, stage):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_shards, tmp_path_factory):
+def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """{zero stage: run directory}"""
     runs = tmp_path_factory.mktemp("uninterrupted")
     for stage in (1, 2, 3):
-        done = train(overrides_for(tiny_shards, runs, f"zero{stage}", stage), ranks=4)
+        done = train_on_warm_ranks(overrides_for(tiny_shards, runs, f"zero{stage}", stage), ranks=4)
         assert done.returncode == 0, done.stderr
     return {stage: runs / f"zero{stage}" for stage in (1, 2, 3)}
 
 
-def assert_same_run(run, reference):
+def assert_same_run(run: Path, reference: Path) -> None:
     assert (run / "state").read_text() == "finished\n"
     assert logged_steps(run) == list(range(1, STEPS + 1))
     assert deterministic_metrics(run) == deterministic_metrics(reference)
@@ -63,12 +63,14 @@ def assert_same_run(run, reference):
         assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
 
 
-def any_stopped(launcher):
+def any_stopped(launcher: psutil.Popen) -> bool:
     return any(rank.status() == psutil.STATUS_STOPPED for rank in launcher.children())
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_shards, tmp_path):
+def test_kill_between_and_during_saves_then_resume(
+    stage: int, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "killed"
     overrides = overrides_for(tiny_shards, tmp_path, "killed", stage)
 
@@ -89,7 +91,7 @@ def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_sh
         launcher.wait(timeout=60)
     assert list(second_save.glob("*.pt")) and not (second_save / "COMPLETE").exists()
 
-    done = train(overrides, ranks=4)
+    done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, uninterrupted[stage])
 
@@ -98,7 +100,9 @@ def test_kill_between_and_during_saves_then_resume(stage, uninterrupted, tiny_sh
     ("number", "state"),
     [(signal.SIGTERM, "stopped\n"), (signal.SIGUSR1, "continue\n"), (signal.SIGINT, "stopped\n")],
 )
-def test_signal_saves_exits_0_and_resumes_exactly(number, state, uninterrupted, tiny_shards, tmp_path):
+def test_signal_saves_exits_0_and_resumes_exactly(
+    number: signal.Signals, state: str, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "signalled"
     overrides = overrides_for(tiny_shards, tmp_path, "signalled", stage=1)
     with started(overrides, 4, tmp_path / "log") as launcher:
@@ -109,12 +113,12 @@ def test_signal_saves_exits_0_and_resumes_exactly(number, state, uninterrupted, 
     assert (run / "state").read_text() == state
     assert stopped_at < EVERY and (run / f"checkpoints/step_{stopped_at:08d}/COMPLETE").is_file()
 
-    done = train(overrides, ranks=4)
+    done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, uninterrupted[1])
 
 
-def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted):
+def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted: dict[int, Path]) -> None:
     for stage, run in uninterrupted.items():
         kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
         assert kept == ["step_00000030", "step_00000044"]

@@ -2,11 +2,13 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
-from tests.distributed.synthesizer_reference import BATCH, HEAD_DIM, HEADS, LENGTH, RANK
+from tests.distributed.one_layer import BATCH, HEAD_DIM, HEADS
+from tests.distributed.synthesizer_reference import LENGTH, RANK
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -31,7 +33,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def found():
+def found() -> dict[int, dict[str, Any]]:
     """{ranks: what they answered}"""
     answers = {}
     for ranks in (1, 2, 4):
@@ -47,11 +49,11 @@ def found():
 
 
 @pytest.fixture(params=[1, 2, 4], ids=["tp1", "tp2", "tp4"])
-def ranks(request):
+def ranks(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def test_output_and_gradients_equal_plain_autograd(found, ranks):
+def test_output_and_gradients_equal_plain_autograd(found: dict[int, dict[str, Any]], ranks: int) -> None:
     assert len(found[ranks]["cases"]) == {1: 16, 2: 32, 4: 16}[ranks]
     for case, report in found[ranks]["cases"]:
         assert set(report["errors"]) >= {"output", "input", "value"}
@@ -59,7 +61,7 @@ def test_output_and_gradients_equal_plain_autograd(found, ranks):
         assert max(report["errors"].values()) < 1e-13, case
 
 
-def test_collectives_are_those_of_the_stock_layer(found, ranks):
+def test_collectives_are_those_of_the_stock_layer(found: dict[int, dict[str, Any]], ranks: int) -> None:
     for case, report in found[ranks]["cases"]:
         if ranks == 1:
             forward, backward = {}, {}
@@ -72,7 +74,9 @@ def test_collectives_are_those_of_the_stock_layer(found, ranks):
         assert report["collectives_backward"] == backward, case
 
 
-def test_one_product_applies_the_scores_to_the_whole_batch(found, ranks):
+def test_one_product_applies_the_scores_to_the_whole_batch(
+    found: dict[int, dict[str, Any]], ranks: int
+) -> None:
     """Without a mask nothing is made per sample: [heads · seq, seq] × [seq, batch · head_dim] per group."""
     for case, report in found[ranks]["cases"]:
         shapes = [tuple(shape) for shape in report["gemm_shapes_forward"]]
@@ -85,7 +89,7 @@ def test_one_product_applies_the_scores_to_the_whole_batch(found, ranks):
         assert len(shapes) == 3 + making_scores, (case, shapes)  # V, the mixing, the output projection
 
 
-def test_the_future_has_probability_exactly_0(found, ranks):
+def test_the_future_has_probability_exactly_0(found: dict[int, dict[str, Any]], ranks: int) -> None:
     assert {report["seen_future"] for _, report in found[ranks]["cases"]} == {0.0}
     for variant in VARIANTS:
         limits = found[ranks]["limits"][variant]
@@ -93,7 +97,9 @@ def test_the_future_has_probability_exactly_0(found, ranks):
         assert limits["after"] > 1e-4
 
 
-def test_a_shorter_input_uses_the_corner_and_a_longer_one_is_refused(found, ranks):
+def test_a_shorter_input_uses_the_corner_and_a_longer_one_is_refused(
+    found: dict[int, dict[str, Any]], ranks: int
+) -> None:
     for variant in VARIANTS:
         limits = found[ranks]["limits"][variant]
         assert limits["shorter"] < 1e-15
@@ -103,19 +109,21 @@ def test_a_shorter_input_uses_the_corner_and_a_longer_one_is_refused(found, rank
         )
 
 
-def test_scores_start_with_the_scale_of_orthonormal_ones(found):
+def test_scores_start_with_the_scale_of_orthonormal_ones(found: dict[int, dict[str, Any]]) -> None:
     for case, report in found[1]["cases"]:
         assert report["logit_sd"] == pytest.approx(1.0, abs=0.1), case
 
 
-def test_what_trains_and_what_is_saved(found, ranks):
+def test_what_trains_and_what_is_saved(found: dict[int, dict[str, Any]], ranks: int) -> None:
     for case, report in found[ranks]["cases"]:
         learned = [f"core_attention.{name}" for name in MATRICES[case["variant"]] if case["trainable"]]
         expected = [*learned, "linear_proj.weight", "linear_v.weight"]
         assert report["trainable"] == report["saved"] == expected, case
 
 
-def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(found):
+def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(
+    found: dict[int, dict[str, Any]],
+) -> None:
     weights = found[1]["weights"]
     assert weights == found[2]["weights"] == found[4]["weights"]
     vanilla = weights.pop("vanilla")
@@ -131,14 +139,16 @@ def test_weights_do_not_depend_on_the_layout_and_are_shared_with_vanilla(found):
         }
 
 
-def test_dropout_is_drawn_for_each_head_and_sample_from_seeded_streams(found, ranks):
+def test_dropout_is_drawn_for_each_head_and_sample_from_seeded_streams(
+    found: dict[int, dict[str, Any]], ranks: int
+) -> None:
     for case, report in found[ranks]["dropout"].items():
         assert report.pop("mean") == pytest.approx(1.0, abs=0.15), case
         assert report.pop("evaluation") < 1e-14, case
         assert set(report.values()) == {True}, (case, report)
 
 
-def test_executed_flops_are_those_that_torch_counts(found):
+def test_executed_flops_are_those_that_torch_counts(found: dict[int, dict[str, Any]]) -> None:
     """With the full score matrix, as it is computed; A Bᵀ is made once a micro batch and left out."""
     for case, flops in found[1]["flops"].items():
         variant, trainable = case.split(" trainable=")
@@ -148,7 +158,7 @@ def test_executed_flops_are_those_that_torch_counts(found):
 
 
 @pytest.fixture(scope="module")
-def resumed(tiny_shards, tmp_path_factory):
+def resumed(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """{(variant, trainable, ZeRO stage): what was resumed}, on 2 tensor-parallel ranks."""
     runs = tmp_path_factory.mktemp("synthesizers")
     cases = [("synthesizer_random", True, 3), ("synthesizer_factorized", False, 1)]
@@ -168,11 +178,11 @@ def resumed(tiny_shards, tmp_path_factory):
         )
         for variant, trainable, stage in cases
     ]
-    answers = run_ranks(2, "tests.distributed.synthesizer_worker:resumed_runs", {"runs": overrides})
+    answers = run_ranks(2, "tests.distributed.resuming_worker:resumed_runs", {"runs": overrides})
     return dict(zip(cases, answers, strict=True))
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(resumed):
+def test_a_resumed_run_equals_an_uninterrupted_one(resumed: dict[Any, Any]) -> None:
     for case, run in resumed.items():
         checkpoint = Path(run["checkpoint"])
         records = checkpoint.parents[1]
@@ -182,7 +192,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(resumed):
         assert [place for place in ours if not equal(ours[place], theirs[place])] == [], case
 
 
-def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(resumed):
+def test_frozen_scores_are_digested_and_neither_saved_nor_optimized(resumed: dict[Any, Any]) -> None:
     layers, hidden, heads, length, rank = 2, 32, 4, 32, 8
     elements = {
         "synthesizer_random": layers * heads * length * length,

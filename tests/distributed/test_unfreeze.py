@@ -1,5 +1,8 @@
 """unfreeze: layers become trainable on the way, nothing else is disturbed, a resume is exact across it."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.distributed.unfreeze_worker import TAGS
@@ -34,11 +37,11 @@ AFTER = (2, 3, 4, 6)  # before, at and after a change of phase, and at the secon
 
 
 @pytest.fixture(scope="module")
-def found(tiny_shards, tmp_path_factory):
+def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the workers saw: one launch of one rank, one of two."""
     runs = tmp_path_factory.mktemp("unfreeze")
 
-    def overrides(name, **changes):
+    def overrides(name: str, **changes: object) -> list[str]:
         return tiny_overrides(
             tiny_shards,
             runs,
@@ -82,19 +85,19 @@ def found(tiny_shards, tmp_path_factory):
     return {**two, "reference": one["reference"], "curves": {**one["curves"], **two["curves"]}}
 
 
-def test_training_is_that_of_plain_pytorch(found):
+def test_training_is_that_of_plain_pytorch(found: dict[str, Any]) -> None:
     for tag, values in found["reference"].items():
         assert found["curves"]["zero1"][tag] == pytest.approx(values, rel=1e-5), tag
 
 
 @pytest.mark.parametrize("case", [*list(ONE_RANK)[1:], *TWO_RANKS])
-def test_no_layout_or_stage_changes_the_training(found, case):
+def test_no_layout_or_stage_changes_the_training(found: dict[str, Any], case: str) -> None:
     for tag in TAGS:
         assert found["curves"][case][tag] == pytest.approx(found["curves"]["zero1"][tag], rel=1e-5), tag
     assert len(found["curves"][case]["loss/train"]) == STEPS
 
 
-def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(found):
+def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(found: dict[str, Any]) -> None:
     curve = found["curves"]["zero1"]
     per_layer = 2 * 4 * 8 * 33  # W_Q and W_K of 4 heads of 8 rows
     first = curve["memory/trainable_parameters"][0]
@@ -106,7 +109,7 @@ def test_the_learning_rate_and_the_counts_change_where_the_schedule_says(found):
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_a_change_of_phase_keeps_everything_bit_for_bit(found, case):
+def test_a_change_of_phase_keeps_everything_bit_for_bit(found: dict[str, Any], case: str) -> None:
     changes = found["changes"][case]["changes"]
     assert [change.pop("step") for change in changes] == list(LAST_STEPS)
     for change, layer in zip(changes, (1, 0), strict=True):
@@ -119,7 +122,7 @@ def test_a_change_of_phase_keeps_everything_bit_for_bit(found, case):
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(found, case):
+def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(found: dict[str, Any], case: str) -> None:
     moved = found["changes"][case]["moved"]  # after each step, for each layer
     for step, (first, second) in enumerate(moved, start=1):
         assert (second > 0) == (step > LAST_STEPS[0]), (step, moved)
@@ -129,7 +132,7 @@ def test_what_is_unfrozen_moves_and_what_is_frozen_does_not(found, case):
 
 
 @pytest.mark.parametrize("case", WATCHED)
-def test_what_is_unfrozen_counts_its_own_steps(found, case):
+def test_what_is_unfrozen_counts_its_own_steps(found: dict[str, Any], case: str) -> None:
     matrices, vectors, second, first = found["changes"][case]["step counts"]
     assert matrices == vectors == STEPS
     assert (second, first) == (STEPS - LAST_STEPS[0], STEPS - LAST_STEPS[1])
@@ -137,14 +140,16 @@ def test_what_is_unfrozen_counts_its_own_steps(found, case):
 
 @pytest.mark.parametrize("case", RESUMED)
 @pytest.mark.parametrize("after", AFTER)
-def test_resume_is_exact_before_at_and_after_a_change_of_phase(found, case, after):
+def test_resume_is_exact_before_at_and_after_a_change_of_phase(
+    found: dict[str, Any], case: str, after: int
+) -> None:
     resumed = found["resumes"][case]
     assert resumed["tensors"] > 50
     assert resumed[str(after)] == {"tensors": [], "metrics": True, "phases": True}
 
 
 @pytest.mark.parametrize("case", RESUMED)
-def test_the_audit_lists_every_phase(found, case):
+def test_the_audit_lists_every_phase(found: dict[str, Any], case: str) -> None:
     phases = found["resumes"][case]["phases"]
     assert [phase["phase"] for phase in phases] == [0, 1, 2]
     assert [phase["first_step"] for phase in phases] == [1, LAST_STEPS[0] + 1, LAST_STEPS[1] + 1]
@@ -156,6 +161,6 @@ def test_the_audit_lists_every_phase(found, case):
     assert len({sum(p[f"model_{kind}_parameters"] for kind in ("trainable", "frozen")) for p in phases}) == 1
 
 
-def test_a_length_that_would_move_the_changes_is_refused_on_resume(found):
+def test_a_length_that_would_move_the_changes_is_refused_on_resume(found: dict[str, Any]) -> None:
     assert "the steps after which attention.unfreeze applies=[3, 6]" in found["refused"]
     assert "this run has [6, 12]" in found["refused"]

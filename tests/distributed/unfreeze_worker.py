@@ -13,12 +13,11 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param
 
-from megatron_patches.freeze import frozen_layers, parameter_groups
+from megatron_patches.freeze import frozen_layers
 from megatron_patches.orthonormal import ROLES
 from megatron_patches.shards import layer_shard
 from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
-from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses
@@ -29,6 +28,7 @@ from pretrain.training.loop import train, train_step
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.transplant import TrainingState
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
+from tests.distributed.plain_training import plain_optimizer, plain_step
 
 TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
 
@@ -70,17 +70,8 @@ def _reference(config: Config) -> dict[str, list[float]]:
             assert model is not None
             batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
             loss = token_losses(model, batch).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            squares = [p.grad.double().square().sum() for p in model.parameters() if p.grad is not None]
-            rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
-            rate *= phase.learning_rate_factor
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            for tag, value in zip(
-                TAGS, (loss.item(), torch.stack(squares).sum().sqrt().item(), rate), strict=False
-            ):
+            norm, rate = plain_step(model, optimizer, (loss,), config, step, phase.learning_rate_factor)
+            for tag, value in zip(found, (loss.item(), norm, rate), strict=True):
                 found[tag].append(value)
             states = {name: optimizer.state[p] for name, p in model.named_parameters()}
     return found
@@ -93,11 +84,7 @@ def _next_model(
     if old is not None:
         missing, unexpected = model.load_state_dict(old.state_dict(), strict=False)
         assert not unexpected and all(name.endswith("trained_query_key") for name in missing), missing
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.optimizer.weight_decay),
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-    )
+    optimizer = plain_optimizer(model, config)
     for name, parameter in model.named_parameters():
         if name in states:
             optimizer.state[parameter] = states[name]

@@ -1,0 +1,36 @@
+"""The program in one test, for the fast suite: two ranks train, stop, resume, and end as if never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tests.ranks import run_ranks, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+
+def test_two_ranks_train_stop_and_resume_exactly(tiny_shards: Path, tmp_path: Path) -> None:
+    def overrides(name: str) -> list[str]:
+        return tiny_overrides(
+            tiny_shards,
+            tmp_path,
+            name,
+            attention__variant="orthogonal",
+            model__dropout=0.1,
+            parallel__tensor_model_parallel_size=2,
+            parallel__sequence_parallel=True,
+            data__validate_every=3,
+        )
+
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    done = train_on_warm_ranks(overrides("whole"), ranks=2)
+    assert done.returncode == 0, done.stderr
+    payload = {"runs": [{"overrides": overrides("stopped"), "interrupted": True}]}
+    run_ranks(2, "tests.distributed.designs_worker:train_all", payload)
+    assert (stopped / "state").read_text() == (whole / "state").read_text() == "finished\n"
+    assert logged_steps(stopped) == list(range(1, 7))
+    assert deterministic_metrics(stopped) == deterministic_metrics(whole)
+    last = "checkpoints/step_00000006"
+    ours, theirs = checkpoint_tensors(stopped / last), checkpoint_tensors(whole / last)
+    assert ours.keys() == theirs.keys() and len(ours) > 20
+    assert [place for place in ours if not equal(ours[place], theirs[place])] == []
