@@ -12,6 +12,7 @@ from tests.ranks import ROOT, rank_environment
 from tests.tiny import VOCAB_SIZE
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook of this name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under `pytest -n 2` a file stays with one process, for its fixtures, and so do all drills.
 
