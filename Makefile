@@ -60,7 +60,7 @@ results: $(DEMO)/shards/manifest.json ## the 60 runs and four reports of docs/re
 # --- checks -----------------------------------------------------------------------------------------------------------
 # What is in which, and how long each takes: tests/README.md. Two processes; TEST_JOBS=0 runs all tests in one.
 TEST_JOBS ?= 2
-PYTEST := -m pytest -n $(TEST_JOBS) --dist loadgroup
+PYTEST := -m pytest -n $(TEST_JOBS) --no-loadscope-reorder
 TEST_FAST := -m "not distributed and not slurm and not gpu and not full"
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
 	$(RUN) $(PYTEST)

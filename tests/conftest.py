@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,19 +13,26 @@ from tests.ranks import ROOT, rank_environment
 from tests.tiny import VOCAB_SIZE
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook of this name
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Under `pytest -n 2` a file stays with one process, for its fixtures, and so do all drills.
+DRILLS = "tests/slurm/"
+LONGEST_FIRST = (DRILLS, "tests/distributed/", "tests/data_pipeline/")
+"""Drills wait for Slurm most of the time, and the rest runs beside them; at the end nothing long is left."""
 
-    The drills come first: they wait for Slurm most of the time, and the rest runs beside them.
-    """
-    drills = Path(__file__).parent / "slurm"
-    items.sort(key=lambda item: not item.path.is_relative_to(drills))
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        group = "slurm" if item.path.is_relative_to(drills) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which `pytest -n 2` hands out the tests."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(part) for part in LONGEST_FIRST])
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `pytest -n 2` a file stays with one process, for its fixtures, and so do all drills together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FilesAndDrills(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return DRILLS if nodeid.startswith(DRILLS) else nodeid.partition("::")[0]
+
+    return FilesAndDrills(config, log)
 
 
 @pytest.fixture(scope="session")
