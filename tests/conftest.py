@@ -12,7 +12,6 @@ import pytest
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import VOCAB_SIZE
 
-
 DRILLS = "tests/slurm/"
 LONGEST_FIRST = (DRILLS, "tests/distributed/", "tests/data_pipeline/")
 """Drills wait for Slurm most of the time, and the rest runs beside them; at the end nothing long is left."""
