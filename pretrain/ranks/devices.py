@@ -85,8 +85,8 @@ def why_no_cuda() -> str | None:
         except (RuntimeError, AssertionError) as error:
             lines = str(error).splitlines() or [type(error).__name__]
             hidden = f" (with {VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-            return f"torch {torch.__version__} cannot use one: {lines[0].split('. ')[0].rstrip('.')}{hidden}"
-    return f"torch {torch.__version__} finds none"
+            return f"torch {torch.__version__} cannot use CUDA: {lines[0].split('. ')[0].rstrip('.')}{hidden}"
+    return f"torch {torch.__version__} finds no CUDA device"
 
 
 def gpu_names(visible: str | None, count: int) -> list[str]:

@@ -29,7 +29,7 @@ def line(text: str) -> bytes:
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two files of bad lines among good ones, a clean file, and one that is cut short."""
     corpus = tmp_path_factory.mktemp("hostile")
-    bad = [line + b"\n" for line, _ in HOSTILE]
+    bad = [content + b"\n" for content, _ in HOSTILE]
     lines = [[line(text)] for text in GOOD]
     for number, content in enumerate(bad):
         lines[number].append(content)
