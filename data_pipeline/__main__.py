@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +21,8 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources import RecordKeys, select_inputs
-from data_pipeline.tokenize_verbs import merge_manifests, tokenize
+from data_pipeline.sources import RecordKeys, select_all_inputs
+from data_pipeline.tokenize_verbs import merge_manifests, show_passed_over, tokenize
 
 app = typer.Typer(
     help="Text to tokens: build a corpus, train a tokenizer, write Megatron shards, check them.",
@@ -82,12 +83,14 @@ def train_tokenizer(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    report, trained = tokenizer.train_tokenizer(select_inputs(inputs, chunks), out, settings, keys)
+    found = select_all_inputs(inputs, chunks)
+    report, trained = tokenizer.train_tokenizer(found.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
         f"  {report['vocab_size']:,} pieces, {report['bytes_per_token']:.2f} bytes/token and "
         f"{report['round_trip_failures']} round-trip failures on {report['held_out_documents']} documents"
     )
+    show_passed_over(found.passed_over)
 
 
 app.command()(download)
@@ -125,7 +128,8 @@ def verify(
         for problem in problems[1:]:
             typer.echo(f"error: {problem}", err=True)
         raise DataError(
-            f"{problems[0]}; delete the damaged files and run the same tokenize command: it remakes them"
+            f"{problems[0]}; delete the damaged files and run the same tokenize command (with --verify it "
+            f"finds them itself): it remakes them"
         )
     tokens = sum(shard.tokens for shard in manifest.shards)
     typer.echo(f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says")
@@ -159,6 +163,9 @@ def stats(
 
 def main() -> None:
     """Run the command line; a `DataError` becomes one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names may be bytes that are no text
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except DataError as error:

@@ -262,7 +262,7 @@ def _sources(manifest: Manifest) -> dict[str, Any]:
     found = {}
     for source in manifest.sources("train"):
         shards = manifest.shards_of("train", source)
-        content = "\n".join(f"{s.unit} {s.bin_sha256}" for s in shards)
+        content = "\n".join(f"{s.number} {s.bin_sha256}" for s in shards)
         found[source] = {
             "documents": sum(s.documents for s in shards),
             "tokens": sum(s.tokens for s in shards),

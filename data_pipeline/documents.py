@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest
-from data_pipeline.order import Epoch, IndexArray, Int64Array
-from data_pipeline.reader import open_shard
+from data_pipeline.order import ArrayCache, Epoch, IndexArray, Int64Array
+from data_pipeline.reader import ShardPool
+from data_pipeline.shards import read_lengths
 
 # A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
 # page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
@@ -20,29 +23,69 @@ _LONG_STRETCH = 64
 
 
 class Documents:
-    """All documents of a split (or of one source of it), over all its shards, in the manifest's order."""
+    """All documents of a split (or of one source of it), over all its shards, in the manifest's order.
+
+    Nothing is opened before it is needed. A document's address is where it begins in the ids of all shards,
+    one shard after the other.
+    """
 
     def __init__(
-        self, manifest: Manifest, split: str, source: str | None = None, forget_after: int = FORGET_AFTER
+        self,
+        manifest: Manifest,
+        split: str,
+        source: str | None = None,
+        forget_after: int = FORGET_AFTER,
+        cache: ArrayCache | None = None,
     ) -> None:
-        self._shards = [open_shard(manifest, shard) for shard in manifest.shards_of(split, source)]
-        for shard in self._shards:
-            shard.expect_random_access()
-        lengths = [shard.lengths for shard in self._shards]
-        self.lengths: Int64Array = np.concatenate(lengths)
-        # Of each document, where it begins in its own shard; of each shard, its first document.
-        self._starts: Int64Array = np.concatenate([np.cumsum(part) - part for part in lengths])
-        self._first_document: Int64Array = np.cumsum([0] + [len(part) for part in lengths])
+        """`cache` keeps the documents' addresses."""
+        self._manifest = manifest
+        self._shards = manifest.shards_of(split, source)
+        self._pool = ShardPool(manifest, self._shards)
+        self._dtype = np.dtype(manifest.dtype)
+        self._first_token: Int64Array = np.cumsum([0] + [shard.tokens for shard in self._shards])
+        self.count = sum(shard.documents for shard in self._shards)
         self._forget_after = forget_after
+        self._cache = cache
         self._reads = 0
         self._touched: set[int] = set()
         self._lock = threading.Lock()
 
+    @functools.cached_property
+    def addresses(self) -> Int64Array:
+        """[documents + 1] int64, where every document begins, and where the last one ends.
+
+        Raises:
+            DataError: an index is missing, or not as the manifest says.
+        """
+        if self._cache is None:
+            return self._read_indices()
+        found = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
+        return found[0].view(np.int64)
+
+    def _read_indices(self) -> Int64Array:
+        addresses = np.zeros(self.count + 1, dtype=np.int64)
+        first = 1
+        for shard in self._shards:
+            prefix = self._manifest.prefix(shard)
+            lengths = read_lengths(prefix)
+            if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
+                raise DataError(f"{prefix}.idx is not as the manifest says; see verify")
+            addresses[first : first + len(lengths)] = lengths
+            first += len(lengths)
+        np.cumsum(addresses, out=addresses)
+        return addresses
+
     def stream(self, documents: IndexArray, blocks: IndexArray) -> Epoch:
         """An epoch in which the documents have this order."""
         ends = np.zeros(len(documents) + 1, dtype=np.int64)
-        np.cumsum(self.lengths[documents], out=ends[1:])
+        lengths = np.diff(self.addresses)
+        np.cumsum(lengths[documents], out=ends[1:])
         return Epoch(documents, ends, blocks)
+
+    def in_order(self) -> Epoch:
+        """An epoch without blocks in which the documents are as they lie in the shards."""
+        documents = np.arange(self.count, dtype=np.int64)
+        return Epoch(documents, self.addresses, documents[:0])
 
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
         """Pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
@@ -50,21 +93,24 @@ class Documents:
         Where the pieces' stretches of documents lie is worked out for all at once. Long stretches are then
         copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
         tiny documents cost no loop.
+
+        Raises:
+            DataError: a shard cannot be opened.
         """
         first = np.searchsorted(epoch.ends, starts, side="right") - 1
         counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
         row = np.repeat(np.arange(len(starts)), counts)
         at = np.repeat(first, counts) + _within(counts)
-        document = np.asarray(epoch.documents[at], dtype=np.int64)
         begins = epoch.ends[at]
         low = np.maximum(begins, starts[row])
         sizes = np.minimum(epoch.ends[at + 1], starts[row] + length) - low
-        origins = self._starts[document] + (low - begins)
+        origins = self.addresses[np.asarray(epoch.documents[at], dtype=np.int64)] + (low - begins)
+        shard = np.searchsorted(self._first_token, origins, side="right") - 1
+        origins -= self._first_token[shard]
         targets = np.cumsum(sizes) - sizes
-        shard = np.searchsorted(self._first_document, document, side="right") - 1
-        flat = np.empty(len(starts) * length, dtype=self._shards[0].tokens.dtype)
+        flat = np.empty(len(starts) * length, dtype=self._dtype)
         long = sizes >= _LONG_STRETCH
-        tokens = [opened.tokens for opened in self._shards]
+        tokens = {number: self._pool.tokens(number) for number in np.unique(shard).tolist()}
         for number, origin, target, size in zip(
             *(array[long].tolist() for array in (shard, origins, targets, sizes)), strict=True
         ):
@@ -74,19 +120,18 @@ class Documents:
             within = _within(sizes[mine])
             found = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
             flat[np.repeat(targets[mine], sizes[mine]) + within] = found
-        self._forget_now_and_then(shard)
+        self._forget_now_and_then(len(shard), tokens.keys())
         return flat.astype(np.int64).reshape(len(starts), length)
 
-    def _forget_now_and_then(self, read: Int64Array) -> None:
+    def _forget_now_and_then(self, reads: int, shards: Iterable[int]) -> None:
         """Keep the resident size flat: a mapped page would otherwise stay in the process once it was read."""
         with self._lock:
-            self._reads += len(read)
-            self._touched.update(read.tolist())
+            self._reads += reads
+            self._touched.update(shards)
             if self._reads < self._forget_after:
                 return
             forget, self._touched, self._reads = self._touched, set(), 0
-        for number in forget:
-            self._shards[number].forget_pages()
+        self._pool.forget_pages(forget)
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:

@@ -15,6 +15,7 @@ from data_pipeline.errors import DataError
 
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK_BYTES = 1 << 22
+_CHECKSUM = "checksum"
 
 
 def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
@@ -81,9 +82,43 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+def utf8(text: str) -> bytes:
+    """UTF-8, in which the bytes of a file name that is none (surrogates in Python) are JSON escapes."""
+    return text.encode(errors="backslashreplace")
+
+
 def to_json(value: Any) -> bytes:
     """Readable JSON whose bytes depend on the value only (insertion order of keys included)."""
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+    return utf8(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def to_checked_json(value: dict[str, Any]) -> bytes:
+    """`to_json`, with the SHA-256 of everything else under the key `checksum`."""
+    return to_json(value | {_CHECKSUM: _checksum(value)})
+
+
+def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
+    """What `to_checked_json` made.
+
+    Args:
+        remedy: what to do about a damaged file, as a clause.
+
+    Raises:
+        DataError: the file cannot be read, or is not what was written.
+    """
+    try:
+        value = read_json(path)
+    except DataError as error:
+        raise DataError(str(error).replace("delete it and make it again", remedy)) from error
+    stated = value.pop(_CHECKSUM, None)
+    if stated != _checksum(value):
+        raise DataError(f"{path} is damaged: its content does not have the checksum that it states; {remedy}")
+    return value
+
+
+def _checksum(value: dict[str, Any]) -> str:
+    content = utf8(json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")))
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -93,6 +128,8 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: the file cannot be read or is not a JSON object.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise DataError(f"{path} is no regular file; delete it and make it again")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error

@@ -2,9 +2,10 @@
 
 DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
 DIR/tokenizer.model                      the tokenizer the ids belong to
-DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: one per unit of work, split and source
+DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
 DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
-DIR/plan.json, DIR/units/, location.json what a rerun and `verify` need; readers ignore them
+DIR/plan.json, location.json             what a rerun and `verify` need; readers ignore them
+DIR/units/                               what is under way; gone when the directory is finished
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.files import read_checked_json, read_json, sha256_file, to_checked_json, write_atomically
 from data_pipeline.tokenizer import TokenizerIdentity
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# One shard for every unit of work, split and source: still read, and checked, but not continued.
+OLD_FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.model"
 REJECTS_NAME = "rejects.jsonl"
@@ -39,6 +42,8 @@ class InputRecord:
     sha256: of these bytes.
     lines: that begin in these bytes.
     documents: that were taken from them, in all splits and sources.
+    rejected, unusual: lines of it that rejects.jsonl names as left out, and as kept.
+    damaged: what of the file could not be read, in words; empty if all could.
     """
 
     name: str
@@ -48,14 +53,26 @@ class InputRecord:
     sha256: str
     lines: int
     documents: int
+    rejected: int = 0
+    unusual: int = 0
+    damaged: str = ""
+
+    @property
+    def has_rejects(self) -> bool:
+        """Whether rejects.jsonl names something of it."""
+        return bool(self.rejected or self.unusual or self.damaged)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One .bin/.idx pair. `name` is the file name without ending; `tokens` count end-of-document ids too."""
+    """One .bin/.idx pair. `name` is the file name without ending; `tokens` count end-of-document ids too.
+
+    number: counts the shards of a split and source (of an old directory: the unit of work).
+    units, unit_documents: the units of work whose documents it holds, in this order, and how many of each.
+    """
 
     name: str
-    unit: int
+    number: int
     split: str
     source: str
     documents: int
@@ -65,14 +82,18 @@ class Shard:
     bin_sha256: str
     idx_bytes: int
     idx_sha256: str
+    units: tuple[int, ...] = ()
+    unit_documents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished shard directory. Shards are ordered by unit, then split, then source.
+    """A finished shard directory. Shards are ordered by split, then source, then number.
 
     rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
     excluded_documents: by source, those that the options left out.
+    passed_over: entries beside the inputs that were not read, each with its name and the reason.
+    rejects_sha256: of rejects.jsonl; empty if there is none.
     origin: what `download` wrote about where the inputs came from, or None.
     """
 
@@ -88,17 +109,32 @@ class Manifest:
     unusual: dict[str, int] = field(default_factory=dict)
     excluded_documents: dict[str, int] = field(default_factory=dict)
     origin: dict[str, Any] | None = None
+    passed_over: tuple[dict[str, str], ...] = ()
+    rejects_sha256: str = ""
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the tokenizer and every shard's identity and content."""
         content = [self.tokenizer.sha256, self.dtype]
-        content += [f"{s.split} {s.source} {s.unit} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
+        content += [f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
     def sources(self, split: str) -> list[str]:
         """Names of the sources that have documents in this split, sorted."""
-        return sorted({shard.source for shard in self.shards_of(split)})
+        _check_split(split)
+        return sorted(source for of, source in self._by_source if of == split)
+
+    @property
+    def damaged(self) -> list[InputRecord]:
+        """The inputs that could not be read to their end."""
+        return [entry for entry in self.inputs if entry.damaged]
+
+    @cached_property
+    def _by_source(self) -> dict[tuple[str, str], list[Shard]]:
+        found: dict[tuple[str, str], list[Shard]] = {}
+        for shard in self.shards:
+            found.setdefault((shard.split, shard.source), []).append(shard)
+        return found
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
         """Shards of a split, or of one source of it.
@@ -106,9 +142,10 @@ class Manifest:
         Raises:
             DataError: no such split.
         """
-        if split not in SPLITS:
-            raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
-        return [s for s in self.shards if s.split == split and source in (None, s.source)]
+        _check_split(split)
+        if source is not None:
+            return self._by_source.get((split, source), [])
+        return [shard for shard in self.shards if shard.split == split]
 
     def tokens(self, split: str, source: str | None = None) -> int:
         """Tokens of a split, or of one source of it, end-of-document ids included."""
@@ -117,6 +154,11 @@ class Manifest:
     def prefix(self, shard: Shard) -> Path:
         """The path of a shard without its ending, as megatron-core's readers want it."""
         return self.directory / shard.name
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
 
 
 def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
@@ -145,7 +187,7 @@ def write_manifest(manifest: Manifest) -> None:
     value["shards"] = [asdict(shard) for shard in manifest.shards]
     value["totals"] = totals(manifest.shards)
     value["fingerprint"] = manifest.fingerprint
-    path, content = manifest.directory / MANIFEST_NAME, to_json(value)
+    path, content = manifest.directory / MANIFEST_NAME, to_checked_json(value)
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content)
 
@@ -167,32 +209,62 @@ def read_manifest(directory: Path) -> Manifest:
             f"run `python -m data_pipeline tokenize` (again) with this --out"
         )
     value = read_json(path)
-    if value.get("format_version") != FORMAT_VERSION:
+    version = value.get("format_version")
+    if version not in (FORMAT_VERSION, OLD_FORMAT_VERSION):
         raise DataError(
-            f"{path} has format version {value.get('format_version')}, this program reads {FORMAT_VERSION}; "
-            f"tokenise again into a new directory"
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION} and "
+            f"{OLD_FORMAT_VERSION}; tokenise again into a new directory"
         )
     try:
+        if version == OLD_FORMAT_VERSION:
+            value = _as_new(value)
         manifest = Manifest(
             directory=directory,
-            format_version=FORMAT_VERSION,
+            format_version=version,
             name=value["name"],
             tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
             dtype=value["dtype"],
             options=value["options"],
             inputs=tuple(from_dict(InputRecord, entry) for entry in value["inputs"]),
-            shards=tuple(from_dict(Shard, entry) for entry in value["shards"]),
+            shards=tuple(shard_from_json(entry) for entry in value["shards"]),
             rejects=value["rejects"],
             unusual=value["unusual"],
             excluded_documents=value["excluded_documents"],
             origin=value["origin"],
+            passed_over=tuple(value["passed_over"]),
+            rejects_sha256=value["rejects_sha256"],
         )
         stated = value["fingerprint"], value["totals"]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
     if stated != (manifest.fingerprint, totals(manifest.shards)):
         raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
+    if version == FORMAT_VERSION:
+        read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest
+
+
+def _as_new(value: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of the old format in the new one's words."""
+    shards = []
+    for old in value["shards"]:
+        shard = {key: entry for key, entry in old.items() if key != "unit"}
+        shard |= {"number": old["unit"], "units": [old["unit"]], "unit_documents": [old["documents"]]}
+        shards.append(shard)
+    inputs = [entry | {"rejected": 0, "unusual": 0, "damaged": ""} for entry in value["inputs"]]
+    return value | {"shards": shards, "inputs": inputs, "passed_over": [], "rejects_sha256": ""}
+
+
+def shard_from_json(value: dict[str, Any]) -> Shard:
+    """A shard as `asdict` and JSON give it.
+
+    Raises:
+        TypeError, KeyError: it is none.
+    """
+    lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
+    if not all(type(number) is int for numbers in lists.values() for number in numbers):
+        raise TypeError("units should be numbers")
+    return from_dict(Shard, value | lists)
 
 
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
@@ -203,7 +275,7 @@ def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
     """
     result = kind(**value)
     for entry in fields(kind):  # type: ignore[arg-type]
-        if type(value[entry.name]).__name__ != entry.type:
+        if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
             raise TypeError(f"{entry.name} should be {entry.type}")
     return result
 
@@ -250,3 +322,13 @@ def file_problem(path: Path, size: int | None, digest: str | None) -> str | None
     if digest is not None and sha256_file(path) != digest:
         return f"{path} does not have the SHA-256 that the manifest says"
     return None
+
+
+def rejects_intact(manifest: Manifest) -> bool:
+    """Whether rejects.jsonl is as it was written."""
+    path = manifest.directory / REJECTS_NAME
+    if manifest.format_version == OLD_FORMAT_VERSION:
+        return True
+    if not manifest.rejects_sha256:
+        return not path.exists()
+    return path.is_file() and sha256_file(path) == manifest.rejects_sha256

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 Inputs = Annotated[
-    list[Path], typer.Argument(help="Files or directories: .jsonl, .jsonl.zst, .jsonl.gz, .parquet, .txt")
+    list[Path], typer.Argument(help="Files or directories: .jsonl (also .zst, .gz, .xz), .parquet, .txt")
 ]
 TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
 SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]

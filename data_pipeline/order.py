@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import publish, temporary_path
+from data_pipeline.files import (
+    publish,
+    read_checked_json,
+    temporary_path,
+    to_checked_json,
+    write_atomically,
+)
+from data_pipeline.lease import Lease
+from data_pipeline.mapping import FileMap
 
 Int64Array = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.integer]
 
 # Part of the cache's name: to be raised when the same arguments come to mean another order, or other files.
-_ORDER_VERSION = 2
+_ORDER_VERSION = 3
+# An order of 100 billion tokens takes a minute or two; whoever takes longer than this is stuck.
+_WAIT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -45,45 +55,51 @@ def permutation(count: int, *key: int | str) -> IndexArray:
     return np.argsort(keys, kind="stable").astype(np.uint32 if count <= 1 << 32 else np.int64)
 
 
-class EpochCache:
-    """Epochs as memory-mapped .npy files, which the processes of a machine, and runs on the same data, share.
+class ArrayCache:
+    """Arrays as memory-mapped .npy files, which the processes of a machine, and runs on the same data, share.
+
+    Beside them a .json states their sizes and checksums; it is written last. Files that are not what it says
+    are made again.
 
     Args:
         directory: where the files go; it is made if it is missing.
-        identity: everything the order depends on besides the epoch's number.
+        identity: everything the arrays depend on besides their key.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
         self._directory = directory
         self._identity = f"{_ORDER_VERSION} {identity}"
 
-    def get(self, number: int, build: Callable[[], Epoch]) -> Epoch:
-        """Epoch `number`, from the cache if it is there and whole; else `build`, and keep it.
+    def get(
+        self, key: str, names: Sequence[str], build: Callable[[], Sequence[IndexArray]]
+    ) -> list[IndexArray]:
+        """The arrays of `key`, from the cache if they are there and whole; else `build`, and keep them.
 
-        Of several processes that want the same epoch, one builds it and the others wait.
+        Of several processes that want the same arrays, one builds them and the others wait.
 
         Raises:
-            DataError: the directory cannot be written.
+            DataError: the directory cannot be written, or the one that builds does not come to an end.
         """
-        key = hashlib.sha256(f"{self._identity} {number}".encode()).hexdigest()[:32]
-        paths = [self._directory / f"{key}-{part}.npy" for part in ("documents", "ends", "blocks")]
-        epoch = _load(paths)
-        if epoch is None:
-            try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                with open(self._directory / "lock", "wb") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                    epoch = _load(paths) or _store(paths, build())
-            except OSError as error:
-                raise DataError(
-                    f"cannot write the sample cache in {self._directory}: {error.strerror or error}; "
-                    "make room there, or check run.directory and data.cache_directory"
-                ) from error
-        return epoch
+        digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
+        paths = [self._directory / f"{digest}-{name}.npy" for name in names]
+        note = self._directory / f"{digest}.json"
+        try:
+            arrays = _load(paths, note)
+            if arrays is None:
+                with Lease(self._directory / f"{digest}.lock", "making an order of samples", _WAIT_SECONDS):
+                    arrays = _load(paths, note) or _store(paths, note, build())
+        except OSError as error:
+            raise DataError(
+                f"cannot write the sample cache in {self._directory}: {error.strerror or error}; "
+                "make room there, or check run.directory and data.cache_directory"
+            ) from error
+        return arrays
 
 
-def _store(paths: list[Path], epoch: Epoch) -> Epoch:
-    for path, array in zip(paths, (epoch.documents, epoch.ends, epoch.blocks), strict=True):
+def _store(paths: list[Path], note: Path, arrays: Sequence[IndexArray]) -> list[IndexArray]:
+    note.unlink(missing_ok=True)
+    stated = []
+    for path, array in zip(paths, arrays, strict=True):
         temporary = temporary_path(path)
         try:
             with open(temporary, "wb") as stream:
@@ -91,13 +107,33 @@ def _store(paths: list[Path], epoch: Epoch) -> Epoch:
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-    return _load(paths) or epoch
+        stated.append({"name": path.name, "size": path.stat().st_size, "crc32": _crc32(path)})
+    write_atomically(note, to_checked_json({"files": stated}))
+    return _load(paths, note) or list(arrays)
 
 
-def _load(paths: list[Path]) -> Epoch | None:
-    """The three files mapped, or None if one is missing or cut short."""
+def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
+    """The files mapped, or None if one is missing or not what the note says."""
     try:
-        documents, ends, blocks = (np.load(path, mmap_mode="r") for path in paths)
-    except (OSError, ValueError):
+        stated = read_checked_json(note, "delete it")["files"] if note.is_file() else []
+        found = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
+        return [_map(path) for path in paths] if stated == found else None
+    except (DataError, KeyError, FileNotFoundError, ValueError):
         return None
-    return Epoch(documents, ends, blocks) if len(ends) == len(documents) + 1 else None
+
+
+def _map(path: Path) -> IndexArray:
+    with open(path, "rb") as stream:
+        np.lib.format.read_magic(stream)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        start = stream.tell()
+    array: IndexArray = FileMap(path).content[start:].view(dtype)
+    return array.reshape(shape)
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as stream:
+        while chunk := stream.read(1 << 22):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

@@ -10,15 +10,31 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import TEMPORARY_SUFFIX, read_json, sha256_file, to_json, write_atomically
-from data_pipeline.manifest import FORMAT_VERSION, TOKENIZER_NAME
+from data_pipeline.files import (
+    TEMPORARY_SUFFIX,
+    read_checked_json,
+    read_json,
+    sha256_file,
+    to_checked_json,
+    write_atomically,
+)
+from data_pipeline.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    OLD_FORMAT_VERSION,
+    TOKENIZER_NAME,
+    Manifest,
+    read_manifest,
+)
 from data_pipeline.origin import find_origin
 from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.survey import PassedOver
 from data_pipeline.tokenizer import TokenizerIdentity
 
 PLAN_NAME = "plan.json"
@@ -35,6 +51,7 @@ class TokenizeOptions:
         size on disk, a sample of its documents by hash.
     sources, exclude_sources: only these, if there are any; and never those.
     range_bytes: a larger plain .jsonl is read in parts of this size.
+    shard_bytes: whole units make a shard up to this size, .bin and .idx together.
     """
 
     name: str
@@ -46,6 +63,7 @@ class TokenizeOptions:
     sources: tuple[str, ...] = ()
     exclude_sources: tuple[str, ...] = ()
     range_bytes: int = 256 << 20
+    shard_bytes: int = 1_000_000_000
 
     def as_json(self) -> dict[str, Any]:
         """As JSON gives it back."""
@@ -71,14 +89,21 @@ class TokenizeOptions:
         """Raises:
         DataError: an option has an impossible value.
         """
-        if not re.fullmatch(r"[A-Za-z0-9._]+", self.name):
-            raise DataError(f"--name {self.name!r} may hold letters, digits, dots and underscores only")
+        if not re.fullmatch(r"[A-Za-z0-9._]{1,100}", self.name):
+            raise DataError(
+                f"--name {self.name!r} may hold letters, digits, dots and underscores only, and 100 at most"
+            )
         for option in ("validation_fraction", "test_fraction"):
             if not 0 <= (value := getattr(self, option)) <= 1 or math.isnan(value):
                 raise DataError(f"--{option.replace('_', '-')} {value} must be from 0 to 1")
         if self.validation_fraction + self.test_fraction > 1:
             raise DataError("--validation-fraction and --test-fraction are more than 1 together")
-        for option, least in (("files_per_shard", 1), ("max_tokens", 0), ("range_bytes", 1)):
+        for option, least in (
+            ("files_per_shard", 1),
+            ("max_tokens", 0),
+            ("range_bytes", 1),
+            ("shard_bytes", 1),
+        ):
             if getattr(self, option) < least:
                 name = option.replace("_", "-")
                 raise DataError(f"--{name} {getattr(self, option)} must be at least {least}")
@@ -88,7 +113,7 @@ class TokenizeOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """Pieces of input that become shards together, and everything a worker needs to know for it.
+    """Pieces of input that are made together, and everything a worker needs to know for it.
 
     quotas: how many tokens each piece may bring the unit to, if there is a limit.
     """
@@ -105,6 +130,16 @@ class Unit:
     def record_path(self) -> Path:
         """Where the unit's record goes."""
         return self.directory / UNITS_NAME / f"{self.options.name}_{self.number:05d}.json"
+
+    @property
+    def data_path(self) -> Path:
+        """Where the unit's ids wait for their shards."""
+        return self.record_path.with_suffix(".ids")
+
+    @property
+    def lock_path(self) -> Path:
+        """Whoever makes the unit holds this."""
+        return self.record_path.with_suffix(".lock")
 
     @property
     def rejects_path(self) -> Path:
@@ -153,6 +188,7 @@ def begin(
     options: TokenizeOptions,
     tokenizer: TokenizerIdentity,
     tokenizer_path: Path,
+    passed_over: Sequence[PassedOver] = (),
 ) -> None:
     """Write the plan and the tokenizer's copy, or check that the directory was begun with this very plan.
 
@@ -166,25 +202,55 @@ def begin(
         "tokenizer": asdict(tokenizer),
         "origin": find_origin(root),
         "inputs": [{"name": file.name, "size": file.size} for file in files],
+        "passed_over": [asdict(entry) for entry in passed_over],
     }
     path = directory / PLAN_NAME
     if path.exists():
-        if differences := _differences(read_json(path), plan):
+        if differences := _differences(_read(path), plan):
             raise DataError(
                 f"{directory} was begun with {differences}; choose another --out or delete the directory"
             )
     elif directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
+    elif (directory / MANIFEST_NAME).exists():
+        if differences := _differences(_plan_of(read_manifest(directory)), plan):
+            raise DataError(
+                f"{directory} was made with {differences}; choose another --out or delete the directory"
+            )
+        write_atomically(path, to_checked_json(_plan_of(read_manifest(directory))))
     elif directory.exists() and not all(_is_ours(entry) for entry in directory.iterdir()):
         raise DataError(f"--out {directory} is not empty and was not made by tokenize; choose another")
     else:
-        write_atomically(path, to_json(plan))
+        write_atomically(path, to_checked_json(plan))
     copy = directory / TOKENIZER_NAME
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, tokenizer_path.read_bytes())
-    location = to_json({"inputs": str(root)})
+    location = to_checked_json({"inputs": str(root)})
     if not (directory / LOCATION_NAME).exists() or (directory / LOCATION_NAME).read_bytes() != location:
         write_atomically(directory / LOCATION_NAME, location)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A plan. An old one has no checksum, and says so by its version."""
+    if read_json(path).get("format_version") == OLD_FORMAT_VERSION:
+        raise DataError(
+            f"{path.parent} was made by an older version of this program, which can be trained on but not "
+            f"continued; choose another --out"
+        )
+    return read_checked_json(path, "delete it and run the same tokenize command again")
+
+
+def _plan_of(manifest: Manifest) -> dict[str, Any]:
+    """The plan of a finished directory that has lost it."""
+    sizes = {entry.name: entry.size for entry in manifest.inputs}
+    return {
+        "format_version": manifest.format_version,
+        "options": manifest.options,
+        "tokenizer": asdict(manifest.tokenizer),
+        "origin": manifest.origin,
+        "inputs": [{"name": name, "size": size} for name, size in sizes.items()],
+        "passed_over": list(manifest.passed_over),
+    }
 
 
 def _is_ours(entry: Path) -> bool:
@@ -235,7 +301,7 @@ def read_plan(directory: Path, inputs: Path | None = None) -> tuple[dict[str, An
     path = directory / PLAN_NAME
     if not path.exists():
         raise DataError(f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it")
-    plan = read_json(path)
+    plan = _read(path)
     if plan.get("format_version") != FORMAT_VERSION:
         raise DataError(f"{path} is of another version of this program; tokenise again into a new directory")
     stated = plan["options"]

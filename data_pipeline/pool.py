@@ -1,7 +1,8 @@
 """Tasks over worker processes, such that no failure of a worker goes unnoticed.
 
-Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock behind;
-the parent sees the pipe close and stops the run. Workers end themselves when the parent is gone.
+Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock behind; the
+parent sees the pipe close. Another worker takes its place, and its task is tried once more after the others
+(for want of memory, perhaps, when fewer are running). Workers end themselves when the parent is gone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from data_pipeline.errors import DataError
 
@@ -28,6 +30,7 @@ class Progress:
     """What a worker did since its last word, and the input file it is at.
 
     input_bytes: of the inputs as they lie on disk; skipped_bytes: of inputs that were finished before.
+    joined_tokens: put into shards, of tokens_to_join, which is told once.
     """
 
     file: str
@@ -36,6 +39,8 @@ class Progress:
     text_bytes: int = 0
     input_bytes: int = 0
     skipped_bytes: int = 0
+    joined_tokens: int = 0
+    tokens_to_join: int = 0
 
     def at(self, file: str, input_bytes: int) -> Progress:
         """The same work, with the place it got to."""
@@ -45,80 +50,134 @@ class Progress:
 _Report = Callable[[Progress], None]
 
 
+# How often a task is tried whose worker dies.
+_ATTEMPTS = 2
+
+
 @dataclass
 class _Worker:
     process: BaseProcess
     connection: Connection
-    task: int = -1
+    task: int | None = None
     file: str = "its first input"
 
 
 def run_tasks(
-    function: Callable[[_Task, _Report], _Result], tasks: list[_Task], workers: int, report: _Report
+    function: Callable[[_Task, _Report], _Result],
+    tasks: list[_Task],
+    workers: int,
+    report: _Report,
+    look: Callable[[_Result], None] = lambda result: None,
 ) -> list[_Result]:
     """function(task, report) for every task; results in the order of the tasks.
 
     One worker means this process. `function` is pickled once for every worker (they are spawned, not forked).
 
+    Args:
+        look: is given every result as it comes; what it raises ends the run.
+
     Raises:
-        DataError: a worker raised it or died, and the message names the input file. The other workers are
-            stopped first.
+        DataError: a worker raised it: the others are stopped. Or workers died over a task twice: the others
+        go on to their end, then the message names the input files.
     """
     if workers == 1 or len(tasks) < 2:
-        return [function(task, report) for task in tasks]
-    results: dict[int, _Result] = {}
-    waiting = list(range(len(tasks)))
-    context = multiprocessing.get_context("spawn")
-    pool: list[_Worker] = []
-    try:
-        for _ in range(min(workers, len(tasks))):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+        results = []
+        for task in tasks:
+            results.append(function(task, report))
+            look(results[-1])
+        return results
+    return _Pool(function, tasks, min(workers, len(tasks)), report, look).run()
+
+
+class _Pool(Generic[_Task, _Result]):
+    def __init__(
+        self,
+        function: Callable[[_Task, _Report], _Result],
+        tasks: list[_Task],
+        workers: int,
+        report: _Report,
+        look: Callable[[_Result], None],
+    ) -> None:
+        self._function, self._tasks, self._report, self._look = function, tasks, report, look
+        self._waiting = deque(range(len(tasks)))
+        self._deaths: Counter[int] = Counter()
+        self._given_up: dict[int, str] = {}
+        self._results: dict[int, _Result] = {}
+        self._context = multiprocessing.get_context("spawn")
+        self._count = workers
+        self._workers: list[_Worker] = []
+
+    def run(self) -> list[_Result]:
+        try:
+            while len(self._results) + len(self._given_up) < len(self._tasks):
+                self._fill()
+                ready = wait([worker.connection for worker in self._workers])
+                for worker in [worker for worker in self._workers if worker.connection in ready]:
+                    self._hear(worker)
+        finally:
+            for worker in self._workers:
+                worker.process.terminate()
+            for worker in self._workers:
+                worker.process.join()
+                worker.connection.close()
+        if self._given_up:
+            raise DataError(
+                "; ".join(self._given_up[number] for number in sorted(self._given_up))
+                + "; everything else is finished: run the same command again to continue, with "
+                "fewer --workers if memory was short"
+            )
+        return [self._results[number] for number in range(len(self._tasks))]
+
+    def _fill(self) -> None:
+        """Give every idle worker a task, and start workers for tasks that are left."""
+        for worker in self._workers:
+            if worker.task is None and self._waiting:
+                self._hand_out(worker)
+        while self._waiting and len(self._workers) < self._count:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(theirs, self._function), daemon=True)
             process.start()
             theirs.close()
-            pool.append(_Worker(process, ours))
-            _hand_out(pool[-1], waiting, tasks)
-        while len(results) < len(tasks):
-            ready = wait([worker.connection for worker in pool])
-            for worker in [worker for worker in pool if worker.connection in ready]:
-                kind, value = _receive(worker)
-                if kind == "error":
-                    raise DataError(value)
-                if kind == "progress":
-                    worker.file = value.file
-                    report(value)
-                else:
-                    results[worker.task] = value
-                    _hand_out(worker, waiting, tasks)
-    finally:
-        for worker in pool:
-            worker.process.terminate()
-        for worker in pool:
-            worker.process.join()
-            worker.connection.close()
-    return [results[number] for number in range(len(tasks))]
+            self._workers.append(_Worker(process, ours))
+            self._hand_out(self._workers[-1])
 
-
-def _hand_out(worker: _Worker, waiting: list[int], tasks: list[_Task]) -> None:
-    if waiting:
-        worker.task = waiting.pop(0)
+    def _hand_out(self, worker: _Worker) -> None:
+        worker.task = self._waiting.popleft()
         # A worker that has just died is found by the next receive, which says how.
         with contextlib.suppress(ConnectionError):
-            worker.connection.send(tasks[worker.task])
+            worker.connection.send(self._tasks[worker.task])
 
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            kind, value = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            self._bury(worker)
+            return
+        if kind == "error":
+            raise DataError(value)
+        if kind == "progress":
+            worker.file = value.file
+            self._report(value)
+            return
+        assert worker.task is not None
+        self._results[worker.task], worker.task = value, None
+        self._look(value)
 
-def _receive(worker: _Worker) -> tuple[str, Any]:
-    try:
-        message: tuple[str, Any] = worker.connection.recv()
-        return message
-    except (EOFError, ConnectionError):
+    def _bury(self, worker: _Worker) -> None:
+        """A worker is gone: its task goes to the end of the line, or is given up."""
         worker.process.join()
+        worker.connection.close()
+        self._workers.remove(worker)
+        number = worker.task
+        if number is None:
+            return
         code = worker.process.exitcode or 0
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise DataError(
-            f"the worker that was reading {worker.file} {how}; finished shards are kept: "
-            f"run the same command again to continue"
-        ) from None
+        self._deaths[number] += 1
+        if self._deaths[number] < _ATTEMPTS:
+            self._waiting.append(number)
+        else:
+            self._given_up[number] = f"the worker that was reading {worker.file} {how}, {_ATTEMPTS} times"
 
 
 def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from data_pipeline.pool import Progress
 
@@ -23,10 +26,13 @@ class _Line:
 
     def __init__(self, log_seconds: float) -> None:
         self._console = Console(file=sys.stderr)
-        self._bar = Bar(BarColumn(), TextColumn("{task.description}"), console=self._console, transient=True)
+        # The text first, and cut where the terminal ends: a share and a time are worth more than a bar.
+        columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn()
+        self._bar = Bar(*columns, console=self._console, transient=True)
         self._job = self._bar.add_task("starting", total=None)
         self._log_seconds = log_seconds
         self._started = self._logged = time.monotonic()
+        self._lock = threading.Lock()  # shards are joined by threads
 
     def __enter__(self: _Self) -> _Self:
         if self._console.is_terminal:
@@ -43,14 +49,18 @@ class _Line:
         """Since the start."""
         return max(time.monotonic() - self._started, 1e-9)
 
-    def show(self, text: str, done: int, total: int, remark: str = "") -> None:
-        """Show `text` on the bar, or in the log (there with the share and the remark) if it is time."""
-        self._bar.update(self._job, completed=done, total=max(1, total), description=text)
+    def show(self, text: str, done: int, total: int, left: str, remark: str = "") -> None:
+        """Show the share, the time that is left and `text` on the bar, or if it is time in the log.
+
+        The share is 100 % only when everything is done. `remark` is for the log.
+        """
+        share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
+        line = f"{share}, {left}: {text}"
+        self._bar.update(self._job, completed=done, total=max(1, total), description=escape(line))
         now = time.monotonic()
         if not self._console.is_terminal and now - self._logged >= self._log_seconds:
             self._logged = now
-            line = f"{done / max(1, total):.1%}: {text}{remark}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line + remark, highlight=False, soft_wrap=True, markup=False)
 
 
 def time_left(seconds: float, done: int, left: int) -> str:
@@ -72,18 +82,35 @@ class ProgressLine(_Line):
         super().__init__(log_seconds)
         self._total_bytes = total_bytes
         self._documents = self._tokens = self._text_bytes = self._input_bytes = self._skipped_bytes = 0
+        self._joined = self._to_join = 0
+        self._joining_since = 0.0
 
     def update(self, progress: Progress) -> None:
         """Take in one report; show a line if it is time."""
-        self._documents += progress.documents
-        self._tokens += progress.tokens
-        self._text_bytes += progress.text_bytes
-        self._input_bytes += progress.input_bytes
-        self._skipped_bytes += progress.skipped_bytes
+        with self._lock:
+            self._documents += progress.documents
+            self._tokens += progress.tokens
+            self._text_bytes += progress.text_bytes
+            self._input_bytes += progress.input_bytes
+            self._skipped_bytes += progress.skipped_bytes
+            self._joined += progress.joined_tokens
+            if progress.tokens_to_join:
+                self._to_join, self._joining_since = progress.tokens_to_join, time.monotonic()
+            if self._to_join:
+                self._show_joining()
+            else:
+                self._show_units(progress.file)
+
+    def _show_units(self, file: str) -> None:
         done = self._input_bytes + self._skipped_bytes
         left = time_left(self.seconds(), self._input_bytes, self._total_bytes - done)
-        remark = f"; reading {progress.file}" if progress.file else ""
-        self.show(f"{self.summary()}; {left}", done, self._total_bytes, remark)
+        self.show(self.summary(), done, self._total_bytes, left, f"; reading {file}" if file else "")
+
+    def _show_joining(self) -> None:
+        seconds = time.monotonic() - self._joining_since
+        left = time_left(seconds, self._joined, self._to_join - self._joined)
+        text = f"{self._joined:,} of {self._to_join:,} tokens joined to shards"
+        self.show(text, self._joined, self._to_join, left)
 
     def summary(self) -> str:
         """Counts and rates so far."""
@@ -104,8 +131,5 @@ class DownloadLine(_Line):
     def update(self, files: int, done: int, total: int) -> None:
         """So many files and bytes are there and checked."""
         seconds = self.seconds()
-        rate = (
-            f"{files:,} files, {done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
-        )
-        left = time_left(seconds, done, total - done)
-        self.show(f"{files:,} files, {rate}; {left}", done, total)
+        rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
+        self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))

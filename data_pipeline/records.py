@@ -1,33 +1,34 @@
 """Input files -> documents, and what could not be one.
 
-Formats, told by the ending of the file name: `.jsonl`, `.jsonl.zst`, `.jsonl.gz` (one JSON object per line),
-`.parquet` (one record per row) and `.txt` (the whole file is one document). The default keys are
-SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
+Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
+object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (the whole file is
+one document). The default keys are SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
 
-A line that is no usable record does not stop the reading: it is given out as a `Reject` in its place.
+A line that is no usable record does not stop the reading: it is given out as a `Reject` in its place. So is
+a damage of the file itself, with `lost` set.
 """
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
-import zstandard
 
+from data_pipeline.containers import DamageError, HashedStream, lines_of
 from data_pipeline.errors import DataError
+from data_pipeline.files import sha256_file
 from data_pipeline.sources import Piece, RecordKeys
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
-# One or a few zstd blocks: where a file is damaged, what came before them is not lost.
-_READ_BYTES = 1 << 16
 _PARQUET_ROWS = 512
+# Reasons that concern a file and not a line.
+LOST = ("truncated", "damaged")
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -46,7 +47,8 @@ class Reject:
 
     kept: the document is unusual but usable and follows; otherwise there is none.
     reason: `bad_json`, `nul_byte`, `invalid_utf8`, `lone_surrogate`, `missing_text`, `text_not_string`,
-        `bad_source`, `empty_text`; `truncated` and `damaged` end their file; kept are `contains_nul`,
+        `bad_source`, `empty_text`; `truncated` and `damaged` are the file's own (see `lost`); kept are
+        `not_strict_json` (NaN, or half of a surrogate pair, outside the text), `contains_nul`,
         `long_document` and `contains_u2581` (SentencePiece's sign for a space, which it becomes).
     """
 
@@ -54,6 +56,11 @@ class Reject:
     reason: str
     detail: str
     kept: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether this is no line, but a part of the file that cannot be read, with who knows what lines."""
+        return self.reason in LOST
 
 
 class _BadRecordError(ValueError):
@@ -77,46 +84,78 @@ class RecordReader:
         self._keys = keys
         self._text_path, self._source_path = keys.text.split("."), keys.source.split(".")
         self._position: Callable[[], int] = lambda: piece.start
+        self._sha256: str | None = None
 
     def input_bytes(self) -> int:
         """How much of the piece, as it lies on disk, has been read."""
-        return min(self._position(), self._piece.end) - self._piece.start
+        return max(0, min(self._position(), self._piece.end) - self._piece.start)
+
+    def sha256(self) -> str:
+        """Of the piece's bytes. Once everything has been read, it costs no second reading (but of parquet).
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if self._sha256 is None:
+            self._sha256 = sha256_file(self._piece.file.path, self._piece.start, self._piece.end)
+        return self._sha256
 
     def __iter__(self) -> Iterator[Document | Reject]:
         path = self._piece.file.path
+        name = path.name.lower()
         try:
-            if path.name.endswith(".parquet"):
+            if name.endswith(".parquet"):
                 yield from self._parquet(path)
-            elif path.name.endswith(".txt"):
-                yield from self._text(path)
             else:
-                yield from self._json_lines(path)
-        except EOFError:
-            yield Reject(self.lines + 1, "truncated", "the file is cut short; what follows is lost")
-        except (zstandard.ZstdError, gzip.BadGzipFile, zlib.error) as error:
-            yield Reject(self.lines + 1, "damaged", f"{error}; what follows is lost")
+                with open(path, "rb", buffering=0) as raw:
+                    stream = HashedStream(raw, self._piece.start, self._piece.end)
+                    self._position = lambda: self._piece.end if raw.closed else stream.tell()
+                    yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
+                    self._sha256 = stream.hexdigest()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self._position = lambda: self._piece.end
 
-    def _json_lines(self, path: Path) -> Iterator[Document | Reject]:
+    def _json_lines(self, stream: HashedStream) -> Iterator[Document | Reject]:
         first = self._piece.start == 0
-        with open(path, "rb") as stream:
-            self._position = lambda: self._piece.end if stream.closed else stream.tell()
-            for line in _lines(stream, self._piece):
-                self.lines += 1
-                if first:
-                    line, first = line.removeprefix(_UTF8_MARK), False
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError as error:
-                    if line.strip():
-                        yield Reject(self.lines, *_json_fault(line, error))
+        broken = False  # what comes after a damage may begin in the middle of a line
+        for line in lines_of(stream, self._piece):
+            if isinstance(line, DamageError):
+                yield Reject(self.lines + 1, line.reason, line.detail)
+                broken = True
+                continue
+            if first:
+                line, first = line.removeprefix(_UTF8_MARK), False
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                if broken:
+                    broken = False
                     continue
-                yield from self._checked(record)
+                self.lines += 1
+                if line.strip():
+                    yield from self._lenient(line, error)
+                continue
+            self.lines += 1
+            broken = False
+            yield from self._checked(record)
 
-    def _text(self, path: Path) -> Iterator[Document | Reject]:
-        content = path.read_bytes().removeprefix(_UTF8_MARK)
+    def _lenient(self, line: bytes, error: orjson.JSONDecodeError) -> Iterator[Document | Reject]:
+        """A line that is no strict JSON: a document if only other fields than the text are to blame."""
+        reason, detail = _json_fault(line, error)
+        found: list[Document | Reject] = []
+        if reason in ("lone_surrogate", "bad_json"):
+            with contextlib.suppress(ValueError, RecursionError):
+                found = self._checked(json.loads(line))
+        # Half of a surrogate pair in the text itself is no text.
+        if not found or not isinstance(document := found[-1], Document) or not _is_text(document):
+            yield Reject(self.lines, reason, detail)
+            return
+        yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
+        yield from found
+
+    def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
+        content = (stream.read() or b"").removeprefix(_UTF8_MARK)
         self.lines = 1
         try:
             yield from self._checked_text(content.decode(), self._keys.default_source)
@@ -216,6 +255,14 @@ def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
     return "bad_json", error.msg
 
 
+def _is_text(document: Document) -> bool:
+    try:
+        f"{document.text}{document.source}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _oddities(text: str) -> list[tuple[str, str]]:
     """(reason, detail) of what is unusual in a usable text."""
     found = []
@@ -226,61 +273,3 @@ def _oddities(text: str) -> list[tuple[str, str]]:
     if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
         found.append(("long_document", f"{len(text.encode()):,} bytes of text"))
     return found
-
-
-def _lines(stream: BinaryIO, piece: Piece) -> Iterator[bytes]:
-    """Lines of a plain, zstd or gzip file, memory bounded by the longest line.
-
-    Of a part of a plain file, the lines that begin in it.
-
-    Raises:
-        EOFError: the last frame or member of a compressed file is not complete.
-    """
-    if piece.file.name.endswith(".zst"):
-        yield from _split_lines(_zstd_chunks(stream))
-    elif piece.file.name.endswith(".gz"):
-        # gzip itself reads all members and raises EOFError on a file that is cut short.
-        with gzip.open(stream, "rb") as members:
-            yield from members
-    else:
-        position = piece.start
-        if position:
-            # The line that covers the byte before the part begins in an earlier one.
-            stream.seek(position - 1)
-            position += len(stream.readline()) - 1
-        while position < piece.end and (line := stream.readline()):
-            position += len(line)
-            yield line
-
-
-def _zstd_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    """Decompressed bytes of every frame.
-
-    zstandard's own readers stop after the first frame, or end silently in one that was cut off. So frames are
-    followed here.
-    """
-    decompressor = None
-    while chunk := stream.read(_READ_BYTES):
-        while chunk:
-            if decompressor is None:
-                decompressor = zstandard.ZstdDecompressor().decompressobj()
-            yield decompressor.decompress(chunk)
-            chunk = decompressor.unused_data if decompressor.eof else b""
-            if decompressor.eof:
-                decompressor = None
-    if decompressor is not None:
-        raise EOFError
-
-
-def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest: list[bytes] = []
-    for chunk in chunks:
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest.append(chunk)
-            continue
-        yield from b"".join([*rest, head]).split(b"\n")
-        rest = [tail]
-    last = b"".join(rest)
-    if last:
-        yield last

@@ -10,13 +10,14 @@ There is no state: whoever knows a sample's number can have its ids, so the orde
 tensor-parallel size, and resuming at any number is exact.
 
 This takes the place of megatron-core's GPTDataset, whose index cache ignores the content of the shards (a
-replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files are read
-through megatron-core's IndexedDataset.
+replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files are those of
+megatron-core's IndexedDataset; they are opened when they are first read, and hold no descriptor.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ import numpy as np
 from data_pipeline.documents import FORGET_AFTER, Documents, block_count
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest
-from data_pipeline.order import Epoch, EpochCache, Int64Array, permutation
+from data_pipeline.order import ArrayCache, Epoch, IndexArray, Int64Array, permutation
+
+_PARTS = ("documents", "ends", "blocks")
 
 
 class TrainingSamples:
@@ -41,7 +44,7 @@ class TrainingSamples:
         salt: str = "",
         forget_after: int = FORGET_AFTER,
     ) -> None:
-        """Open the shards.
+        """Nothing is read yet.
 
         Args:
             cache_directory: where to keep each epoch's order as memory-mapped .npy files, so that the
@@ -60,11 +63,12 @@ class TrainingSamples:
         self.samples_per_epoch = block_count(
             manifest.tokens(split, source), sequence_length, f"source {source} of {what}" if source else what
         )
-        self._documents = Documents(manifest, split, source, forget_after)
-        self._cache = None
+        data = (manifest.fingerprint, split, source)
+        layout = self._cache = None
         if cache_directory is not None:
-            identity = repr((manifest.fingerprint, split, source, sequence_length, seed, salt))
-            self._cache = EpochCache(cache_directory, identity)
+            layout = ArrayCache(cache_directory, repr(data))
+            self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
+        self._documents = Documents(manifest, split, source, forget_after, layout)
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
@@ -93,13 +97,21 @@ class TrainingSamples:
                 if self._cache is None:
                     self._epochs[number] = self._build(number)
                 else:
-                    self._epochs[number] = self._cache.get(number, lambda: self._build(number))
+                    found = self._cache.get(str(number), _PARTS, self._parts(number))
+                    self._epochs[number] = Epoch(found[0], found[1].view(np.int64), found[2])
             return self._epochs[number]
 
     def _build(self, number: int) -> Epoch:
-        documents = permutation(len(self._documents.lengths), "documents", *self._key, number)
+        documents = permutation(self._documents.count, "documents", *self._key, number)
         blocks = permutation(self.samples_per_epoch, "blocks", *self._key, number)
         return self._documents.stream(documents, blocks)
+
+    def _parts(self, number: int) -> Callable[[], list[IndexArray]]:
+        def build() -> list[IndexArray]:
+            epoch = self._build(number)
+            return [epoch.documents, epoch.ends, epoch.blocks]
+
+        return build
 
 
 class ValidationSamples:
@@ -137,8 +149,7 @@ class ValidationSamples:
             what = f"source {source} of split {split} of {one.directory}"
             counts.append(min(block_count(one.tokens(split, source), sequence_length, what), share))
             documents = Documents(one, split, source)
-            order = np.arange(len(documents.lengths), dtype=np.int64)
-            self._parts.append((documents, documents.stream(order, order[:0])))
+            self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
 
     def __len__(self) -> int:

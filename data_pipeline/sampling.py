@@ -10,16 +10,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Iterable
-
-import sentencepiece
-
-from data_pipeline.records import Document
-
-# Text that is encoded to learn how many tokens a byte makes; a sixth of a second for unigram.
-_MEASURED_BYTES = 1 << 18
-# What a sample aims at beyond the limit, which then cuts it: an estimate that is low by less loses nothing.
-_MARGIN = 1.02
 
 
 def sample_number(text: bytes, seed: int = 0, purpose: bytes = b"sample") -> float:
@@ -61,23 +51,3 @@ class LowestNumbers:
         for _, text, source in self._heap:
             sizes[source] += len(text)
         return dict(sorted(sizes.items()))
-
-
-def sampled_share(
-    documents: Iterable[Document], tokens: int, processor: sentencepiece.SentencePieceProcessor
-) -> float:
-    """Below which number the documents are to be taken so that they make about `tokens` tokens.
-
-    Reads all documents and encodes a few of them.
-    """
-    measured = LowestNumbers(_MEASURED_BYTES)
-    total = 0
-    for document in documents:
-        text = document.text.encode()
-        total += len(text)
-        measured.add(sample_number(text), text, document.source)
-    texts = measured.texts()
-    ids = processor.encode(texts, return_type="numpy", num_threads=1)
-    made = sum(len(document) + 1 for document in ids)
-    of = sum(len(text.encode()) for text in texts)
-    return tokens * _MARGIN * of / (made * total) if made else 0.0

@@ -18,7 +18,7 @@ import os
 import re
 import struct
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ DTYPE_CODES = {"int32": 4, "uint16": 8}
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER_BYTES = 34
 _UINT16_VOCAB = 1 << 16
+_LONGEST_SOURCE = 40
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -38,9 +39,21 @@ def dtype_for(vocab_size: int) -> str:
     return "uint16" if vocab_size <= _UINT16_VOCAB else "int32"
 
 
-def shard_name(name: str, split: str, source: str, unit: int) -> str:
-    """NAME-SPLIT-SOURCE_00000, with the source's characters other than letters, digits and dots made `_`."""
-    return f"{name}-{split}-{re.sub(r'[^A-Za-z0-9.]+', '_', source)}_{unit:05d}"
+def shard_name(name: str, split: str, source: str, number: int) -> str:
+    """NAME-SPLIT-SOURCE_00000.
+
+    Of the source, at most 40 letters, digits and dots, other characters made `_`; unless that is the whole
+    of it, twelve digits of its hash follow after a dash, which no source has in its own name.
+    """
+    plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
+    if plain != source:
+        plain += "-" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
+    return f"{name}-{split}-{plain}_{number:05d}"
+
+
+def index_size(documents: int) -> int:
+    """Bytes of the .idx file of so many documents."""
+    return _HEADER_BYTES + 20 * documents + 8
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
@@ -63,8 +76,7 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     try:
         with open(path, "rb") as stream:
             magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
-            # Header, 4 bytes a length, 8 an offset, 8 a document's first sequence, and one of these more.
-            whole = path.stat().st_size == _HEADER_BYTES + 20 * sequences + 8
+            whole = path.stat().st_size == index_size(sequences)
             lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
@@ -75,42 +87,48 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     return lengths
 
 
+def pack(
+    documents: list[npt.NDArray[np.int32]], eod_id: int, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int32]]:
+    """Documents (ids as a tokenizer gives them) -> (all ids, each document ended by eod_id; their lengths).
+
+    Raises:
+        DataError: an id does not fit the type (numpy would wrap it without a word).
+    """
+    end = np.array([eod_id], dtype=np.int32)
+    ids = np.concatenate([part for document in documents for part in (document, end)])
+    # As unsigned a negative id is a very large one, so that one pass finds both.
+    if int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
+        worst = ids.min() if ids.min() < 0 else ids.max()
+        raise DataError(f"a token id ({worst}) does not fit {dtype}; the tokenizer is not what it says")
+    return ids.astype(dtype), np.array([len(document) + 1 for document in documents], dtype=np.int32)
+
+
 class ShardWriter:
     """One shard in the making, under temporary names until `finish`. Memory: four bytes a document."""
 
     def __init__(self, prefix: Path, dtype: str) -> None:
         self.prefix = prefix
         self.dtype = np.dtype(dtype)
-        self.text_bytes = 0
-        self._largest_id = int(np.iinfo(self.dtype).max)
         self._lengths: list[npt.NDArray[np.int32]] = []
         self._bin_path = Path(f"{prefix}.bin")
         self._temporary = temporary_path(self._bin_path)
         self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
         self._digest = hashlib.sha256()
 
-    def add(self, documents: list[npt.NDArray[np.int32]], eod_id: int, text_bytes: int) -> None:
-        """Append documents (ids as SentencePiece gives them) and their end-of-document ids in one write.
+    def append_ids(self, ids: npt.NDArray[np.integer]) -> None:
+        """Append ids of the shard's type."""
+        self._stream.write(ids.data)
+        self._digest.update(ids.data)
 
-        Raises:
-            DataError: an id does not fit the type (numpy would wrap it without a word).
-        """
-        end = np.array([eod_id], dtype=np.int32)
-        buffer = np.concatenate([part for document in documents for part in (document, end)])
-        # As unsigned a negative id is a very large one, so that one pass finds both.
-        if int(buffer.view(np.uint32).max()) > self._largest_id:
-            worst = buffer.min() if buffer.min() < 0 else buffer.max()
-            raise DataError(f"{self._bin_path}: a token id ({worst}) does not fit {self.dtype}")
-        content = buffer.astype(self.dtype).data
-        self._stream.write(content)
-        self._digest.update(content)
-        self._lengths.append(np.array([len(document) + 1 for document in documents], dtype=np.int32))
-        self.text_bytes += text_bytes
+    def append_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
+        """State the lengths of the documents that the ids make, in their order."""
+        self._lengths.append(lengths)
 
     def finish(self) -> dict[str, int | str]:
-        """Publish .bin, then .idx. Returns the counts and hashes of `manifest.Shard`.
+        """Publish .bin, then .idx. Returns counts and hashes of `manifest.Shard`.
 
-        The names are durable once the caller has synced the directory: once for all shards of a unit.
+        The names are durable once the caller has synced the directory.
         """
         sync(self._stream)
         self._stream.close()
@@ -127,7 +145,6 @@ class ShardWriter:
         return {
             "documents": len(lengths),
             "tokens": int(lengths.sum(dtype=np.int64)),
-            "text_bytes": self.text_bytes,
             "bin_bytes": bin_bytes,
             "bin_sha256": self._digest.hexdigest(),
             "idx_bytes": len(index),

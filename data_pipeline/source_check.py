@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sentencepiece
 
-from data_pipeline.files import read_json, sha256_file
-from data_pipeline.manifest import TOKENIZER_NAME, InputRecord, Manifest, Shard
+from data_pipeline.files import read_checked_json, sha256_file
+from data_pipeline.manifest import FORMAT_VERSION, TOKENIZER_NAME, InputRecord, Manifest, Shard
 from data_pipeline.plan import LOCATION_NAME, Unit, read_plan
 from data_pipeline.reader import open_shard
 from data_pipeline.records import read_documents
@@ -37,12 +38,17 @@ def compare_with_source(
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"
         return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
+    if manifest.format_version != FORMAT_VERSION:
+        return [], "not compared with the source text: the directory was made by an older version"
     plan, units = read_plan(manifest.directory, path)
     known = {(entry.name, entry.start): entry for entry in manifest.inputs}
-    shards: dict[int, list[Shard]] = {}
+    parts: dict[int, list[_Part]] = {}
     for shard in manifest.shards:
-        shards.setdefault(shard.unit, []).append(shard)
-    numbers = sorted(shards)
+        first = 0
+        for unit, documents in zip(shard.units, shard.unit_documents, strict=True):
+            parts.setdefault(unit, []).append(_Part(shard, first, documents))
+            first += documents
+    numbers = sorted(parts)
     chosen = sorted({numbers[i] for i in np.linspace(0, len(numbers) - 1, most_units).astype(int)})
     processor = load_tokenizer(manifest.directory / TOKENIZER_NAME)
     problems: list[str] = []
@@ -55,15 +61,26 @@ def compare_with_source(
             else:
                 return problems, f"not compared with the source text: {difference}"
             continue
-        found, count = _unit_problems(manifest, unit, shards[number], processor, plan)
+        found, count = _unit_problems(manifest, unit, parts[number], processor, plan)
         problems += found
         documents, compared = documents + count, compared + 1
     return problems, f"{documents} documents of {compared} units are as in the source text"
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A unit's documents in a shard."""
+
+    shard: Shard
+    first: int
+    documents: int
+
+
 def _location(directory: Path) -> Path | None:
     path = directory / LOCATION_NAME
-    return Path(read_json(path)["inputs"]) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return Path(read_checked_json(path, "delete it, or give --inputs")["inputs"])
 
 
 def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> str | None:
@@ -81,16 +98,18 @@ def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> 
 def _unit_problems(
     manifest: Manifest,
     unit: Unit,
-    shards: list[Shard],
+    parts: list[_Part],
     processor: sentencepiece.SentencePieceProcessor,
     plan: dict[str, Any],
 ) -> tuple[list[str], int]:
     """(problems, how many documents were looked for)."""
     looked_for: dict[bytes, tuple[Path, int]] = {}
-    for shard in shards:
+    for part in parts:
+        shard = part.shard
         opened = open_shard(manifest, shard)
         ends = np.cumsum(opened.lengths)
-        for number in np.linspace(0, shard.documents - 1, _DOCUMENTS_PER_SHARD).astype(int).tolist():
+        last = part.first + part.documents - 1
+        for number in np.linspace(part.first, last, _DOCUMENTS_PER_SHARD).astype(int).tolist():
             ids = opened.tokens[ends[number] - opened.lengths[number] : ends[number] - 1].tolist()
             key = _key(processor.decode(ids), shard.split, shard.source)
             looked_for[key] = (manifest.prefix(shard), number)
@@ -109,7 +128,7 @@ def _unit_problems(
         for prefix, number in looked_for.values()
     ]
     if not plan["options"]["max_tokens"]:
-        there = {(shard.split, shard.source): shard.documents for shard in shards}
+        there = {(part.shard.split, part.shard.source): part.documents for part in parts}
         problems += [
             f"{manifest.directory}: unit {unit.number} has {there.get(key, 0):,} documents of {key[1]} in "
             f"{key[0]}, its inputs {names} have {seen[key]:,}"

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
+from data_pipeline.survey import KNOWN_ENDINGS, PassedOver, describe, survey
 
-SUFFIXES = (".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet", ".txt")
+_PLAIN_LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
@@ -64,44 +65,43 @@ class Piece:
         return f"{self.file.path} (bytes {self.start}-{self.end})"
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What is read, sorted by name, and every entry beside it that is not."""
+
+    files: list[InputFile]
+    passed_over: tuple[PassedOver, ...]
+
+
 def find_inputs(inputs: list[Path]) -> list[InputFile]:
-    """Files among `inputs` and below the directories among them (hidden ones aside), sorted by name.
+    """The files of `find_all_inputs`."""
+    return find_all_inputs(inputs).files
+
+
+def find_all_inputs(inputs: list[Path]) -> Inputs:
+    """Files among `inputs` and below the directories among them, and what there is besides.
 
     Raises:
         DataError: an input is missing, of an unknown format or given twice, or there is none at all.
     """
-    found: list[Path] = []
-    for entry in inputs:
-        if entry.is_dir():
-            found += [path for path in entry.rglob("*") if _is_input(path, entry)]
-        elif not entry.exists():
-            raise DataError(f"input {entry} does not exist; give a file or a directory of files")
-        elif not entry.name.endswith(SUFFIXES):
-            raise DataError(f"input {entry} has an unknown ending; known are {', '.join(SUFFIXES)}")
-        else:
-            found.append(entry)
-    if not found:
+    found = survey(inputs)
+    if not found.files:
         names = ", ".join(str(entry) for entry in inputs)
-        raise DataError(f"there is no {', '.join(SUFFIXES)} file in {names}")
+        there = "; ".join(describe(found.passed_over))
+        raise DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
     # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
-    absolute = sorted(Path(os.path.abspath(path)) for path in found)
+    absolute = sorted(Path(os.path.abspath(path)) for path in found.files)
     for path, following in itertools.pairwise(absolute):
         if path == following:
             raise DataError(f"input {path} is given twice; name each file or directory once")
     root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs])
     files = [InputFile(path, path.relative_to(root).as_posix(), path.stat().st_size) for path in absolute]
-    return sorted(files, key=lambda file: file.name)
-
-
-def _is_input(path: Path, root: Path) -> bool:
-    """Not below a hidden directory: a download keeps its unfinished files in .cache."""
-    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return path.name.endswith(SUFFIXES) and not hidden and path.is_file()
+    return Inputs(sorted(files, key=lambda file: file.name), found.passed_over)
 
 
 def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
-    """A plain .jsonl larger than `range_bytes` as ranges of that many bytes; any other file whole."""
-    if not file.name.endswith(".jsonl") or file.size <= range_bytes:
+    """A plain .jsonl or .ndjson larger than `range_bytes` as ranges of so many bytes; others whole."""
+    if not file.name.lower().endswith(_PLAIN_LINES) or file.size <= range_bytes:
         return [file.whole]
     starts = range(0, file.size, range_bytes)
     return [Piece(file, start, min(start + range_bytes, file.size)) for start in starts]
@@ -141,10 +141,17 @@ def select_chunks(files: list[InputFile], chunks: frozenset[int]) -> list[InputF
 
 
 def select_inputs(inputs: list[Path], chunks: str) -> list[InputFile]:
-    """`find_inputs`, and of them only those of `chunks` (as `parse_chunks` reads it; empty for all).
+    """The files of `select_all_inputs`."""
+    return select_all_inputs(inputs, chunks).files
+
+
+def select_all_inputs(inputs: list[Path], chunks: str) -> Inputs:
+    """`find_all_inputs`, with only the files of `chunks` (as `parse_chunks` reads it; empty for all).
 
     Raises:
         DataError: as these.
     """
-    files = find_inputs(inputs)
-    return select_chunks(files, parse_chunks(chunks)) if chunks else files
+    found = find_all_inputs(inputs)
+    if not chunks:
+        return found
+    return Inputs(select_chunks(found.files, parse_chunks(chunks)), found.passed_over)

@@ -1,41 +1,37 @@
 """Documents -> Megatron shards, in parallel and resumable.
 
 The work is cut into units (see `plan`); each is made by one worker (see `unit`) and counts when its record is
-there. A rerun skips recorded units. One machine does all units and then puts the records together into the
-manifest; task i of n does the units whose number is i modulo n, in the same directory or in one of its own
-that is copied there later, and `merge_manifests` puts the records together when all tasks are done.
+there. A rerun skips recorded units. When all units are there, shards are made of them (`joining`) and the
+manifest is written (`finish`). One machine does all of that; task i of n does the units whose number is i
+modulo n, in the same directory or in one of its own that is copied there later. The task that finds all units
+made joins them; `merge_manifests` does what of that is still to do, and writes the manifest.
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import TEMPORARY_SUFFIX, read_json, sha256_file, write_atomically
-from data_pipeline.manifest import (
-    FORMAT_VERSION,
-    REJECTS_NAME,
-    TOKENIZER_NAME,
-    InputRecord,
-    Manifest,
-    Shard,
-    file_problem,
-    from_dict,
-    write_manifest,
-)
-from data_pipeline.plan import UNITS_NAME, TokenizeOptions, begin, plan_units, read_plan
+from data_pipeline.finish import Finisher
+from data_pipeline.joining import done_shard, is_intact, plan_shards
+from data_pipeline.lease import EXPIRES_AFTER, BusyError, Lease
+from data_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest, rejects_intact
+from data_pipeline.plan import UNITS_NAME, TokenizeOptions, Unit, begin, plan_units, read_plan
 from data_pipeline.pool import Progress, run_tasks
+from data_pipeline.rejects import Limits, RejectWatch
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import InputFile
-from data_pipeline.tokenizer import TokenizerIdentity, check_report, identify
-from data_pipeline.unit import UnitWorker
+from data_pipeline.survey import PassedOver, describe, unread
+from data_pipeline.tokenizer import check_report, identify
+from data_pipeline.unit import Outcome, Record, UnitJob, UnitWorker, has_data, read_record
+from data_pipeline.unit_data import unit_groups
 
-_Records = list[dict[str, Any]]
+_Report = Callable[[Progress], None]
+_JOINING = "joining.lock"
+_RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,25 +53,56 @@ class Task:
             )
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """What is tokenised and into what.
+
+    passed_over: entries beside the files that are not read.
+    """
+
+    files: list[InputFile]
+    tokenizer: Path
+    directory: Path
+    options: TokenizeOptions
+    passed_over: Sequence[PassedOver] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a task came to: its units, how many of them were made now, and their damaged inputs."""
+
+    units: int
+    now: int
+    damaged: tuple[str, ...] = ()
+
+
 def tokenize(
     files: list[InputFile],
     tokenizer_path: Path,
     directory: Path,
     options: TokenizeOptions,
     workers: int,
-    report: Callable[[Progress], None],
-    strict: bool = False,
+    report: _Report,
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+    passed_over: Sequence[PassedOver] = (),
+    verify: bool = False,
 ) -> tuple[Manifest, int]:
     """Make a shard directory, or finish one that the same call began.
+
+    Args:
+        verify: hash what is there already, in place of believing its sizes.
 
     Returns:
         (the manifest, how many units were made now; the others were finished before).
 
     Raises:
-        DataError: bad options, input or tokenizer; the directory was begun with others; a worker failed.
+        DataError: bad options, input or tokenizer; the directory was begun with others; too many lines were
+        rejected; a worker failed; another process is at it.
     """
-    records, made = make_task(files, tokenizer_path, directory, options, workers, report, Task(0, 1), strict)
-    return _put_together(directory, records), made
+    corpus = Corpus(files, tokenizer_path, directory, options, passed_over)
+    run = _Run(corpus, workers, report, limits, verify)
+    made = run.make(Task(0, 1))
+    return run.finish(), made.now
 
 
 def make_task(
@@ -84,121 +111,187 @@ def make_task(
     directory: Path,
     options: TokenizeOptions,
     workers: int,
-    report: Callable[[Progress], None],
+    report: _Report,
     task: Task,
-    strict: bool = False,
-) -> tuple[_Records, int]:
-    """Make the units of one task; there is no manifest yet.
-
-    Returns:
-        (the records of the task's units, how many were made now).
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+    passed_over: Sequence[PassedOver] = (),
+    verify: bool = False,
+) -> Made:
+    """Make the units of one task; if they were the last, the shards too. There is no manifest yet.
 
     Raises:
         DataError: as `tokenize`.
     """
-    task.check()
-    options.check()
-    if workers < 1:
-        raise DataError(f"--workers {workers} must be at least 1")
-    tokenizer = identify(tokenizer_path)
-    check_report(tokenizer_path, tokenizer)
-    begin(files, directory, options, tokenizer, tokenizer_path)
-    units = plan_units(files, directory, options, tokenizer, strict)[task.index :: task.count]
-    outcomes = run_tasks(UnitWorker(), units, workers, report)
-    return [record for record, _ in outcomes], sum(made for _, made in outcomes)
+    corpus = Corpus(files, tokenizer_path, directory, options, passed_over)
+    run = _Run(corpus, workers, report, limits, verify)
+    made = run.make(task)
+    run.join_if_all_are_there()
+    return made
 
 
-def merge_manifests(directory: Path) -> Manifest:
-    """The manifest of a directory in which all tasks are done.
+def merge_manifests(
+    directory: Path,
+    workers: int = 1,
+    report: _Report = lambda progress: None,
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+) -> Manifest:
+    """The manifest of a directory in which all tasks are done, after making what shards are missing.
 
     Raises:
-        DataError: a unit is missing, or the records belong to different runs.
+        DataError: a unit is missing, or the records belong to different runs; too many lines were rejected.
     """
-    plan, units = read_plan(directory)
-    paths = [unit.record_path for unit in units]
-    if missing := [path for path in paths if not path.is_file()]:
+    _, units = read_plan(directory)
+    if (directory / MANIFEST_NAME).exists():
+        return _finished_already(directory, units, Finisher(directory, workers, report))
+    if missing := [unit.record_path for unit in units if not unit.record_path.is_file()]:
         raise DataError(
             f"{directory}: {len(missing)} of {len(units)} units are missing, the first is {missing[0].name}; "
             f"run the tasks that have not finished, or copy their files here"
         )
-    records = [read_json(path) for path in paths]
-    for path, record in zip(paths, records, strict=True):
-        if record.get("options") != plan["options"] or record.get("tokenizer") != plan["tokenizer"]["sha256"]:
-            raise DataError(f"{path} belongs to another run than {directory}/plan.json")
-    for shard in (shard for record in records for shard in record["shards"]):
-        for ending in ("bin", "idx"):
-            problem = file_problem(directory / f"{shard['name']}.{ending}", shard[f"{ending}_bytes"], None)
-            if problem:
-                raise DataError(f"{problem}; run the tokenize command again, or copy the file here")
-    return _put_together(directory, records)
+    with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", EXPIRES_AFTER):
+        records = [read_record(unit) for unit in units]
+        watch = RejectWatch(limits, directory)
+        for record in records:
+            watch.add(record)
+        watch.check()
+        for number in sorted(_wanted_units(units, records)):
+            if not has_data(units[number], records[number]):
+                raise DataError(
+                    f"{units[number].data_path} is missing or cut short; run the tokenize command again, or "
+                    f"copy the file here"
+                )
+        return Finisher(directory, workers, report).finish(units, records)
 
 
-def _put_together(directory: Path, records: _Records) -> Manifest:
-    """Write rejects.jsonl and the manifest, and remove what killed runs left."""
-    plan, _ = read_plan(directory)
-    tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
-    if sha256_file(directory / TOKENIZER_NAME) != tokenizer.sha256:
+def _finished_already(directory: Path, units: list[Unit], finisher: Finisher) -> Manifest:
+    """The manifest of a finished directory; shards that are damaged are made of what tasks made again."""
+    manifest = read_manifest(directory)
+    wanted = _broken_units(manifest, units, hash_files=False)
+    if missing := [number for number in sorted(wanted) if not units[number].record_path.is_file()]:
         raise DataError(
-            f"{directory / TOKENIZER_NAME} is not the tokenizer of {directory}/plan.json; restore it"
+            f"{directory} is damaged, and unit {missing[0]} has not been made again; run the tokenize command"
         )
-    shards = [from_dict(Shard, shard) for record in records for shard in record["shards"]]
-    rejects = _sum(records, "rejects")
-    if not shards:
-        counts = rejects | {f"of source {name}": n for name, n in _sum(records, "excluded_documents").items()}
-        why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
-        raise DataError(
-            f"the {len(plan['inputs'])} inputs hold no usable text ({why}); check --text-key and --source"
-        )
-    manifest = Manifest(
-        directory=directory,
-        format_version=FORMAT_VERSION,
-        name=plan["options"]["name"],
-        tokenizer=tokenizer,
-        dtype=dtype_for(tokenizer.vocab_size),
-        options=plan["options"],
-        inputs=tuple(from_dict(InputRecord, entry) for record in records for entry in record["inputs"]),
-        shards=tuple(sorted(shards, key=lambda shard: (shard.unit, shard.split, shard.source))),
-        rejects=rejects,
-        unusual=_sum(records, "unusual"),
-        excluded_documents=_sum(records, "excluded_documents"),
-        origin=plan["origin"],
-    )
-    _write_rejects(manifest, records)
-    for place in (directory, directory / UNITS_NAME):
-        for stale in place.glob(f"*{TEMPORARY_SUFFIX}"):
-            stale.unlink(missing_ok=True)
-    write_manifest(manifest)
+    if wanted:
+        with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", EXPIRES_AFTER):
+            finisher.mend(manifest, units, {number: read_record(units[number]) for number in wanted})
     return manifest
 
 
-def _sum(records: _Records, key: str) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update(record[key])
-    return dict(sorted(counts.items()))
+class _Run:
+    """One call of tokenize on one directory."""
+
+    def __init__(self, corpus: Corpus, workers: int, report: _Report, limits: Limits, verify: bool) -> None:
+        corpus.options.check()
+        limits.check()
+        if workers < 1:
+            raise DataError(f"--workers {workers} must be at least 1")
+        if limits.strict and (entries := unread(corpus.passed_over)):
+            raise DataError(
+                f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
+            )
+        identity = identify(corpus.tokenizer)
+        check_report(corpus.tokenizer, identity)
+        self._directory = corpus.directory
+        self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
+        begin(
+            corpus.files,
+            corpus.directory,
+            corpus.options,
+            identity,
+            corpus.tokenizer,
+            corpus.passed_over,
+        )
+        self._units = plan_units(corpus.files, corpus.directory, corpus.options, identity, limits.strict)
+        self._finished: Manifest | None = None
+        if (corpus.directory / MANIFEST_NAME).exists():
+            self._finished = read_manifest(corpus.directory)
+
+    def make(self, task: Task) -> Made:
+        """Make the units of a task."""
+        task.check()
+        jobs = self._jobs(self._units[task.index :: task.count])
+        watch = RejectWatch(self._limits, self._directory)
+        outcomes = self._run(jobs, watch)
+        deadline = time.monotonic() + EXPIRES_AFTER + 10 * _RETRY_SECONDS
+        while busy := [number for number, outcome in enumerate(outcomes) if outcome.busy]:
+            first = outcomes[busy[0]]
+            if first.certain or time.monotonic() > deadline:
+                more = f" (and {len(busy) - 1} more units)" if len(busy) > 1 else ""
+                raise DataError(f"{first.busy}{more}")
+            time.sleep(_RETRY_SECONDS)
+            for number, outcome in zip(busy, self._run([jobs[n] for n in busy], watch), strict=True):
+                outcomes[number] = outcome
+        watch.check()
+        return Made(len(jobs), sum(outcome.made for outcome in outcomes), watch.damaged())
+
+    def finish(self) -> Manifest:
+        """The shards and the manifest, when all units are there."""
+        finisher = Finisher(self._directory, self._workers, self._report, self._verify)
+        if self._finished is not None:
+            made = {unit.number: read_record(unit) for unit in self._units if unit.record_path.is_file()}
+            if made or not rejects_intact(self._finished):
+                with self._lease():
+                    finisher.mend(self._finished, self._units, made)
+            return self._finished
+        with self._lease():
+            return finisher.finish(self._units, [read_record(unit) for unit in self._units])
+
+    def join_if_all_are_there(self) -> None:
+        """Make the shards, unless a unit is missing or somebody else is at it; merging does it then."""
+        if self._finished is not None or not all(unit.record_path.is_file() for unit in self._units):
+            return
+        try:
+            with self._lease():
+                records = [read_record(unit) for unit in self._units]
+                Finisher(self._directory, self._workers, self._report, self._verify).join(
+                    self._units, records
+                )
+        except BusyError:
+            return
+
+    def _lease(self) -> Lease:
+        return Lease(self._directory / UNITS_NAME / _JOINING, f"finishing {self._directory}")
+
+    def _run(self, jobs: list[UnitJob], watch: RejectWatch) -> list[Outcome]:
+        def look(outcome: Outcome) -> None:
+            if outcome.record is not None:
+                watch.add(outcome.record)
+
+        return run_tasks(UnitWorker(), jobs, self._workers, self._report, look)
+
+    def _jobs(self, units: list[Unit]) -> list[UnitJob]:
+        if (manifest := self._finished) is not None:
+            wanted = _broken_units(manifest, self._units, self._verify)
+            known = {(entry.name, entry.start): entry for entry in manifest.inputs}
+            return [
+                UnitJob(unit, unit.number in wanted, tuple(known[p.file.name, p.start] for p in unit.pieces))
+                for unit in units
+            ]
+        # Ids that are gone have become shards, if every unit has been made; else they are lost.
+        gone = [unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()]
+        if gone and all(unit.record_path.is_file() for unit in self._units):
+            records = [read_record(unit) for unit in self._units]
+            wanted = _wanted_units(self._units, records, self._verify)
+            return [UnitJob(unit, unit.number in wanted) for unit in units]
+        return [UnitJob(unit) for unit in units]
 
 
-def _write_rejects(manifest: Manifest, records: _Records) -> None:
-    """rejects.jsonl, or none; lines of a file that was read in parts are counted from its beginning."""
-    path = manifest.directory / REJECTS_NAME
-    content = b"".join(_reject_lines(manifest, records))
-    if not content:
-        path.unlink(missing_ok=True)
-    elif not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content)
+def _wanted_units(units: list[Unit], records: list[Record], hash_files: bool = False) -> set[int]:
+    """The units whose ids are needed: those of shards that are not there yet."""
+    dtype = dtype_for(units[0].tokenizer.vocab_size)
+    groups = [unit_groups(r, u.data_path, dtype) for u, r in zip(units, records, strict=True)]
+    plans = plan_shards(groups, units[0].options, dtype)
+    directory = units[0].directory
+    return {
+        part.unit for plan in plans if done_shard(plan, directory, hash_files) is None for part in plan.parts
+    }
 
 
-def _reject_lines(manifest: Manifest, records: _Records) -> Iterator[bytes]:
-    before: dict[tuple[str, int], int] = {}
-    lines = 0
-    for entry in manifest.inputs:
-        lines = 0 if entry.start == 0 else lines
-        before[entry.name, entry.start] = lines
-        lines += entry.lines
-    for record in records:
-        if record["rejects"] or record["unusual"]:
-            path = manifest.directory / UNITS_NAME / f"{manifest.name}_{record['unit']:05d}.rejects.jsonl"
-            for line in path.read_bytes().splitlines():
-                entry = json.loads(line)
-                entry["line"] += before[entry["file"], entry.pop("start")]
-                yield json.dumps(entry, ensure_ascii=False).encode() + b"\n"
+def _broken_units(manifest: Manifest, units: list[Unit], hash_files: bool) -> set[int]:
+    """The units to make again for a finished directory: those of damaged shards, and of damaged rejects."""
+    broken = [s for s in manifest.shards if not is_intact(s, manifest.directory, hash_files)]
+    wanted = {number for shard in broken for number in shard.units}
+    if not rejects_intact(manifest):
+        named = {(entry.name, entry.start) for entry in manifest.inputs if entry.has_rejects}
+        wanted |= {u.number for u in units if any((p.file.name, p.start) in named for p in u.pieces)}
+    return wanted

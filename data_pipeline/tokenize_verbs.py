@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +20,25 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources import RecordKeys, select_inputs
+from data_pipeline.rejects import Limits, damaged_inputs, notes
+from data_pipeline.sources import RecordKeys, select_all_inputs
+from data_pipeline.survey import PassedOver, companions, describe, unread
 
 if TYPE_CHECKING:
     from data_pipeline.manifest import Manifest
     from data_pipeline.tokenize import Task
 
 _KEYS = RecordKeys()
+_LIMITS = Limits()
+# How a command ends that has finished everything but inputs that are damaged.
+DAMAGED_INPUTS = 3
+
+MaxRejectRate = Annotated[
+    float, typer.Option(help="Stop if more of the lines than this share are no documents.")
+]
+AllowDamaged = Annotated[
+    bool, typer.Option("--allow-damaged", help="Exit code 0 although inputs are cut short or damaged.")
+]
 
 
 def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str, str]) -> Task | None:
@@ -82,8 +94,19 @@ def tokenize(
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
     chunks: Chunks = "",
+    shard_bytes: Annotated[
+        int, typer.Option(help="Whole units make a shard up to this size.")
+    ] = 1_000_000_000,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first line that is no document.")
+        bool,
+        typer.Option(
+            "--strict", help="Stop at the first line that is no document, or entry not read."
+        ),
+    ] = False,
+    max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
+    allow_damaged: AllowDamaged = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash what is there already; make again what is damaged.")
     ] = False,
     text_key: TextKey = _KEYS.text,
     source_key: SourceKey = _KEYS.source,
@@ -99,7 +122,8 @@ def tokenize(
     from data_pipeline.tokenize import make_task
     from data_pipeline.tokenize import tokenize as make_shards
 
-    files = select_inputs(inputs, chunks)
+    found = select_all_inputs(inputs, chunks)
+    refuse_out_inside(inputs, out)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
@@ -110,33 +134,81 @@ def tokenize(
         sources=tuple(source or ()),
         exclude_sources=tuple(exclude_source or ()),
         range_bytes=range_bytes,
+        shard_bytes=shard_bytes,
     )
     chosen = which_task(task, num_tasks, os.environ)
-    with ProgressLine(sum(file.size for file in files)) as line:
+    limits = Limits(strict, max_reject_rate)
+    with ProgressLine(sum(file.size for file in found.files)) as line:
+        what = (found.files, tokenizer, out, options, workers, line.update)
         if chosen is None:
-            manifest, made = make_shards(files, tokenizer, out, options, workers, line.update, strict)
+            manifest, now = make_shards(*what, limits, found.passed_over, verify)
         else:
-            records, made = make_task(files, tokenizer, out, options, workers, line.update, chosen, strict)
+            made = make_task(*what, chosen, limits, found.passed_over, verify)
     if chosen is None:
-        units = len({shard.unit for shard in manifest.shards})
-        typer.echo(f"{out}: " + (line.summary() if made else f"already up to date ({units} units)"))
+        units = len({number for shard in manifest.shards for number in shard.units})
+        typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
         _show(manifest)
+        show_passed_over(found.passed_over)
+        _end_with_damage(damaged_inputs(manifest), allow_damaged)
     else:
-        what = line.summary() if made else f"already up to date ({len(records)} units)"
-        typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {what}")
+        summary = line.summary() if made.now else f"already up to date ({made.units} units)"
+        typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
+        show_passed_over(found.passed_over)
+        _show_damage(made.damaged)  # merge-manifests ends with the exit code for it
         typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
 
 
-def merge_manifests(directory: ShardDirectory) -> None:
-    """Finish a directory that tasks of tokenize have filled: check that all is there, write the manifest.
+def refuse_out_inside(inputs: list[Path], out: Path) -> None:
+    """Raises:
+    DataError: what is written would lie among what is read.
+    """
+    for entry in inputs:
+        if entry.is_dir() and out.resolve().is_relative_to(entry.resolve()):
+            raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
+
+
+def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
+    """Say what of the inputs is not read: on stderr what somebody may have meant to be."""
+    for entries, loud in ((unread(passed_over), True), (companions(passed_over), False)):
+        for line in describe(entries):
+            typer.echo(f"  {line}", err=loud)
+
+
+def _show_damage(damaged: tuple[str, ...]) -> None:
+    for entry in damaged:
+        typer.echo(f"damaged input {entry}", err=True)
+
+
+def _end_with_damage(damaged: tuple[str, ...], allowed: bool) -> None:
+    """Name what was lost; unless that is allowed, end with an exit code of its own."""
+    _show_damage(damaged)
+    if damaged and not allowed:
+        typer.echo(
+            f"error: {len(damaged)} inputs are damaged, everything else is finished; restore them and choose "
+            f"another --out, or give --allow-damaged",
+            err=True,
+        )
+        raise typer.Exit(DAMAGED_INPUTS)
+
+
+def merge_manifests(
+    directory: ShardDirectory,
+    workers: Annotated[int, typer.Option(help="Threads that make shards.")] = 1,
+    max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
+    allow_damaged: AllowDamaged = False,
+) -> None:
+    """Finish a directory that tasks of tokenize have filled: make missing shards, write the manifest.
 
     Example: python -m data_pipeline merge-manifests data/slimpajama/shards
     """
+    from data_pipeline.progress import ProgressLine
     from data_pipeline.tokenize import merge_manifests as merge
 
-    manifest = merge(directory)
+    with ProgressLine(0) as line:
+        manifest = merge(directory, workers, line.update, Limits(max_reject_rate=max_reject_rate))
     typer.echo(f"{directory}: {len(manifest.shards)} shards")
     _show(manifest)
+    _end_with_damage(damaged_inputs(manifest), allow_damaged)
 
 
 def _show(manifest: Manifest) -> None:
@@ -151,3 +223,5 @@ def _show(manifest: Manifest) -> None:
     ):
         if counts:
             typer.echo(f"  {title}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    for note in notes(manifest):
+        typer.echo(f"  {note}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -210,7 +211,8 @@ def train_tokenizer(
 def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
     """What the sample is drawn from: all, or enough pieces of files in an order that the seed decides."""
     pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
-    pieces.sort(key=lambda p: sample_number(f"{p.file.name} {p.start}".encode(), settings.seed, b"file"))
+    names = {piece: os.fsencode(f"{piece.file.name} {piece.start}") for piece in pieces}
+    pieces.sort(key=lambda piece: sample_number(names[piece], settings.seed, b"file"))
     chosen: list[Piece] = []
     size = 0
     for piece in pieces:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, Shard
 from data_pipeline.order import Int64Array
-from data_pipeline.reader import open_shard
+
+_CHUNK_TOKENS = 1 << 22
 
 
 def perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
@@ -37,11 +39,15 @@ def token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -
     counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
     left = max_tokens
     for shard in shards:
-        opened = open_shard(manifest, shard)
-        tokens = opened.tokens[:left]
-        for start in range(0, len(tokens), 1 << 22):
-            counts += np.bincount(tokens[start : start + (1 << 22)], minlength=len(counts))
-        left -= len(tokens)
+        path, wanted = Path(f"{manifest.prefix(shard)}.bin"), min(left, shard.tokens)
+        try:
+            with open(path, "rb") as stream:
+                for start in range(0, wanted, _CHUNK_TOKENS):
+                    count = min(_CHUNK_TOKENS, wanted - start)
+                    counts += np.bincount(np.fromfile(stream, manifest.dtype, count), minlength=len(counts))
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        left -= wanted
         if left <= 0:
             break
     return counts

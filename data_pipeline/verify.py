@@ -9,7 +9,15 @@ import sentencepiece
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import sha256_file
-from data_pipeline.manifest import TOKENIZER_NAME, Manifest, Shard, expected_files, file_problem
+from data_pipeline.manifest import (
+    REJECTS_NAME,
+    TOKENIZER_NAME,
+    Manifest,
+    Shard,
+    expected_files,
+    file_problem,
+    rejects_intact,
+)
 from data_pipeline.reader import OpenShard, open_shard
 from data_pipeline.tokenizer import load_tokenizer
 
@@ -36,6 +44,8 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
     for path in sorted([*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]):
         if path.name not in known:
             problems.append(f"{path} is not in the manifest")
+    if not rejects_intact(manifest):
+        problems.append(f"{manifest.directory / REJECTS_NAME} is not as the manifest says")
     if problems:
         # Files that are not what they were need not be opened, and a cut memory map would end the process.
         return problems

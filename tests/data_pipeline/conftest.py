@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.demo_corpus import build_corpus
-from data_pipeline.manifest import FORMAT_VERSION, Manifest, Shard, from_dict
+from data_pipeline.manifest import FORMAT_VERSION, Manifest, shard_from_json
 from data_pipeline.shards import ShardWriter, shard_name
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenizer import TokenizerIdentity, TrainerSettings, train_tokenizer
-from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
+from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,10 @@ def make_manifest(tmp_path: Path) -> MakeManifest:
         shards = []
         for split, source, unit, documents in specs:
             writer = ShardWriter(directory / shard_name("hand", split, source, unit), "uint16")
-            writer.add([np.array(ids, dtype=np.int32) for ids in documents], 2, 0)
-            identity = {"name": writer.prefix.name, "unit": unit, "split": split, "source": source}
-            shards.append(from_dict(Shard, identity | writer.finish()))
+            write_documents(writer, [np.array(ids, dtype=np.int32) for ids in documents])
+            identity = {"name": writer.prefix.name, "number": unit, "split": split, "source": source}
+            parts = {"text_bytes": 0, "units": [unit], "unit_documents": [len(documents)]}
+            shards.append(shard_from_json(identity | parts | writer.finish()))
         tokenizer = TokenizerIdentity("x.model", "0" * 64, 60_000, "unigram", 0, 1, 2, -1, 2)
         return Manifest(directory, FORMAT_VERSION, "hand", tokenizer, "uint16", {}, (), tuple(shards), {})
 

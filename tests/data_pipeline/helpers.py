@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.__main__ import main
+import numpy as np
+import numpy.typing as npt
+
 from data_pipeline.manifest import Manifest
 from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
 from data_pipeline.records import Document, read_documents
+from data_pipeline.shards import ShardWriter, pack
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenize import tokenize
 
@@ -105,6 +109,13 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"no {what} in 60 s"
         time.sleep(0.005)
+
+
+def write_documents(writer: ShardWriter, documents: list[npt.NDArray[np.int32]], eod_id: int = 2) -> None:
+    """Append documents to a shard."""
+    ids, lengths = pack(documents, eod_id, writer.dtype)
+    writer.append_ids(ids)
+    writer.append_lengths(lengths)
 
 
 ShardSpec = tuple[str, str, int, list[list[int]]]

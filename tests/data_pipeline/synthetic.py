@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.manifest import FORMAT_VERSION, Manifest, Shard, from_dict, write_manifest
+from data_pipeline.manifest import FORMAT_VERSION, Manifest, shard_from_json, write_manifest
 from data_pipeline.shards import index_bytes, shard_name
 from data_pipeline.tokenizer import TokenizerIdentity
 
@@ -34,12 +34,13 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
                 stream.write(pattern[: total - start].tobytes())
         index = index_bytes(lengths, "uint16")
         Path(f"{prefix}.idx").write_bytes(index)
-        facts = {"name": prefix.name, "unit": 0, "split": "train", "source": source, "documents": count}
+        facts = {"name": prefix.name, "number": 0, "split": "train", "source": source, "documents": count}
+        facts |= {"units": [number], "unit_documents": [count]}
         facts |= {"tokens": total, "text_bytes": 4 * total, "bin_bytes": 2 * total, "idx_bytes": len(index)}
         digests = {"bin_sha256": hashlib.sha256(f"{seed} {number}".encode()).hexdigest()}
         digests["idx_sha256"] = hashlib.sha256(index).hexdigest()
-        made.append(from_dict(Shard, facts | digests))
+        made.append(shard_from_json(facts | digests))
     tokenizer = TokenizerIdentity("none.model", "0" * 64, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)
-    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(made), 0)
+    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(made), {})
     write_manifest(manifest)
     return manifest

@@ -106,7 +106,6 @@ HOSTILE = [
     (b"[" * 100_000, "bad_json"),
     (b'{"text": NaN}', "bad_json"),
     (b'{"text": "\\ud800"}', "lone_surrogate"),
-    (b'{"text": "x", "other": "\\udc00"}', "lone_surrogate"),
     (b'{"text": "\xff"}', "invalid_utf8"),
     (b"\xed\xa0\x80", "invalid_utf8"),
     (b'{"text": "a\x00b"}', "nul_byte"),

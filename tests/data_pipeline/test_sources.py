@@ -13,15 +13,15 @@ from data_pipeline.sources import InputFile, cut_into_pieces, find_inputs, parse
 def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path) -> None:
     for name in ("c2/x.jsonl", "c1/x.jsonl", "c1/y.txt", "c1/readme.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("{}\n")
     names = [file.name for file in find_inputs([tmp_path / "c2", tmp_path / "c1"])]
     assert names == ["c1/x.jsonl", "c1/y.txt", "c2/x.jsonl"]
     assert [file.name for file in find_inputs([tmp_path / "c1"])] == ["x.jsonl", "y.txt"]
 
 
 def test_inputs_that_cannot_be_used(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("")
-    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "a.csv").write_text("{}\n")
+    (tmp_path / "a.jsonl").write_text("{}\n")
     for inputs, message in (
         (["absent"], "absent does not exist"),
         (["a.csv"], "unknown ending"),
@@ -39,7 +39,7 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
     root = tmp_path / ".hidden" / "data"
     for name in ("a.jsonl", ".cache/b.jsonl"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("")
+        (root / name).write_text("{}\n")
     assert [file.name for file in find_inputs([root])] == ["a.jsonl"]
 
 
@@ -53,7 +53,7 @@ def test_only_a_large_plain_jsonl_is_cut(tmp_path: Path) -> None:
 def test_chunks(tmp_path: Path) -> None:
     for place in ("chunk1", "chunk2", "chunk10", "other"):
         (tmp_path / "train" / place).mkdir(parents=True)
-        (tmp_path / "train" / place / "a.jsonl").write_text("")
+        (tmp_path / "train" / place / "a.jsonl").write_text("{}\n")
     assert parse_chunks("1, 3-5,4") == {1, 3, 4, 5}
     names = [file.name for file in select_inputs([tmp_path], "1,10")]
     assert names == ["train/chunk1/a.jsonl", "train/chunk10/a.jsonl"]

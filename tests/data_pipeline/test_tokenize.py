@@ -19,7 +19,7 @@ from data_pipeline.shards import ShardWriter, dtype_for
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenize import tokenize
 from data_pipeline.tokenizer import TrainerSettings, load_tokenizer, train_tokenizer
-from tests.data_pipeline.helpers import Workshop, contents, quiet
+from tests.data_pipeline.helpers import Workshop, contents, quiet, write_documents
 
 
 def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
@@ -162,8 +162,8 @@ def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> 
     generator = np.random.Generator(np.random.Philox(7))
     documents = [generator.integers(0, 65_536, size=size, dtype=np.int32) for size in (1, 0, 5, 300, 2)]
     writer = ShardWriter(tmp_path / "ours", dtype)
-    writer.add(documents[:2], 2, 0)
-    writer.add(documents[2:], 2, 0)
+    write_documents(writer, documents[:2])
+    write_documents(writer, documents[2:])
     counts = writer.finish()
     theirs = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.dtype(dtype).type)
     for document in documents:
@@ -177,10 +177,10 @@ def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> 
 def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert (dtype_for(65_536), dtype_for(65_537)) == ("uint16", "int32")
     writer = ShardWriter(tmp_path / "x", "uint16")
-    writer.add([np.array([65_535], dtype=np.int32)], 2, 0)
+    write_documents(writer, [np.array([65_535], dtype=np.int32)])
     with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
-        writer.add([np.array([65_536], dtype=np.int32)], 2, 0)
+        write_documents(writer, [np.array([65_536], dtype=np.int32)])
     with pytest.raises(DataError, match=r"token id \(-1\) does not fit uint16"):
-        writer.add([np.array([5, -1], dtype=np.int32)], 2, 0)
+        write_documents(writer, [np.array([5, -1], dtype=np.int32)])
     writer.discard()
     assert list(tmp_path.iterdir()) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipeline.files import to_checked_json
 from data_pipeline.manifest import Manifest, read_manifest, write_manifest
 from data_pipeline.plan import TokenizeOptions
 from data_pipeline.source_check import compare_with_source
@@ -59,7 +60,7 @@ def test_a_text_that_is_not_the_sources_is_found_and_named(shards: Path) -> None
 def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
     manifest = read_manifest(shards)
     swapped = {"train": "validation", "validation": "train"}
-    wrong = tuple(replace(s, split=swapped[s.split]) if s.unit == 0 else s for s in manifest.shards)
+    wrong = tuple(replace(s, split=swapped[s.split]) if 0 in s.units else s for s in manifest.shards)
     problems, _ = compare_with_source(replace(manifest, shards=wrong), None, 1)
     assert any("is no document of this split" in problem for problem in problems)
     fewer = tuple(shard for shard in manifest.shards if shard is not manifest.shards[0])
@@ -70,7 +71,7 @@ def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
 def test_inputs_that_moved_changed_or_are_gone(workshop: Workshop, shards: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(workshop.corpus, tmp_path / "moved"))
     manifest, gone = read_manifest(shards), tmp_path / "gone"
-    (shards / "location.json").write_text(json.dumps({"inputs": str(gone)}))
+    (shards / "location.json").write_bytes(to_checked_json({"inputs": str(gone)}))
     problems, remark = compare_with_source(manifest)
     assert problems == [] and f"the inputs are not at {gone}" in remark
     assert compare_with_source(manifest, gone)[0] == [f"{gone} is not the directory of the inputs"]

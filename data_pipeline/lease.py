@@ -1,0 +1,152 @@
+"""One worker at a time, also where `flock` does not hold (NFS, Lustre without it): a file with a heartbeat.
+
+A lease is a file that only one process can create (O_EXCL). Its holder renews it every few seconds, so one
+that was left by a process or a machine that is gone is known by its age, by the file server's own clock, and
+on the same machine at once, by the process that is not there any more. What is done under a lease is
+published atomically and always the same: should two ever hold one, work is done twice and nothing is harmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from data_pipeline.errors import DataError
+from data_pipeline.files import temporary_path
+
+RENEWED_EVERY = 10.0
+# So long without a renewal, and the holder is taken to be gone.
+EXPIRES_AFTER = 90.0
+_MARKS = "/proc/self/ns/pid"
+
+
+class BusyError(DataError):
+    """Someone else holds the lease. `certain`: it is a living process of this machine."""
+
+    def __init__(self, message: str, certain: bool) -> None:
+        super().__init__(message)
+        self.certain = certain
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """A process. `space`: its host and, in a container, its own numbering of processes."""
+
+    host: str
+    space: str
+    pid: int
+
+    @classmethod
+    def this(cls) -> _Holder:
+        space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
+        return cls(socket.gethostname(), space, os.getpid())
+
+    def is_gone(self) -> bool:
+        """Certainly gone: it was of this machine, and is not there any more."""
+        here = _Holder.this()
+        if (self.host, self.space) != (here.host, here.space):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+
+class Lease:
+    """A context in which this process holds `path`.
+
+    Args:
+        what: what is done under it, for messages.
+        wait_seconds: so long is waited for another holder, at most.
+    """
+
+    def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
+        self._path = path
+        self._what = what
+        self._wait = wait_seconds
+        self._ended = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, daemon=True)
+
+    def __enter__(self) -> Lease:
+        """Raises:
+        BusyError: another process holds it, and has not let go while this one waited.
+        OSError: the file cannot be written.
+        """
+        deadline = time.monotonic() + self._wait
+        pause = 0.01
+        while not self._create():
+            holder, gone = self._holder()
+            if gone:
+                self._remove_stale()
+            elif time.monotonic() >= deadline:
+                waited = f" after {self._wait:.0f} s of waiting" if self._wait else ""
+                raise BusyError(
+                    f"process {holder.pid} on {holder.host} is {self._what}{waited}; leave it to that "
+                    f"one, or end it and run this again ({self._path} is its lock)",
+                    certain=(holder.host, holder.space) == (_Holder.this().host, _Holder.this().space),
+                )
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        self._renewal.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._renewal.join()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _create(self) -> bool:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(json.dumps(vars(_Holder.this())).encode())
+        return True
+
+    def _holder(self) -> tuple[_Holder, bool]:
+        """(who holds it, whether it is gone)."""
+        try:
+            written = os.stat(self._path).st_mtime
+            holder = _Holder(**json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            return _Holder("?", "?", 0), False  # just let go: the next attempt may have it
+        except (ValueError, TypeError):
+            holder = _Holder("an unknown host", "?", 0)  # created, and not yet written to
+        return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER
+
+    def _server_time(self) -> float:
+        """The time by the clock of whoever keeps the files: machines' clocks may differ."""
+        probe = temporary_path(self._path)
+        try:
+            probe.touch()
+            return os.stat(probe).st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        """Move it away before removing it: of several that find it stale, one can."""
+        aside = temporary_path(self._path)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, aside)
+            aside.unlink()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWED_EVERY):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)

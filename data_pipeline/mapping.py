@@ -1,0 +1,73 @@
+"""Files mapped into memory without keeping a descriptor.
+
+Python's own `mmap` (and with it numpy.memmap and np.load) duplicates the descriptor and keeps it for as long
+as the map is there, so that a process with a thousand maps is out of descriptors. The kernel needs none:
+here a file is closed as soon as it is mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+_PROT_READ, _MAP_SHARED = 1, 1  # the same numbers on Linux and macOS
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class FileMap:
+    """A file's bytes, read-only.
+
+    content: [size] uint8. Arrays made from it keep the map alive.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises:
+        OSError: the file cannot be opened or mapped.
+        """
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            self._size = os.fstat(descriptor).st_size
+            if self._size == 0:
+                self.content: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+                return
+            address = _libc().mmap(None, self._size, _PROT_READ, _MAP_SHARED, descriptor, 0)
+            if address == _FAILED:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number), str(path))
+        finally:
+            os.close(descriptor)
+        self._address = address
+        buffer = (ctypes.c_uint8 * self._size).from_address(address)
+        # Every array over the map refers to this buffer: the map ends when the last of them does.
+        weakref.finalize(buffer, _libc().munmap, address, self._size).atexit = False
+        self.content = np.frombuffer(memoryview(buffer), dtype=np.uint8)
+        self.content.flags.writeable = False
+
+    def expect_random_access(self) -> None:
+        """Tell the kernel that reading ahead does not pay."""
+        self._advise(mmap.MADV_RANDOM)
+
+    def forget_pages(self) -> None:
+        """Take the pages read so far out of this process's memory; the kernel's page cache keeps them."""
+        self._advise(mmap.MADV_DONTNEED)
+
+    def _advise(self, advice: int) -> None:
+        if self._size:
+            _libc().madvise(self._address, self._size, advice)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
