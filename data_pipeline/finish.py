@@ -17,6 +17,7 @@ from data_pipeline.files import (
     publish,
     sha256_file,
     sync,
+    sync_directory,
     temporary_path,
     utf8,
 )
@@ -77,6 +78,7 @@ class Finisher:
             DataError: as `join`.
         """
         shards = self.join(units, records)
+        sync_directory(self.directory)
         plan, _ = read_plan(self.directory)
         tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
         inputs = tuple(from_dict(InputRecord, entry) for record in records for entry in record["inputs"])

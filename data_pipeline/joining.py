@@ -7,6 +7,7 @@ unit are removed when all its shards are done, so that a corpus is never on the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import read_checked_json, sync_directory, to_checked_json, write_atomically
+from data_pipeline.files import TEMPORARY_SUFFIX, read_checked_json, to_checked_json
 from data_pipeline.manifest import Shard, file_problem, shard_from_json
 from data_pipeline.plan import UNITS_NAME, TokenizeOptions
 from data_pipeline.pool import Progress
@@ -82,17 +83,14 @@ def done_shard(plan: ShardPlan, directory: Path, hash_files: bool = False) -> Sh
     Args:
         hash_files: compare the files' content, not only their sizes.
 
-    Raises:
-        DataError: its note is damaged.
     """
     path = _note(plan, directory)
-    if not path.is_file():
-        return None
-    value = read_checked_json(path, "delete it and run the same tokenize command again")
     try:
-        shard = shard_from_json(value)
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path} is no note of a shard ({error}); delete it") from error
+        shard = shard_from_json(read_checked_json(path, "delete it")) if path.is_file() else None
+    except (DataError, KeyError, TypeError):
+        return None  # a damaged note is none: the shard is made again
+    if shard is None:
+        return None
     units = tuple(part.unit for part in plan.parts)
     if (shard.units, shard.documents, shard.tokens) != (units, plan.documents, plan.tokens):
         return None
@@ -123,7 +121,6 @@ def join(plan: ShardPlan, directory: Path, dtype: str, report: _Report) -> Shard
             copy_group(part, writer)
             report(Progress("", joined_tokens=part.tokens))
         made: dict[str, Any] = writer.finish()
-        sync_directory(directory)
     except FileNotFoundError as error:
         raise DataError(f"{error.filename} is missing; run the same tokenize command again") from error
     except OSError as error:
@@ -144,7 +141,7 @@ def join(plan: ShardPlan, directory: Path, dtype: str, report: _Report) -> Shard
         unit_documents=tuple(part.documents for part in plan.parts),
         **made,
     )
-    write_atomically(_note(plan, directory), to_checked_json(asdict(shard)))
+    _write_note(_note(plan, directory), to_checked_json(asdict(shard)))
     return shard
 
 
@@ -187,6 +184,16 @@ def join_all(
         finally:
             pool.shutdown(cancel_futures=True)
     return [shard for plan in plans if (shard := done[plan.name]) is not None]
+
+
+def _write_note(path: Path, content: bytes) -> None:
+    """Not flushed to the disk: one that a power failure garbles only costs its shard another making."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _note(plan: ShardPlan, directory: Path) -> Path:

@@ -18,7 +18,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.finish import Finisher
 from data_pipeline.joining import done_shard, is_intact, plan_shards
 from data_pipeline.lease import EXPIRES_AFTER, BusyError, Lease
-from data_pipeline.manifest import MANIFEST_NAME, Manifest, read_manifest, rejects_intact
+from data_pipeline.manifest import MANIFEST_NAME, REJECTS_NAME, Manifest, read_manifest, rejects_intact
 from data_pipeline.plan import UNITS_NAME, TokenizeOptions, Unit, begin, plan_units, read_plan
 from data_pipeline.pool import Progress, run_tasks
 from data_pipeline.rejects import Limits, RejectWatch
@@ -205,6 +205,11 @@ class _Run:
         self._finished: Manifest | None = None
         if (corpus.directory / MANIFEST_NAME).exists():
             self._finished = read_manifest(corpus.directory)
+            if limits.strict and self._finished.rejects:
+                raise DataError(
+                    f"{corpus.directory / REJECTS_NAME} names rejected lines of an earlier run without "
+                    f"--strict; mend them and choose another --out"
+                )
 
     def make(self, task: Task) -> Made:
         """Make the units of a task."""

@@ -99,9 +99,7 @@ def tokenize(
     ] = 1_000_000_000,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Stop at the first line that is no document, or entry not read."
-        ),
+        typer.Option("--strict", help="Stop at the first line that is no document, or entry not read."),
     ] = False,
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,

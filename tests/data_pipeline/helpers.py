@@ -21,7 +21,7 @@ from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
 from data_pipeline.records import Document, read_documents
 from data_pipeline.shards import ShardWriter, pack
-from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.sources import RecordKeys, find_all_inputs, find_inputs
 from data_pipeline.tokenize import tokenize
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -46,7 +46,9 @@ class Workshop:
 
     def tokenize(self, out: Path, files: slice = slice(None), workers: int = 1) -> tuple[Manifest, int]:
         """Tokenise some of the corpus files."""
-        return tokenize(find_inputs([self.corpus])[files], self.model, out, self.options, workers, quiet)
+        found = find_all_inputs([self.corpus])
+        what = (found.files[files], self.model, out, self.options, workers, quiet)
+        return tokenize(*what, passed_over=found.passed_over)
 
 
 def all_documents(directory: Path) -> list[Document]:

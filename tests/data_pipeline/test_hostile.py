@@ -11,6 +11,7 @@ import zstandard
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import read_manifest
 from data_pipeline.plan import TokenizeOptions
+from data_pipeline.rejects import Limits
 from data_pipeline.sources import find_inputs
 from data_pipeline.tokenize import tokenize
 from data_pipeline.verify import find_problems
@@ -18,6 +19,7 @@ from tests.data_pipeline.helpers import Workshop, contents, quiet, run
 from tests.data_pipeline.test_records import HOSTILE
 from tests.data_pipeline.test_tokenize import texts_of
 
+ANY, STRICT = Limits(max_reject_rate=1), Limits(strict=True)
 GOOD = [f"document {number} is good" for number in range(40)]
 
 
@@ -55,8 +57,10 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
 ) -> None:
     out = tmp_path / "out"
     command = ["tokenize", hostile, "--tokenizer", workshop.model, "--out", out, "--name", "x"]
-    first = run(*command, "--workers", "2", "--validation-fraction", "0")
-    assert first.code == 0 and "2 empty" not in first.out and "1 truncated" in first.out, first.err
+    more = ("--validation-fraction", "0", "--max-reject-rate", "1")
+    first = run(*command, "--workers", "2", *more)
+    assert first.code == 3 and "damaged input d.jsonl.zst: truncated: the file is cut short" in first.err
+    assert "2 empty" not in first.out and "1 truncated" in first.out, first.err
     found = [json.loads(entry) for entry in (out / "rejects.jsonl").read_bytes().splitlines()]
     assert [(r["file"], r["line"], r["reason"]) for r in found[:-1]] == expected_rejects()
     assert (found[-1]["file"], found[-1]["reason"]) == ("d.jsonl.zst", "truncated")
@@ -68,7 +72,7 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
     assert texts[:40] == GOOD and len(texts) == 40 + found[-1]["line"] - 1 > 1000
     assert find_problems(manifest) == []
     # The same bytes by another number of workers, and by parts of files.
-    again = run(*command[:-3], tmp_path / "again", *command[-2:], "--validation-fraction", "0")
+    again = run(*command[:-3], tmp_path / "again", *command[-2:], *more, "--allow-damaged")
     assert again.code == 0 and contents(tmp_path / "again") == contents(out)
 
 
@@ -77,7 +81,7 @@ def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
 ) -> None:
     options = TokenizeOptions("x", validation_fraction=0, range_bytes=70)
     files = find_inputs([hostile / "a.jsonl"])
-    manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
+    manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, ANY)
     assert units > 5
     found = [json.loads(entry) for entry in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()]
     assert [(r["file"], r["line"], r["reason"]) for r in found] == expected_rejects()[:10]
@@ -97,22 +101,22 @@ def test_strict_stops_at_the_line_and_keeps_finished_shards(
     files, out = find_inputs([tmp_path / "in"]), tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=range_bytes)
     with pytest.raises(DataError, match=r"in/1\.jsonl:11: bad_json: .*--strict"):
-        tokenize(files, workshop.model, out, options, workers, quiet, strict=True)
+        tokenize(files, workshop.model, out, options, workers, quiet, STRICT)
     assert not (out / "manifest.json").exists()
     if workers == 1:
         assert (out / "units" / "x_00000.json").exists()
     # Without --strict the same directory continues; with it, what was let through is not forgotten.
-    manifest, _ = tokenize(files, workshop.model, out, options, 1, quiet)
+    manifest, _ = tokenize(files, workshop.model, out, options, 1, quiet, ANY)
     assert manifest.rejects == {"bad_json": 1}
     with pytest.raises(DataError, match="names rejected lines of an earlier run"):
-        tokenize(files, workshop.model, out, options, 1, quiet, strict=True)
+        tokenize(files, workshop.model, out, options, 1, quiet, STRICT)
 
 
 def test_strict_accepts_what_is_only_unusual(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(line("nul \u0000 in the text"))
     options = TokenizeOptions("x", validation_fraction=0)
     files = find_inputs([tmp_path / "in.jsonl"])
-    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, strict=True)
+    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, STRICT)
     assert (manifest.rejects, manifest.unusual) == ({}, {"contains_nul": 1})
     assert texts_of(manifest)["train", "default"] == ["nul \u0000 in the text"]
     assert json.loads((tmp_path / "out" / "rejects.jsonl").read_bytes())["kept"] is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -45,11 +46,11 @@ def test_an_error_in_a_thread_comes_out_of_the_call_that_wanted_the_blocks(
     samples = TrainingSamples(read_manifest(workshop.shards), 32, seed=4, cache_directory=cache)
     loader = Loader(samples, 2)
     loader.blocks(np.arange(4), [np.arange(4, 8)])
-    (cache / "lock").unlink()
-    (cache / "lock").mkdir()
+    shutil.rmtree(cache)
+    cache.write_text("no directory any more")
     next_epoch = np.arange(4) + samples.samples_per_epoch
     loader.blocks(np.arange(4, 8), [next_epoch])
-    with pytest.raises(DataError, match=r"cannot write the sample cache in .*cache: Is a directory"):
+    with pytest.raises(DataError, match=r"cannot write the sample cache in .*cache: Not a directory"):
         loader.blocks(next_epoch)
     loader.close()
 

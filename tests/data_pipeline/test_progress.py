@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,8 +36,11 @@ def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.Captu
         manifest, _ = tokenize(files, workshop.model, tmp_path / "out", workshop.options, 2, report)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(seen) > 16
-    assert lines[-1].startswith("100.0%: ") and "ETA 0:00:00" in lines[-1]
-    assert "ETA 0:00:0" in lines[len(lines) // 2] and "tokens/s" in lines[len(lines) // 2]
+    assert lines[-1].startswith("100.0%, ETA 0:00:00: ") and "tokens joined to shards" in lines[-1]
+    middle = lines[len(lines) // 2]
+    assert (
+        re.match(r"\d+\.\d%, ETA 0:00:\d\d: ", middle) and "tokens/s" in middle and "reading demo" in middle
+    )
     assert sum(p.documents for p in seen) == sum(shard.documents for shard in manifest.shards)
     assert sum(p.tokens for p in seen) == sum(shard.tokens for shard in manifest.shards)
     assert sum(p.text_bytes for p in seen) == sum(shard.text_bytes for shard in manifest.shards)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.errors import DataError
+from data_pipeline.files import to_checked_json
 from data_pipeline.manifest import read_manifest
 from data_pipeline.plan import TokenizeOptions
-from data_pipeline.sources import find_inputs
+from data_pipeline.sources import find_all_inputs, find_inputs
 from data_pipeline.tokenize import Task, make_task, merge_manifests, tokenize
 from data_pipeline.tokenize_verbs import which_task
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, quiet, run
@@ -25,36 +26,46 @@ def test_tasks_and_merging_give_the_bytes_of_one_machine(workshop: Workshop, tmp
     for task in ("2", "0"):
         done = run(*command, "--task", task, "--num-tasks", "3", "--workers", "2")
         assert done.code == 0 and f"task {task} of 3" in done.out, done.err
-    assert not (out / "manifest.json").exists()
+    assert not (out / "manifest.json").exists() and not list(out.glob("*.bin"))
     assert "3 of 8 units are missing, the first is small_00001.json" in run("merge-manifests", out).sentence()
     assert run(*command, "--task", "1", "--num-tasks", "3").code == 0
+    assert len(list(out.glob("*.bin"))) == 6 and not list((out / "units").glob("*.ids"))  # the last one joins
     assert "already up to date" in run(*command, "--task", "1", "--num-tasks", "3").out
     assert run("merge-manifests", out).code == 0
     assert contents(out) == contents(workshop.shards)
 
 
 def test_tasks_in_directories_of_their_own(workshop: Workshop, tmp_path: Path) -> None:
-    files = find_inputs([workshop.corpus])
+    found = find_all_inputs([workshop.corpus])
     for index in range(4):
-        options, task = TokenizeOptions(name="small"), Task(index, 4)
-        make_task(files, workshop.model, tmp_path / str(index), options, 1, quiet, task)
+        what = (found.files, workshop.model, tmp_path / str(index), workshop.options, 1, quiet)
+        make_task(*what, Task(index, 4), passed_over=found.passed_over)
         shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
-    merge_manifests(tmp_path / "all")
+    shutil.copytree(tmp_path / "all", tmp_path / "cut")
+    merge_manifests(tmp_path / "all", workers=2)
     assert contents(tmp_path / "all") == contents(workshop.shards)
-    (lost,) = (tmp_path / "all").glob("small-train-PydocTopics_00003.idx")
+    lost = tmp_path / "cut" / "units" / "small_00003.ids"
     lost.write_bytes(lost.read_bytes()[:-1])
-    with pytest.raises(DataError, match=rf"{lost.name} has .* where the manifest says"):
+    with pytest.raises(DataError, match=rf"{lost.name} is missing or cut short; run the tokenize command"):
+        merge_manifests(tmp_path / "cut")
+    (tmp_path / "all" / "small-train-PydocTopics_00000.idx").unlink()
+    with pytest.raises(DataError, match="is damaged, and unit 0 has not been made again"):
         merge_manifests(tmp_path / "all")
 
 
 def test_records_of_another_run_are_not_merged(workshop: Workshop, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(workshop.shards, tmp_path / "out"))
-    record = out / "units" / "small_00002.json"
+    out = tmp_path / "out"
+    files = find_inputs([workshop.corpus])
+    for index in range(2):
+        make_task(files, workshop.model, out / str(index), workshop.options, 1, quiet, Task(index, 2))
+    shutil.copytree(out / "1", out / "0", dirs_exist_ok=True)
+    record = out / "0" / "units" / "small_00002.json"
     value = json.loads(record.read_bytes())
+    value.pop("checksum")
     value["tokenizer"] = "0" * 64
-    record.write_text(json.dumps(value))
+    record.write_bytes(to_checked_json(value))
     with pytest.raises(DataError, match=r"small_00002\.json belongs to another run"):
-        merge_manifests(out)
+        merge_manifests(out / "0")
 
 
 def test_the_task_comes_from_the_options_or_a_slurm_array() -> None:
