@@ -24,6 +24,8 @@ from data_pipeline.files import temporary_path
 RENEWED_EVERY = 10.0
 # So long without a renewal, and the holder is taken to be gone.
 EXPIRES_AFTER = 90.0
+# So long one waits at most for a machine that may be dead.
+GONE_AFTER = EXPIRES_AFTER + 2 * RENEWED_EVERY
 _MARKS = "/proc/self/ns/pid"
 
 
@@ -36,7 +38,7 @@ class BusyError(DataError):
 
 
 @dataclass(frozen=True)
-class _Holder:
+class Holder:
     """A process. `space`: its host and, in a container, its own numbering of processes."""
 
     host: str
@@ -44,14 +46,18 @@ class _Holder:
     pid: int
 
     @classmethod
-    def this(cls) -> _Holder:
+    def this(cls) -> Holder:
         space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
         return cls(socket.gethostname(), space, os.getpid())
 
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        here = Holder.this()
+        return (self.host, self.space) == (here.host, here.space)
+
     def is_gone(self) -> bool:
         """Certainly gone: it was of this machine, and is not there any more."""
-        here = _Holder.this()
-        if (self.host, self.space) != (here.host, here.space):
+        if not self.is_here():
             return False
         try:
             os.kill(self.pid, 0)
@@ -85,7 +91,7 @@ class Lease:
         deadline = time.monotonic() + self._wait
         pause = 0.01
         while not self._create():
-            holder, gone = self._holder()
+            holder, gone = self._state()
             if gone:
                 self._remove_stale()
             elif time.monotonic() >= deadline:
@@ -93,7 +99,7 @@ class Lease:
                 raise BusyError(
                     f"process {holder.pid} on {holder.host} is {self._what}{waited}; leave it to that "
                     f"one, or end it and run this again ({self._path} is its lock)",
-                    certain=(holder.host, holder.space) == (_Holder.this().host, _Holder.this().space),
+                    certain=holder.is_here(),
                 )
             else:
                 time.sleep(pause)
@@ -109,6 +115,14 @@ class Lease:
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
+    def holder(self) -> Holder | None:
+        """Who holds it now, if anybody does.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        return self._state()[0] if self._path.exists() else None
+
     def _create(self) -> bool:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -116,18 +130,18 @@ class Lease:
         except FileExistsError:
             return False
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(json.dumps(vars(_Holder.this())).encode())
+            stream.write(json.dumps(vars(Holder.this())).encode())
         return True
 
-    def _holder(self) -> tuple[_Holder, bool]:
+    def _state(self) -> tuple[Holder, bool]:
         """(who holds it, whether it is gone)."""
         try:
             written = os.stat(self._path).st_mtime
-            holder = _Holder(**json.loads(self._path.read_bytes()))
+            holder = Holder(**json.loads(self._path.read_bytes()))
         except FileNotFoundError:
-            return _Holder("?", "?", 0), False  # just let go: the next attempt may have it
+            return Holder("?", "?", 0), False  # just let go: the next attempt may have it
         except (ValueError, TypeError):
-            holder = _Holder("an unknown host", "?", 0)  # created, and not yet written to
+            holder = Holder("an unknown host", "?", 0)  # created, and not yet written to
         return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER
 
     def _server_time(self) -> float:
@@ -150,3 +164,15 @@ class Lease:
         while not self._ended.wait(RENEWED_EVERY):
             with contextlib.suppress(OSError):
                 os.utime(self._path)
+
+
+def held(path: Path, what: str) -> Lease:
+    """A lease for which one waits only where its holder may be a machine that is dead.
+
+    Raises:
+        BusyError: a living process of this machine holds it, or one of another machine that still renews it.
+    """
+    lease = Lease(path, what)
+    holder = lease.holder()
+    waits = holder is not None and not holder.is_here()
+    return Lease(path, what, GONE_AFTER) if waits else lease

@@ -17,7 +17,7 @@ from pathlib import Path
 from data_pipeline.errors import DataError
 from data_pipeline.finish import Finisher
 from data_pipeline.joining import done_shard, is_intact, plan_shards
-from data_pipeline.lease import EXPIRES_AFTER, BusyError, Lease
+from data_pipeline.lease import GONE_AFTER, BusyError, Lease, held
 from data_pipeline.manifest import MANIFEST_NAME, REJECTS_NAME, Manifest, read_manifest, rejects_intact
 from data_pipeline.plan import UNITS_NAME, TokenizeOptions, Unit, begin, plan_units, read_plan
 from data_pipeline.pool import Progress, run_tasks
@@ -148,7 +148,7 @@ def merge_manifests(
             f"{directory}: {len(missing)} of {len(units)} units are missing, the first is {missing[0].name}; "
             f"run the tasks that have not finished, or copy their files here"
         )
-    with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", EXPIRES_AFTER):
+    with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", GONE_AFTER):
         records = [read_record(unit) for unit in units]
         watch = RejectWatch(limits, directory)
         for record in records:
@@ -172,7 +172,7 @@ def _finished_already(directory: Path, units: list[Unit], finisher: Finisher) ->
             f"{directory} is damaged, and unit {missing[0]} has not been made again; run the tokenize command"
         )
     if wanted:
-        with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", EXPIRES_AFTER):
+        with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", GONE_AFTER):
             finisher.mend(manifest, units, {number: read_record(units[number]) for number in wanted})
     return manifest
 
@@ -215,9 +215,20 @@ class _Run:
         """Make the units of a task."""
         task.check()
         jobs = self._jobs(self._units[task.index :: task.count])
+        if self._finished is not None and not any(job.needs_data for job in jobs):
+            return self._make(jobs)  # and write nothing, not even a lock
+        what = f"making {self._directory}"
+        if task.count > 1:
+            what = f"making task {task.index} of {task.count} of {self._directory}"
+        path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
+        with held(path, what):
+            return self._make(jobs)
+
+    def _make(self, jobs: list[UnitJob]) -> Made:
+        """Make units; where somebody else is at one, wait only for a machine that may be dead."""
         watch = RejectWatch(self._limits, self._directory)
         outcomes = self._run(jobs, watch)
-        deadline = time.monotonic() + EXPIRES_AFTER + 10 * _RETRY_SECONDS
+        deadline = time.monotonic() + GONE_AFTER
         while busy := [number for number, outcome in enumerate(outcomes) if outcome.busy]:
             first = outcomes[busy[0]]
             if first.certain or time.monotonic() > deadline:

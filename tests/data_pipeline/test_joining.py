@@ -102,13 +102,14 @@ def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_pat
         make_task(files, workshop.model, tmp_path / str(index), SMALL, 1, quiet, Task(index, 2))
         shutil.copytree(tmp_path / str(index), out, dirs_exist_ok=True)
     path = out / "units" / "small_00002.ids"
-    whole = path.read_bytes()
-    for at in (10, len(whole) // 2, len(whole) - 5):  # an id, a length or an id, a run
-        content = bytearray(whole)
+    size = path.stat().st_size
+    for at in (10, size // 2, size - 5):  # an id, another id or a length, a run
+        copy = Path(shutil.copytree(out, tmp_path / f"damaged {at}"))
+        content = bytearray(path.read_bytes())
         content[at] ^= 4
-        path.write_bytes(content)
+        (copy / "units" / path.name).write_bytes(content)
         with pytest.raises(DataError, match=r"small_00002\.ids is damaged: .* checksum"):
-            merge_manifests(out)
+            merge_manifests(copy)
     path.unlink()
     _, made = tokenize(files, workshop.model, out, SMALL, 1, quiet)
     assert made == 1

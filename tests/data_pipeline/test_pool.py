@@ -1,4 +1,4 @@
-"""Workers that end, however they end: the run stops and names the input."""
+"""Workers that end, however they end: the input is named."""
 
 from __future__ import annotations
 
@@ -36,5 +36,7 @@ def test_results_are_in_the_order_of_the_tasks() -> None:
     ("last", "how"), [("exit0", "exit code 0"), ("exit7", "exit code 7"), ("bug", "exit code 1")]
 )
 def test_no_way_to_end_goes_unnoticed(last: str, how: str) -> None:
-    with pytest.raises(DataError, match=rf"worker that was reading {last}\.jsonl ended with {how}; finished"):
+    with pytest.raises(
+        DataError, match=rf"worker that was reading {last}\.jsonl ended with {how}, 2 times; every"
+    ):
         run_tasks(work, ["a", "b", "c", last], 2, lambda progress: None)

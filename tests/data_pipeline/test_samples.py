@@ -12,7 +12,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.reader import open_shard
+from data_pipeline.reader import ShardPool, open_shard
 from data_pipeline.samples import TrainingSamples, ValidationSamples
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
 
@@ -127,6 +127,46 @@ def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_pat
     other = dataclasses.replace(numbered, shards=shards)
     TrainingSamples(other, 8, seed=1, cache_directory=cache).blocks(numbers[:1])
     assert len(list(cache.glob("*.npy"))) == 7 + 5 * 3 + 2  # of other data also the addresses
+
+
+@pytest.mark.parametrize("part", ["documents", "ends", "blocks", "addresses"])
+def test_a_cache_that_is_damaged_is_made_again(numbered: Manifest, tmp_path: Path, part: str) -> None:
+    numbers = np.arange(20)
+    expected = TrainingSamples(numbered, 8, seed=1, cache_directory=tmp_path).blocks(numbers)
+    (path,) = tmp_path.glob(f"*-{part}.npy")
+    whole = path.read_bytes()
+    for at in (-1, len(whole) // 2, 8, 30):
+        content = bytearray(whole)
+        content[at] ^= 1
+        path.write_bytes(content)
+        again = TrainingSamples(numbered, 8, seed=1, cache_directory=tmp_path).blocks(numbers)
+        assert np.array_equal(again, expected)
+        assert path.read_bytes() == whole
+    for note in tmp_path.glob("*.json"):
+        note.write_bytes(note.read_bytes().replace(b"crc32", b"crc33"))
+    again = TrainingSamples(numbered, 8, seed=1, cache_directory=tmp_path).blocks(numbers)
+    assert np.array_equal(again, expected)
+
+
+def test_shards_are_opened_when_they_are_read_and_closed_again(numbered: Manifest) -> None:
+    samples = TrainingSamples(numbered, 8, seed=1)
+    numbers = np.arange(samples.samples_per_epoch)
+    expected = samples.blocks(numbers)
+    pool = ShardPool(numbered, numbered.shards_of("train"), most_open=2)
+    everything = [pool.tokens(number) for number in range(len(numbered.shards_of("train"))) for _ in range(2)]
+    assert len(everything) > 4  # arrays stay valid after their shards have been closed
+    for shard, tokens in zip(numbered.shards_of("train"), everything[::2], strict=True):
+        assert np.array_equal(tokens, open_shard(numbered, shard).tokens)
+    path = Path(f"{numbered.prefix(numbered.shards_of('train')[0])}.bin")
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"\.bin has .* bytes where the manifest says .* verify"):
+        TrainingSamples(numbered, 8, seed=1).blocks(numbers)
+    path.unlink()
+    with pytest.raises(
+        DataError, match=r"cannot open .*\.bin: No such file .* verify .* says what is damaged"
+    ):
+        TrainingSamples(numbered, 8, seed=1).blocks(numbers)
+    assert expected.shape == (samples.samples_per_epoch, 9)
 
 
 def test_real_text_comes_through(workshop: Workshop) -> None:
