@@ -165,8 +165,8 @@ def join_all(
     for plan in plans:
         for part in plan.parts:
             left[part.path] = left.get(part.path, 0) + (done[plan.name] is None)
-    # In the order of their last units, so that units are soon used up.
-    todo = sorted((plan for plan in plans if done[plan.name] is None), key=lambda p: p.parts[-1].unit)
+    # In the order of their first units: when one begins at a unit, all units before it are used up.
+    todo = sorted((plan for plan in plans if done[plan.name] is None), key=lambda p: p.parts[0].unit)
     report(Progress("", tokens_to_join=sum(plan.tokens for plan in todo)))
 
     with ThreadPoolExecutor(workers, "join") as pool:

@@ -14,10 +14,11 @@ import hashlib
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_checked_json, read_json, sha256_file, to_checked_json, write_atomically
+from data_pipeline.manifest_entries import InputRecord, Shard, from_dict, shard_from_json
 from data_pipeline.tokenizer import TokenizerIdentity
 
 FORMAT_VERSION = 3
@@ -30,60 +31,6 @@ SPLITS = ("train", "validation", "test")
 
 # Below this the training start also hashes the token files themselves: a fraction of a second.
 SMALL_BYTES = 256 << 20
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class InputRecord:
-    """An input as it was when it was tokenised: a file, or bytes [start, end) of one.
-
-    size: of the whole file.
-    sha256: of these bytes.
-    lines: that begin in these bytes.
-    documents: that were taken from them, in all splits and sources.
-    rejected, unusual: lines of it that rejects.jsonl names as left out, and as kept.
-    damaged: what of the file could not be read, in words; empty if all could.
-    """
-
-    name: str
-    size: int
-    start: int
-    end: int
-    sha256: str
-    lines: int
-    documents: int
-    rejected: int = 0
-    unusual: int = 0
-    damaged: str = ""
-
-    @property
-    def has_rejects(self) -> bool:
-        """Whether rejects.jsonl names something of it."""
-        return bool(self.rejected or self.unusual or self.damaged)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One .bin/.idx pair. `name` is the file name without ending; `tokens` count end-of-document ids too.
-
-    number: counts the shards of a split and source (of an old directory: the unit of work).
-    units, unit_documents: the units of work whose documents it holds, in this order, and how many of each.
-    """
-
-    name: str
-    number: int
-    split: str
-    source: str
-    documents: int
-    tokens: int
-    text_bytes: int
-    bin_bytes: int
-    bin_sha256: str
-    idx_bytes: int
-    idx_sha256: str
-    units: tuple[int, ...] = ()
-    unit_documents: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,31 +200,6 @@ def _as_new(value: dict[str, Any]) -> dict[str, Any]:
         shards.append(shard)
     inputs = [entry | {"rejected": 0, "unusual": 0, "damaged": ""} for entry in value["inputs"]]
     return value | {"shards": shards, "inputs": inputs, "passed_over": [], "rejects_sha256": ""}
-
-
-def shard_from_json(value: dict[str, Any]) -> Shard:
-    """A shard as `asdict` and JSON give it.
-
-    Raises:
-        TypeError, KeyError: it is none.
-    """
-    lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
-    if not all(type(number) is int for numbers in lists.values() for number in numbers):
-        raise TypeError("units should be numbers")
-    return from_dict(Shard, value | lists)
-
-
-def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
-    """A flat dataclass from JSON; every field must be there with its type, and no other.
-
-    Raises:
-        TypeError: a field is missing, unknown or of another type.
-    """
-    result = kind(**value)
-    for entry in fields(kind):  # type: ignore[arg-type]
-        if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
-            raise TypeError(f"{entry.name} should be {entry.type}")
-    return result
 
 
 def check_shards(manifest: Manifest) -> None:

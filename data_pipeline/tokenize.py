@@ -14,17 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_pipeline.beginning import begin
 from data_pipeline.errors import DataError
 from data_pipeline.finish import Finisher
 from data_pipeline.joining import done_shard, is_intact, plan_shards
 from data_pipeline.lease import GONE_AFTER, BusyError, Lease, held
 from data_pipeline.manifest import MANIFEST_NAME, REJECTS_NAME, Manifest, read_manifest, rejects_intact
-from data_pipeline.plan import UNITS_NAME, TokenizeOptions, Unit, begin, plan_units, read_plan
+from data_pipeline.plan import UNITS_NAME, TokenizeOptions, Unit, plan_units, read_plan
 from data_pipeline.pool import Progress, run_tasks
 from data_pipeline.rejects import Limits, RejectWatch
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import InputFile
 from data_pipeline.survey import PassedOver, describe, unread
+from data_pipeline.task import Corpus, Task
 from data_pipeline.tokenizer import check_report, identify
 from data_pipeline.unit import Outcome, Record, UnitJob, UnitWorker, has_data, read_record
 from data_pipeline.unit_data import unit_groups
@@ -32,39 +34,6 @@ from data_pipeline.unit_data import unit_groups
 _Report = Callable[[Progress], None]
 _JOINING = "joining.lock"
 _RETRY_SECONDS = 2.0
-
-
-@dataclass(frozen=True)
-class Task:
-    """Task `index` (from 0) of `count`."""
-
-    index: int
-    count: int
-
-    def check(self) -> None:
-        """Raises:
-        DataError: not one of `count` tasks.
-        """
-        if self.count < 1:
-            raise DataError(f"--num-tasks {self.count} must be at least 1")
-        if not 0 <= self.index < self.count:
-            raise DataError(
-                f"--task {self.index} must be from 0 to {self.count - 1} where --num-tasks is {self.count}"
-            )
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """What is tokenised and into what.
-
-    passed_over: entries beside the files that are not read.
-    """
-
-    files: list[InputFile]
-    tokenizer: Path
-    directory: Path
-    options: TokenizeOptions
-    passed_over: Sequence[PassedOver] = ()
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.__main__ import main
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.__main__ import main
 from data_pipeline.manifest import Manifest
 from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipeline.manifest import FORMAT_VERSION, Manifest, shard_from_json, write_manifest
+from data_pipeline.manifest import (
+    FORMAT_VERSION,
+    TOKENIZER_NAME,
+    Manifest,
+    Shard,
+    shard_from_json,
+    write_manifest,
+)
 from data_pipeline.shards import index_bytes, shard_name
 from data_pipeline.tokenizer import TokenizerIdentity
 
@@ -40,7 +47,36 @@ def random_shards(directory: Path, tokens: int, shards: int, seed: int = 0) -> M
         digests = {"bin_sha256": hashlib.sha256(f"{seed} {number}".encode()).hexdigest()}
         digests["idx_sha256"] = hashlib.sha256(index).hexdigest()
         made.append(shard_from_json(facts | digests))
-    tokenizer = TokenizerIdentity("none.model", "0" * 64, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)
-    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(made), {})
+    return _with_manifest(directory, made)
+
+
+def sparse_shards(directory: Path, tokens: int, sources: int, shard_bytes: int = 1_000_000_000) -> Manifest:
+    """About `tokens` ids in shards of `shard_bytes`: real .idx files, and .bin files that are holes."""
+    directory.mkdir(parents=True)
+    generator = np.random.Generator(np.random.Philox(0))
+    count = shard_bytes // (2 * MEAN_DOCUMENT + 20)
+    lengths = 1 + generator.exponential(MEAN_DOCUMENT - 1, count).astype(np.int32)
+    index, total = index_bytes(lengths, "uint16"), int(lengths.sum())
+    digest = hashlib.sha256(index).hexdigest()
+    made = []
+    for number in range(-(-tokens // total)):
+        source, number_of_source = f"source{number % sources}", number // sources
+        name = shard_name("sparse", "train", source, number_of_source)
+        (directory / f"{name}.idx").write_bytes(index)
+        with open(directory / f"{name}.bin", "wb") as stream:
+            stream.truncate(2 * total)
+        facts = {"name": name, "number": number_of_source, "split": "train", "source": source}
+        facts |= {"documents": count, "tokens": total, "text_bytes": 4 * total, "bin_bytes": 2 * total}
+        facts |= {"idx_bytes": len(index), "idx_sha256": digest, "units": [number], "unit_documents": [count]}
+        made.append(shard_from_json(facts | {"bin_sha256": f"{number:064}"}))
+    return _with_manifest(directory, made)
+
+
+def _with_manifest(directory: Path, shards: list[Shard]) -> Manifest:
+    model = directory / TOKENIZER_NAME
+    model.write_bytes(b"no model")
+    digest = hashlib.sha256(b"no model").hexdigest()
+    tokenizer = TokenizerIdentity(model.name, digest, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)
+    manifest = Manifest(directory, FORMAT_VERSION, "random", tokenizer, "uint16", {}, (), tuple(shards), {})
     write_manifest(manifest)
     return manifest

@@ -36,6 +36,7 @@ def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.distributed
 def test_a_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     program = "import os, sys; from pathlib import Path; from data_pipeline.lease import Lease\n"
@@ -93,6 +94,7 @@ def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(workshop: Worksho
     assert made.now == 1
 
 
+@pytest.mark.distributed
 def test_two_jobs_at_once_give_the_same_bytes(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "data_pipeline", "tokenize", str(workshop.corpus), "--name", "small"]
@@ -121,11 +123,13 @@ def die_once(task: str, report) -> str:  # type: ignore[no-untyped-def]
     return task.upper()
 
 
+@pytest.mark.distributed
 def test_a_worker_that_dies_costs_its_task_a_retry(tmp_path: Path) -> None:
     tasks = ["a", f"once {tmp_path}/x", "b", f"once {tmp_path}/y", "c"]
     assert run_tasks(die_once, tasks, 2, quiet) == [task.upper() for task in tasks]
 
 
+@pytest.mark.distributed
 def test_a_task_that_always_kills_is_named_and_the_others_go_on() -> None:
     done: list[str] = []
     tasks = ["always", "a", "b", "c", "d"]

@@ -52,6 +52,7 @@ def text(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.distributed
 def test_old_directories_of_many_shards_are_read_under_the_limit(
     workshop: Workshop, text: Path, tmp_path: Path
 ) -> None:
