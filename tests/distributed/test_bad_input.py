@@ -122,7 +122,7 @@ def _one_of_two(rank: int) -> dict[str, str]:
 def _with_a_flipped_byte(cases: Cases) -> Path:
     copy = cases.directory / "flipped"
     shutil.copytree(cases.shards, copy)
-    shard = sorted(copy.glob("tiny-train-*.bin"))[1]
+    shard = copy / "tiny-train-PydocTopics_00000.bin"
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
@@ -145,7 +145,7 @@ def _truncate(run: Path) -> None:
 SENTENCES = {
     "another number of ranks": ("the number of ranks=1 but this run has 2", "choose another run.name"),
     "damaged shard": (
-        "tiny-train-PydocTopics_00001.bin does not have the SHA-256 that the manifest says",
+        "tiny-train-PydocTopics_00000.bin does not have the SHA-256 that the manifest says",
         "python -m data_pipeline verify",
     ),
     "rank 0 alone": ("rank 0 waited 3 s for 2 ranks at 127.0.0.1:", "check that every rank started"),
