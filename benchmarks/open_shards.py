@@ -3,11 +3,11 @@
     python -m benchmarks.open_shards [--tokens 1e11] [--units 200 2000] [--directory DIR] [--json FILE]
 
 Simulated: shards of a gigabyte whose .bin files are holes (they take no room on the disk), with real .idx
-files and a real manifest, documents of 862 tokens on average, seven sources as in SlimPajama. Measured in this
-process: the files, seconds to open and check them as training does at its start, the order of an epoch made
-and loaded again, 4,096 samples read, and the most memory and descriptors that took.
+files and a real manifest, documents of 862 tokens on average, seven sources as in SlimPajama. Measured in
+this process: the files, seconds to open and check them as training does at its start, the order of an epoch
+made and loaded again, 4,096 samples read, and the most memory and descriptors that took.
 
-Before that, `tokenize` of few and of many units, in a process of its own: its peak memory and its descriptors.
+Before that, `tokenize` of few and of many units, in a process of its own: its peak memory and descriptors.
 """
 
 from __future__ import annotations

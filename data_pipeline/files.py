@@ -63,8 +63,11 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
+
+    Args:
+        durable: the name too is on the disk when this returns; else it may be lost with the machine's power.
 
     Raises:
         DataError: the file cannot be written.
@@ -75,7 +78,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         with open(temporary, "wb") as stream:
             stream.write(content)
             sync(stream)
-        publish(temporary, path)
+        os.replace(temporary, path)
+        if durable:
+            sync_directory(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):  # the directory itself may be what is missing
             temporary.unlink(missing_ok=True)

@@ -91,7 +91,10 @@ class Lease:
         deadline = time.monotonic() + self._wait
         pause = 0.01
         while not self._create():
-            holder, gone = self._state()
+            state = self._state()
+            if state is None:
+                continue  # just let go
+            holder, gone = state
             if gone:
                 self._remove_stale()
             elif time.monotonic() >= deadline:
@@ -121,7 +124,8 @@ class Lease:
         Raises:
             OSError: the file cannot be read.
         """
-        return self._state()[0] if self._path.exists() else None
+        state = self._state()
+        return state[0] if state is not None else None
 
     def _create(self) -> bool:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -133,13 +137,13 @@ class Lease:
             stream.write(json.dumps(vars(Holder.this())).encode())
         return True
 
-    def _state(self) -> tuple[Holder, bool]:
-        """(who holds it, whether it is gone)."""
+    def _state(self) -> tuple[Holder, bool] | None:
+        """(who holds it, whether it is gone); None: nobody does."""
         try:
             written = os.stat(self._path).st_mtime
             holder = Holder(**json.loads(self._path.read_bytes()))
         except FileNotFoundError:
-            return Holder("?", "?", 0), False  # just let go: the next attempt may have it
+            return None
         except (ValueError, TypeError):
             holder = Holder("an unknown host", "?", 0)  # created, and not yet written to
         return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER

@@ -46,7 +46,8 @@ class FileMap:
         self._address = address
         buffer = (ctypes.c_uint8 * self._size).from_address(address)
         # Every array over the map refers to this buffer: the map ends when the last of them does.
-        weakref.finalize(buffer, _libc().munmap, address, self._size).atexit = False
+        ending = weakref.finalize(buffer, _libc().munmap, address, self._size)
+        ending.atexit = False
         self.content = np.frombuffer(memoryview(buffer), dtype=np.uint8)
         self.content.flags.writeable = False
 

@@ -9,6 +9,7 @@ made joins them; `merge_manifests` does what of that is still to do, and writes 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from data_pipeline.beginning import begin
 from data_pipeline.errors import DataError
+from data_pipeline.files import TEMPORARY_SUFFIX
 from data_pipeline.finish import Finisher
 from data_pipeline.joining import done_shard, is_intact, plan_shards
 from data_pipeline.lease import GONE_AFTER, BusyError, Lease, held
@@ -34,6 +36,7 @@ from data_pipeline.unit_data import unit_groups
 _Report = Callable[[Progress], None]
 _JOINING = "joining.lock"
 _RETRY_SECONDS = 2.0
+_OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,16 @@ class _Run:
             what = f"making task {task.index} of {task.count} of {self._directory}"
         path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
         with held(path, what):
+            self._remove_stale(jobs)
             return self._make(jobs)
+
+    def _remove_stale(self, jobs: list[UnitJob]) -> None:
+        """Remove what killed runs of this task left. Once: to look for a unit's own reads every name."""
+        mine = {job.unit.record_path.stem for job in jobs}
+        for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
+            match = _OF_A_UNIT.match(path.name)
+            if match is not None and match[1] in mine:
+                path.unlink(missing_ok=True)
 
     def _make(self, jobs: list[UnitJob]) -> Made:
         """Make units; where somebody else is at one, wait only for a machine that may be dead."""

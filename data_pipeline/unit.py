@@ -15,7 +15,6 @@ from typing import Any
 from data_pipeline.engine import Engine, open_engine
 from data_pipeline.errors import DataError
 from data_pipeline.files import (
-    TEMPORARY_SUFFIX,
     read_checked_json,
     sha256_file,
     to_checked_json,
@@ -90,8 +89,6 @@ class UnitWorker:
 
     def _make(self, job: UnitJob, report: Report) -> Outcome:
         unit = job.unit
-        for stale in unit.record_path.parent.glob(f"{unit.record_path.stem}.*{TEMPORARY_SUFFIX}"):
-            stale.unlink(missing_ok=True)  # left by a run that was killed
         maker = UnitMaker(unit, report, self._load(unit.directory / TOKENIZER_NAME))
         try:
             inputs = [asdict(maker.read(piece, number)) for number, piece in enumerate(unit.pieces)]
@@ -101,7 +98,8 @@ class UnitWorker:
         if job.finished is not None:
             _check_inputs(unit, [asdict(entry) for entry in job.finished], inputs)
         record = _identity(unit) | {"inputs": inputs, "groups": groups, **maker.counts()}
-        write_atomically(unit.record_path, to_checked_json(record))
+        # A name that is lost with the machine's power costs its unit another making, and nothing else.
+        write_atomically(unit.record_path, to_checked_json(record), durable=False)
         return Outcome(record, made=True)
 
     def _load(self, path: Path) -> Engine:

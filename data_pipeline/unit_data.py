@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import publish, sync, temporary_path
+from data_pipeline.files import sync, temporary_path
 from data_pipeline.shards import ShardWriter, pack
 
 Group = tuple[str, str]
@@ -86,7 +86,7 @@ class UnitData:
             self._stream.write(np.array(content.runs, dtype="<i8").data)
         sync(self._stream)
         self._stream.close()
-        publish(self._temporary, self._path)
+        os.replace(self._temporary, self._path)
         return stated
 
     def discard(self) -> None:

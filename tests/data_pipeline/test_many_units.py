@@ -32,7 +32,7 @@ def under_the_limit(*arguments: object) -> str:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
         preexec_fn=limited,
     )
     assert done.returncode == 0, done.stdout + done.stderr
