@@ -79,7 +79,7 @@ def test_counted_by_reason_named_by_line_and_the_rest_intact(
 def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
     workshop: Workshop, hostile: Path, tmp_path: Path
 ) -> None:
-    options = TokenizeOptions("x", validation_fraction=0, range_bytes=70)
+    options = TokenizeOptions("x", validation_fraction=0, range_bytes=2000)
     files = find_inputs([hostile / "a.jsonl"])
     manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, ANY)
     assert units > 5
