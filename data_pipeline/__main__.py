@@ -60,7 +60,7 @@ def train_tokenizer(
     vocab_size: Annotated[
         int, typer.Option(help="Number of pieces, the 256 bytes and 3 reserved ids included.")
     ] = 32_000,
-    model_type: Annotated[str, typer.Option(help="unigram or bpe.")] = "unigram",
+    model_type: Annotated[str, typer.Option(help="bpe or unigram.")] = "bpe",
     sample_bytes: Annotated[
         int, typer.Option(help="Train on about this much text, spread over all inputs.")
     ] = (100_000_000),
@@ -77,14 +77,14 @@ def train_tokenizer(
     Example: python -m data_pipeline train-tokenizer data/demo/corpus --out data/demo/tokenizer --vocab-size
     4096
     """
-    from data_pipeline import tokenizer
+    from data_pipeline import trainer
 
-    settings = tokenizer.TrainerSettings(
+    settings = trainer.TrainerSettings(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
     keys = RecordKeys(text_key, source_key, default_source)
     found = select_all_inputs(inputs, chunks)
-    report, trained = tokenizer.train_tokenizer(found.files, out, settings, keys)
+    report, trained = trainer.train_tokenizer(found.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
         f"  {report['vocab_size']:,} pieces, {report['bytes_per_token']:.2f} bytes/token and "

@@ -12,7 +12,6 @@ from data_pipeline.files import TEMPORARY_SUFFIX, sha256_file, to_checked_json, 
 from data_pipeline.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
-    TOKENIZER_NAME,
     Manifest,
     read_manifest,
 )
@@ -26,7 +25,7 @@ from data_pipeline.plan import (
 )
 from data_pipeline.sources import InputFile
 from data_pipeline.survey import PassedOver
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer import STORED_NAMES, TokenizerIdentity
 
 
 def begin(
@@ -69,7 +68,7 @@ def begin(
         raise DataError(f"--out {directory} is not empty and was not made by tokenize; choose another")
     else:
         write_atomically(path, to_checked_json(plan))
-    copy = directory / TOKENIZER_NAME
+    copy = directory / tokenizer.stored_as
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, tokenizer_path.read_bytes())
     location = to_checked_json({"inputs": str(root)})
@@ -94,7 +93,7 @@ def _is_ours(entry: Path) -> bool:
     # Another task of the same run may be a moment ahead, writing the very same plan.
     return entry.name.endswith(TEMPORARY_SUFFIX) or entry.name in (
         PLAN_NAME,
-        TOKENIZER_NAME,
+        *STORED_NAMES,
         LOCATION_NAME,
         UNITS_NAME,
     )

@@ -1,43 +1,66 @@
-"""What turns texts into ids: the seam between the pipeline and the tokenizers."""
+"""What turns texts into ids: a tokenizer, and what encodes for it where that is faster and exact."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from data_pipeline.errors import DataError
+from data_pipeline.fast_bpe import GigatokenEncoder, why_not
+from data_pipeline.tokenizer import IdArray, Tokenizer, open_tokenizer
 
-from data_pipeline.tokenizer import load_tokenizer
-
-
-class Engine(Protocol):
-    """Encodes batches of texts in one thread: the workers are the parallelism."""
-
-    def encode(self, texts: list[str]) -> list[npt.NDArray[np.int32]]:
-        """The ids of every text, without an end-of-document id."""
-        ...
+ENGINES = ("auto", "gigatoken", "sentencepiece")
 
 
-class SentencePieceEngine:
-    """SentencePiece's own encoder."""
+class Engine:
+    """Encodes batches of texts in one thread: the workers are the parallelism.
 
-    def __init__(self, model: Path) -> None:
-        """Raises:
-        DataError: as `tokenizer.load_tokenizer`.
-        """
-        self._processor = load_tokenizer(model)
+    reference: the tokenizer in its own program.
+    fast: what encodes in its place, if anything does.
+    """
 
-    def encode(self, texts: list[str]) -> list[npt.NDArray[np.int32]]:
-        """As `Engine.encode`."""
-        found: list[npt.NDArray[np.int32]] = self._processor.encode(texts, return_type="numpy", num_threads=1)
-        return found
+    def __init__(self, reference: Tokenizer, fast: GigatokenEncoder | None = None) -> None:
+        self.reference = reference
+        self.fast = fast
+
+    def quick(self, texts: list[str]) -> list[bool]:
+        """Which texts the faster program encodes."""
+        return [self.fast is not None and self.fast.takes(text) for text in texts]
+
+    def encode(self, texts: list[str], taken: list[bool] | None = None) -> list[IdArray]:
+        """The ids of every text, without an end-of-document id. `taken` is `quick(texts)`, if it is known."""
+        if self.fast is None:
+            return self.reference.encode(texts)
+        taken = self.quick(texts) if taken is None else taken
+        quick = iter(self.fast.encode([text for text, take in zip(texts, taken, strict=True) if take]))
+        others = [text for text, take in zip(texts, taken, strict=True) if not take]
+        slow = iter(self.reference.encode(others) if others else [])
+        return [next(quick) if take else next(slow) for take in taken]
 
 
-def open_engine(model: Path) -> Engine:
-    """The engine for a directory's tokenizer.
+def why_not_fast(path: Path, name: str = "auto") -> str:
+    """Why `auto` leaves a tokenizer to its own program, as a clause; empty if it does not.
 
     Raises:
-        DataError: the model cannot be loaded.
+        DataError: no engine has this name, or the tokenizer cannot be used with it.
     """
-    return SentencePieceEngine(model)
+    if name not in ENGINES:
+        raise DataError(f"--engine {name!r} is unknown; known are {', '.join(ENGINES)}")
+    if name == "sentencepiece":
+        if path.suffix == ".json":
+            raise DataError(
+                f"--engine sentencepiece: {path} is not a SentencePiece model; leave --engine out"
+            )
+        return "--engine sentencepiece was given"
+    if (reason := why_not(path)) and name == "gigatoken":
+        raise DataError(f"--engine gigatoken: {reason}; leave --engine out")
+    return reason
+
+
+def open_engine(path: Path, name: str = "auto") -> Engine:
+    """The engine of this name for a tokenizer.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded, or not be used with this engine.
+    """
+    reference = open_tokenizer(path)
+    return Engine(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.encoding import sum_counts
 from data_pipeline.errors import DataError
 from data_pipeline.files import (
     TEMPORARY_SUFFIX,
@@ -25,7 +26,6 @@ from data_pipeline.joining import ShardPlan, join_all, plan_shards
 from data_pipeline.manifest import (
     FORMAT_VERSION,
     REJECTS_NAME,
-    TOKENIZER_NAME,
     InputRecord,
     Manifest,
     Shard,
@@ -98,6 +98,7 @@ class Finisher:
             origin=plan["origin"],
             passed_over=tuple(plan["passed_over"]),
             rejects_sha256=_write_rejects(self.directory, inputs, units, digests),
+            encoding=sum_counts(records),
         )
         write_manifest(manifest)
         self._clean()
@@ -138,9 +139,9 @@ class Finisher:
 
     def _tokenizer(self, plan: dict[str, Any]) -> TokenizerIdentity:
         tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
-        if sha256_file(self.directory / TOKENIZER_NAME) != tokenizer.sha256:
+        if sha256_file(self.directory / tokenizer.stored_as) != tokenizer.sha256:
             raise DataError(
-                f"{self.directory / TOKENIZER_NAME} is not the tokenizer of {self.directory}/plan.json; "
+                f"{self.directory / tokenizer.stored_as} is not the tokenizer of {self.directory}/plan.json; "
                 f"restore it"
             )
         return tokenizer

@@ -1,7 +1,7 @@
 """What is in a shard directory, and the cheap proof that it still is.
 
 DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
-DIR/tokenizer.model                      the tokenizer the ids belong to
+DIR/tokenizer.model, or .json            the tokenizer the ids belong to
 DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
 DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
 DIR/plan.json, location.json             what a rerun and `verify` need; readers ignore them
@@ -25,7 +25,6 @@ FORMAT_VERSION = 3
 # One shard for every unit of work, split and source: still read, and checked, but not continued.
 OLD_FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
-TOKENIZER_NAME = "tokenizer.model"
 REJECTS_NAME = "rejects.jsonl"
 SPLITS = ("train", "validation", "test")
 
@@ -41,6 +40,7 @@ class Manifest:
     excluded_documents: by source, those that the options left out.
     passed_over: entries beside the inputs that were not read, each with its name and the reason.
     rejects_sha256: of rejects.jsonl; empty if there is none.
+    encoding: documents by the program that encoded them, those that two did, and those that lost text.
     origin: what `download` wrote about where the inputs came from, or None.
     """
 
@@ -58,6 +58,7 @@ class Manifest:
     origin: dict[str, Any] | None = None
     passed_over: tuple[dict[str, str], ...] = ()
     rejects_sha256: str = ""
+    encoding: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -97,6 +98,11 @@ class Manifest:
     def tokens(self, split: str, source: str | None = None) -> int:
         """Tokens of a split, or of one source of it, end-of-document ids included."""
         return sum(shard.tokens for shard in self.shards_of(split, source))
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The directory's copy of its tokenizer."""
+        return self.directory / self.tokenizer.stored_as
 
     def prefix(self, shard: Shard) -> Path:
         """The path of a shard without its ending, as megatron-core's readers want it."""
@@ -180,6 +186,7 @@ def read_manifest(directory: Path) -> Manifest:
             origin=value["origin"],
             passed_over=tuple(value["passed_over"]),
             rejects_sha256=value["rejects_sha256"],
+            encoding=value["encoding"],
         )
         stated = value["fingerprint"], value["totals"]
     except (KeyError, TypeError, AttributeError) as error:
@@ -199,7 +206,13 @@ def _as_new(value: dict[str, Any]) -> dict[str, Any]:
         shard |= {"number": old["unit"], "units": [old["unit"]], "unit_documents": [old["documents"]]}
         shards.append(shard)
     inputs = [entry | {"rejected": 0, "unusual": 0, "damaged": ""} for entry in value["inputs"]]
-    return value | {"shards": shards, "inputs": inputs, "passed_over": [], "rejects_sha256": ""}
+    return value | {
+        "shards": shards,
+        "inputs": inputs,
+        "passed_over": [],
+        "rejects_sha256": "",
+        "encoding": {},
+    }
 
 
 def check_shards(manifest: Manifest) -> None:
@@ -224,7 +237,7 @@ def expected_files(
     """(path, size or None, SHA-256 or None) of every file that readers use."""
     bin_total = sum(shard.bin_bytes for shard in manifest.shards)
     files: list[tuple[Path, int | None, str | None]] = [
-        (manifest.directory / TOKENIZER_NAME, None, manifest.tokenizer.sha256)
+        (manifest.tokenizer_path, None, manifest.tokenizer.sha256)
     ]
     for shard in manifest.shards:
         prefix = str(manifest.prefix(shard))

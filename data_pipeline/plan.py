@@ -41,6 +41,8 @@ class TokenizeOptions:
     sources, exclude_sources: only these, if there are any; and never those.
     range_bytes: a larger plain .jsonl is read in parts of this size.
     shard_bytes: whole units make a shard up to this size, .bin and .idx together.
+    allow_lossy: the tokenizer may lose text.
+    eod_token: what ends documents; empty: what the tokenizer itself names.
     """
 
     name: str
@@ -53,6 +55,8 @@ class TokenizeOptions:
     exclude_sources: tuple[str, ...] = ()
     range_bytes: int = 256 << 20
     shard_bytes: int = 1_000_000_000
+    allow_lossy: bool = False
+    eod_token: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON gives it back."""

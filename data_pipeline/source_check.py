@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from data_pipeline.files import read_checked_json, sha256_file
-from data_pipeline.manifest import FORMAT_VERSION, TOKENIZER_NAME, InputRecord, Manifest, Shard
+from data_pipeline.manifest import FORMAT_VERSION, InputRecord, Manifest, Shard
 from data_pipeline.plan import LOCATION_NAME, Unit, read_plan
 from data_pipeline.reader import open_shard
 from data_pipeline.records import read_documents
-from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 
 _DOCUMENTS_PER_SHARD = 64
 
@@ -50,7 +49,7 @@ def compare_with_source(
             first += documents
     numbers = sorted(parts)
     chosen = sorted({numbers[i] for i in np.linspace(0, len(numbers) - 1, most_units).astype(int)})
-    processor = load_tokenizer(manifest.directory / TOKENIZER_NAME)
+    tokenizer = open_tokenizer(manifest.tokenizer_path)
     problems: list[str] = []
     documents = compared = 0
     for number in chosen:
@@ -61,7 +60,7 @@ def compare_with_source(
             else:
                 return problems, f"not compared with the source text: {difference}"
             continue
-        found, count = _unit_problems(manifest, unit, parts[number], processor, plan)
+        found, count = _unit_problems(manifest, unit, parts[number], tokenizer, plan)
         problems += found
         documents, compared = documents + count, compared + 1
     return problems, f"{documents} documents of {compared} units are as in the source text"
@@ -99,7 +98,7 @@ def _unit_problems(
     manifest: Manifest,
     unit: Unit,
     parts: list[_Part],
-    processor: sentencepiece.SentencePieceProcessor,
+    tokenizer: Tokenizer,
     plan: dict[str, Any],
 ) -> tuple[list[str], int]:
     """(problems, how many documents were looked for)."""
@@ -111,17 +110,16 @@ def _unit_problems(
         last = part.first + part.documents - 1
         for number in np.linspace(part.first, last, _DOCUMENTS_PER_SHARD).astype(int).tolist():
             ids = opened.tokens[ends[number] - opened.lengths[number] : ends[number] - 1].tolist()
-            key = _key(processor.decode(ids), shard.split, shard.source)
+            key = _key(tokenizer.decode(ids), shard.split, shard.source)
             looked_for[key] = (manifest.prefix(shard), number)
     count = len(looked_for)
     seen: Counter[tuple[str, str]] = Counter()
     for piece in unit.pieces:
         for document in read_documents(piece, unit.options.keys):
             if unit.options.takes(document.source):
-                # The tokenizer knows no U+2581: it is its own sign for a space.
                 split = unit.options.split_of(document.text.encode())
                 seen[split, document.source] += 1
-                looked_for.pop(_key(document.text.replace("\u2581", " "), split, document.source), None)
+                looked_for.pop(_key(tokenizer.survivor(document.text), split, document.source), None)
     names = ", ".join(sorted({piece.file.name for piece in unit.pieces}))
     problems = [
         f"{prefix}.bin: document {number} is no document of this split and source in {names}"

@@ -43,3 +43,4 @@ class Corpus:
     directory: Path
     options: TokenizeOptions
     passed_over: Sequence[PassedOver] = ()
+    engine: str = "auto"

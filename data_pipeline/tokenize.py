@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.beginning import begin
+from data_pipeline.engine import why_not_fast
 from data_pipeline.errors import DataError
 from data_pipeline.files import TEMPORARY_SUFFIX
 from data_pipeline.finish import Finisher
@@ -58,11 +59,13 @@ def tokenize(
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
     passed_over: Sequence[PassedOver] = (),
     verify: bool = False,
+    engine: str = "auto",
 ) -> tuple[Manifest, int]:
     """Make a shard directory, or finish one that the same call began.
 
     Args:
         verify: hash what is there already, in place of believing its sizes.
+        engine: one of `engine.ENGINES`; the shards do not depend on it.
 
     Returns:
         (the manifest, how many units were made now; the others were finished before).
@@ -71,7 +74,7 @@ def tokenize(
         DataError: bad options, input or tokenizer; the directory was begun with others; too many lines were
         rejected; a worker failed; another process is at it.
     """
-    corpus = Corpus(files, tokenizer_path, directory, options, passed_over)
+    corpus = Corpus(files, tokenizer_path, directory, options, passed_over, engine)
     run = _Run(corpus, workers, report, limits, verify)
     made = run.make(Task(0, 1))
     return run.finish(), made.now
@@ -88,13 +91,14 @@ def make_task(
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
     passed_over: Sequence[PassedOver] = (),
     verify: bool = False,
+    engine: str = "auto",
 ) -> Made:
     """Make the units of one task; if they were the last, the shards too. There is no manifest yet.
 
     Raises:
         DataError: as `tokenize`.
     """
-    corpus = Corpus(files, tokenizer_path, directory, options, passed_over)
+    corpus = Corpus(files, tokenizer_path, directory, options, passed_over, engine)
     run = _Run(corpus, workers, report, limits, verify)
     made = run.make(task)
     run.join_if_all_are_there()
@@ -161,9 +165,10 @@ class _Run:
             raise DataError(
                 f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
             )
-        identity = identify(corpus.tokenizer)
+        identity = identify(corpus.tokenizer, corpus.options.allow_lossy, corpus.options.eod_token)
+        why_not_fast(corpus.tokenizer, corpus.engine)
         check_report(corpus.tokenizer, identity)
-        self._directory = corpus.directory
+        self._directory, self._engine = corpus.directory, corpus.engine
         self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
         begin(
             corpus.files,
@@ -254,7 +259,7 @@ class _Run:
             if outcome.record is not None:
                 watch.add(outcome.record)
 
-        return run_tasks(UnitWorker(), jobs, self._workers, self._report, look)
+        return run_tasks(UnitWorker(self._engine), jobs, self._workers, self._report, look)
 
     def _jobs(self, units: list[Unit]) -> list[UnitJob]:
         if (manifest := self._finished) is not None:

@@ -67,7 +67,7 @@ def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str
 
 def tokenize(
     inputs: Inputs,
-    tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model file.")],
+    tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model, or tokenizer.json.")],
     out: Annotated[Path, typer.Option(help="The shard directory to make.")],
     name: Annotated[str, typer.Option(help="First part of the shards' names.")],
     workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
@@ -106,6 +106,15 @@ def tokenize(
     verify: Annotated[
         bool, typer.Option("--verify", help="Hash what is there already; make again what is damaged.")
     ] = False,
+    engine: Annotated[
+        str, typer.Option(help="auto, gigatoken or sentencepiece: the ids are the same.")
+    ] = "auto",
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Take a tokenizer that may lose text, and count the losses.")
+    ] = False,
+    eod_token: Annotated[
+        str, typer.Option(help="What ends documents; default: what the tokenizer names.")
+    ] = "",
     text_key: TextKey = _KEYS.text,
     source_key: SourceKey = _KEYS.source,
     default_source: DefaultSource = _KEYS.default_source,
@@ -115,6 +124,7 @@ def tokenize(
     Example: python -m data_pipeline tokenize data/demo/corpus --tokenizer data/demo/tokenizer.model
     --out data/demo/shards --name demo --workers 2
     """
+    from data_pipeline.engine import why_not_fast
     from data_pipeline.plan import TokenizeOptions
     from data_pipeline.progress import ProgressLine
     from data_pipeline.tokenize import make_task
@@ -133,19 +143,23 @@ def tokenize(
         exclude_sources=tuple(exclude_source or ()),
         range_bytes=range_bytes,
         shard_bytes=shard_bytes,
+        allow_lossy=allow_lossy,
+        eod_token=eod_token,
     )
     chosen = which_task(task, num_tasks, os.environ)
     limits = Limits(strict, max_reject_rate)
     with ProgressLine(sum(file.size for file in found.files)) as line:
         what = (found.files, tokenizer, out, options, workers, line.update)
         if chosen is None:
-            manifest, now = make_shards(*what, limits, found.passed_over, verify)
+            manifest, now = make_shards(*what, limits, found.passed_over, verify, engine)
         else:
-            made = make_task(*what, chosen, limits, found.passed_over, verify)
+            made = make_task(*what, chosen, limits, found.passed_over, verify, engine)
     if chosen is None:
         units = len({number for shard in manifest.shards for number in shard.units})
         typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
         _show(manifest)
+        if now and (reason := why_not_fast(tokenizer, engine)):
+            typer.echo(f"  not encoded by gigatoken: {reason}")
         show_passed_over(found.passed_over)
         _end_with_damage(damaged_inputs(manifest), allow_damaged)
     else:
@@ -221,5 +235,7 @@ def _show(manifest: Manifest) -> None:
     ):
         if counts:
             typer.echo(f"  {title}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    if lossy := manifest.encoding.get("lossy_documents"):
+        typer.echo(f"  documents that lost text by the tokenizer (--allow-lossy): {lossy:,}")
     for note in notes(manifest):
         typer.echo(f"  {note}")

@@ -1,94 +1,36 @@
-"""SentencePiece: train, load, check, identify.
+"""Tokenizers as the pipeline uses them: load, identify, encode, decode, and say what was lost.
 
-The settings make the model lossless: identity normalisation, every space kept, no dummy prefix, bytes for
-what is not in the vocabulary. The one exception is a literal U+2581, which is SentencePiece's own sign for a
-space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of document. There is no padding id.
+One that `train-tokenizer` made loses nothing (see `trainer`). Any other SentencePiece model, or a
+`tokenizer.json` of Hugging Face (see `huggingface`), can be chosen too; where it loses text, deliberately.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
-from data_pipeline.interrupt import ended_by_ctrl_c
-from data_pipeline.records import read_documents
-from data_pipeline.sampling import LowestNumbers, sample_number
-from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.files import read_json, sha256_file
 
-MODEL_TYPES = ("unigram", "bpe")
-UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+# The model type of a Hugging Face tokenizer.json.
+HUGGING_FACE = "huggingface"
+# What the copies in a shard directory are called.
+STORED_NAMES = ("tokenizer.model", "tokenizer.json")
+_SPACE_SIGN = "\u2581"
 
-# The trainer drops "sentences" over 4,192 bytes without a word: feed lines, and cut long lines below that.
-_MAX_LINE_BYTES = 4000
-# The trained scores depend on the number of threads, so it is a constant and not the machine's core count.
-_TRAINER_THREADS = 4
-_LOSSLESS: Mapping[str, Any] = MappingProxyType(
-    {
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,
-        "byte_fallback": True,
-        "allow_whitespace_only_pieces": True,
-        "split_digits": True,
-        "unk_id": UNK_ID,
-        "bos_id": BOS_ID,
-        "eos_id": EOS_ID,
-        "pad_id": -1,
-        "num_threads": _TRAINER_THREADS,
-    }
-)
-_HELD_OUT_ONE_IN = 50
-_HELD_OUT_BYTES = 2_000_000
-# Of a corpus much larger than the sample, pieces of this size with this many times the sample are read.
-_PIECE_BYTES = 64 << 20
-_SAMPLED_ONE_IN = 4
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """What decides a tokenizer, besides the text."""
-
-    vocab_size: int
-    model_type: str = "unigram"
-    sample_bytes: int = 100_000_000
-    seed: int = 0
-    sources: tuple[str, ...] = ()
-    exclude_sources: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON gives it back."""
-        return asdict(self) | {
-            "sources": list(self.sources),
-            "exclude_sources": list(self.exclude_sources),
-        }
-
-    def check(self) -> None:
-        """Raises:
-        DataError: a setting has an impossible value.
-        """
-        if self.model_type not in MODEL_TYPES:
-            known = ", ".join(MODEL_TYPES)
-            raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
-        for option, least in (("vocab_size", 1), ("sample_bytes", 1), ("seed", 0)):
-            if not least <= getattr(self, option) < 1 << 63:
-                name = option.replace("_", "-")
-                raise DataError(f"--{name} {getattr(self, option)} must be at least {least} and below 2^63")
+IdArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """What a shard directory states about its tokenizer. `eod_id` ends every document."""
+    """What a shard directory states about its tokenizer. `eod_id` ends every document; -1 is no such id."""
 
     file: str
     sha256: str
@@ -99,6 +41,96 @@ class TokenizerIdentity:
     eos_id: int
     pad_id: int
     eod_id: int
+
+    @property
+    def stored_as(self) -> str:
+        """The name of the tokenizer's copy in a shard directory."""
+        return STORED_NAMES[self.model_type == HUGGING_FACE]
+
+
+class Tokenizer(Protocol):
+    """A tokenizer in its own program: what every faster engine is compared with.
+
+    label: the program and its version.
+    lossless: every text but one with a literal U+2581 survives, whatever it is.
+    """
+
+    label: str
+    lossless: bool
+
+    def encode(self, texts: list[str]) -> list[IdArray]:
+        """The ids of every text, in one thread, without an end-of-document id."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        ...
+
+    def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
+        """Which of these texts, with these ids, do not survive."""
+        ...
+
+    def survivor(self, text: str) -> str:
+        """What of a text survives."""
+        ...
+
+
+class SentencePieceTokenizer:
+    """SentencePiece's own encoder."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises:
+        DataError: as `load_tokenizer`.
+        """
+        self._processor = load_tokenizer(path)
+        proto = read_model(path)
+        self._keeps_text = not changes_text(proto)
+        self.label = f"sentencepiece {sentencepiece.__version__}"
+        self.lossless = self._keeps_text and proto.trainer_spec.byte_fallback
+
+    def encode(self, texts: list[str]) -> list[IdArray]:
+        """As `Tokenizer.encode`."""
+        found: list[IdArray] = self._processor.encode(texts, return_type="numpy", num_threads=1)
+        return found
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """As `Tokenizer.decode`."""
+        text: str = self._processor.decode(list(ids))
+        return text
+
+    def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
+        """As `Tokenizer.lost`.
+
+        Without a normaliser the pieces are the text itself, so what is lost is what became the unknown id.
+        With one the decoded text is compared.
+        """
+        if self._keeps_text:
+            unknown = self._processor.unk_id()
+            return [number for number, document in enumerate(ids) if np.any(document == unknown)]
+        return [
+            number
+            for number, (text, document) in enumerate(zip(texts, ids, strict=True))
+            if self.decode(document.tolist()) != text.replace(_SPACE_SIGN, " ")
+        ]
+
+    def survivor(self, text: str) -> str:
+        """As `Tokenizer.survivor`."""
+        if self.lossless:
+            return text.replace(_SPACE_SIGN, " ")
+        return self.decode(self._processor.encode(text))
+
+
+def open_tokenizer(path: Path) -> Tokenizer:
+    """A tokenizer from its file.
+
+    Raises:
+        DataError: it cannot be loaded.
+    """
+    if path.suffix == ".json":
+        from data_pipeline.huggingface import HuggingFaceTokenizer
+
+        return HuggingFaceTokenizer(path)
+    return SentencePieceTokenizer(path)
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
@@ -120,21 +152,42 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def identify(path: Path) -> TokenizerIdentity:
-    """The identity of a model file that `load_tokenizer` accepts; its normalisation must be the identity.
-
-    Raises:
-        DataError: as `load_tokenizer`, or the model would change the text.
-    """
-    processor = load_tokenizer(path)
+def read_model(path: Path) -> Any:
+    """The protocol buffer of a model file that `load_tokenizer` accepts."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(path.read_bytes())
+    return proto
+
+
+def changes_text(proto: Any) -> bool:
+    """Whether a SentencePiece model rewrites text before it cuts it. A dummy prefix goes away in decoding."""
     normalizer = proto.normalizer_spec
-    if normalizer.name != "identity" or normalizer.remove_extra_whitespaces or normalizer.add_dummy_prefix:
+    return normalizer.name != "identity" or normalizer.remove_extra_whitespaces
+
+
+def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> TokenizerIdentity:
+    """The identity of a tokenizer.
+
+    Args:
+        allow_lossy: also of one that rewrites text.
+        eod_token: what ends documents; default: what the tokenizer itself names.
+
+    Raises:
+        DataError: it cannot be loaded or has no end-of-document id, or it rewrites text.
+    """
+    if path.suffix == ".json":
+        from data_pipeline.huggingface import identify_huggingface
+
+        return identify_huggingface(path, eod_token)
+    processor, proto = load_tokenizer(path), read_model(path)
+    if changes_text(proto) and not allow_lossy:
         raise DataError(
-            f"tokenizer {path} changes the text (normalisation {normalizer.name!r}); "
-            f"train one with train-tokenizer"
+            f"tokenizer {path} changes the text (normalisation {proto.normalizer_spec.name!r}); "
+            f"train one with train-tokenizer, or give --allow-lossy"
         )
+    eod_id = processor.piece_to_id(eod_token) if eod_token else processor.eos_id()
+    if eod_token and processor.id_to_piece(eod_id) != eod_token:
+        raise DataError(f"--eod-token {eod_token!r} is no piece of {path}")
     return TokenizerIdentity(
         file=path.name,
         sha256=sha256_file(path),
@@ -144,7 +197,7 @@ def identify(path: Path) -> TokenizerIdentity:
         bos_id=processor.bos_id(),
         eos_id=processor.eos_id(),
         pad_id=processor.pad_id(),
-        eod_id=processor.eos_id(),
+        eod_id=eod_id,
     )
 
 
@@ -155,145 +208,9 @@ def check_report(model: Path, identity: TokenizerIdentity) -> None:
         DataError: it is another.
     """
     path = model.with_suffix(".json")
+    if model == path:
+        return
     if path.is_file() and read_json(path).get("sha256") not in (None, identity.sha256):
         raise DataError(
             f"{model} is not the model that {path} describes; train it again, or remove {path.name}"
         )
-
-
-def train_tokenizer(
-    files: list[InputFile], prefix: Path, settings: TrainerSettings, keys: RecordKeys
-) -> tuple[dict[str, Any], bool]:
-    """Train PREFIX.model and write what is known about it to PREFIX.json, unless both are up to date.
-
-    Returns:
-        (the content of PREFIX.json, whether training ran).
-
-    Raises:
-        DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
-    """
-    settings.check()
-    model_path, report_path = (
-        prefix.with_name(prefix.name + ".model"),
-        prefix.with_name(prefix.name + ".json"),
-    )
-    pieces = _pieces(files, settings)
-    made_from: dict[str, Any] = {
-        "settings": settings.as_json() | {"keys": asdict(keys), "trainer": dict(_LOSSLESS)},
-        "inputs": [
-            {
-                "name": p.file.name,
-                "start": p.start,
-                "end": p.end,
-                "sha256": sha256_file(p.file.path, p.start, p.end),
-            }
-            for p in pieces
-        ],
-    }
-    if model_path.exists() and report_path.exists():
-        report = read_json(report_path)
-        if all(report.get(key) == value for key, value in made_from.items()) and (
-            report.get("sha256") == sha256_file(model_path)
-        ):
-            return report, False
-    training, held_out = _sample(pieces, settings, keys)
-    by_source = training.bytes_by_source()
-    model = _train(training.texts(), settings)
-    report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
-    report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
-    report |= _check(model, held_out, prefix)
-    report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
-    write_atomically(model_path, model)
-    write_atomically(report_path, to_json(report | made_from))
-    return report | made_from, True
-
-
-def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
-    """What the sample is drawn from: all, or enough pieces of files in an order that the seed decides."""
-    pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
-    names = {piece: os.fsencode(f"{piece.file.name} {piece.start}") for piece in pieces}
-    pieces.sort(key=lambda piece: sample_number(names[piece], settings.seed, b"file"))
-    chosen: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        if size >= _SAMPLED_ONE_IN * settings.sample_bytes:
-            break
-        chosen.append(piece)
-        size += piece.size
-    return sorted(chosen, key=lambda piece: (piece.file.name, piece.start))
-
-
-def _sample(
-    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys
-) -> tuple[LowestNumbers, list[str]]:
-    """(training texts, held-out texts), both chosen by the hash of every document and the seed.
-
-    One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
-    """
-    training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
-    others: set[str] = set()
-    for piece in pieces:
-        for document in read_documents(piece, keys):
-            if not is_wanted(document.source, settings.sources, settings.exclude_sources):
-                others.add(document.source)
-                continue
-            text = document.text.encode()
-            aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
-            number = sample_number(text, settings.seed)
-            (held_out if aside else training).add(number, text, document.source)
-    if not held_out.texts() or not training.texts():
-        left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
-        raise DataError(
-            f"{len(pieces)} inputs hold {len(training.texts())} documents to train the tokenizer on and "
-            f"{len(held_out.texts())} to check it on; give more text{left_out}"
-        )
-    return training, held_out.texts()
-
-
-def _train(texts: list[str], settings: TrainerSettings) -> bytes:
-    model = io.BytesIO()
-    try:
-        with ended_by_ctrl_c():
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_lines(texts),
-                model_writer=model,
-                model_type=settings.model_type,
-                vocab_size=settings.vocab_size,
-                minloglevel=2,
-                **_LOSSLESS,
-            )
-    except RuntimeError as error:
-        reason = str(error).rpartition("] ")[2].rstrip(". ")
-        raise DataError(f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}") from error
-    return model.getvalue()
-
-
-def _lines(texts: list[str]) -> Iterator[str]:
-    for text in texts:
-        for line in text.split("\n"):
-            # Four bytes a character at most, so a slice of characters cannot be too long.
-            for start in range(0, len(line), _MAX_LINE_BYTES // 4):
-                yield line[start : start + _MAX_LINE_BYTES // 4]
-
-
-def _check(model: bytes, held_out: list[str], prefix: Path) -> dict[str, Any]:
-    """Round trip over documents that the training did not see."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    ids = processor.encode(held_out, num_threads=1)
-    failures = sum(
-        decoded != text.replace("\u2581", " ")
-        for decoded, text in zip(processor.decode(ids, num_threads=1), held_out, strict=True)
-    )
-    tokens = sum(len(document) for document in ids)
-    if failures:
-        raise DataError(
-            f"tokenizer {prefix}: {failures} of {len(held_out)} held-out documents do not decode exactly"
-        )
-    return {
-        "vocab_size": processor.get_piece_size(),
-        "held_out_documents": len(held_out),
-        "held_out_tokens": tokens,
-        "bytes_per_token": round(sum(len(text.encode()) for text in held_out) / tokens, 4),
-        "unknown_rate": sum(document.count(UNK_ID) for document in ids) / tokens,
-        "round_trip_failures": failures,
-    }

@@ -21,7 +21,7 @@ from data_pipeline.files import (
     write_atomically,
 )
 from data_pipeline.lease import BusyError, Lease
-from data_pipeline.manifest import TOKENIZER_NAME, InputRecord
+from data_pipeline.manifest import InputRecord
 from data_pipeline.plan import Unit
 from data_pipeline.pool import Progress
 from data_pipeline.shards import dtype_for
@@ -61,7 +61,9 @@ class Outcome:
 class UnitWorker:
     """Makes units one after the other; a process has one, so that it loads the tokenizer once."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "auto") -> None:
+        """`engine` is one of `engine.ENGINES`."""
+        self._engine_name = engine
         self._path = Path()
         self._engine: Engine | None = None
 
@@ -89,7 +91,7 @@ class UnitWorker:
 
     def _make(self, job: UnitJob, report: Report) -> Outcome:
         unit = job.unit
-        maker = UnitMaker(unit, report, self._load(unit.directory / TOKENIZER_NAME))
+        maker = UnitMaker(unit, report, self._load(unit.directory / unit.tokenizer.stored_as))
         try:
             inputs = [asdict(maker.read(piece, number)) for number, piece in enumerate(unit.pieces)]
             groups = maker.finish()
@@ -104,7 +106,7 @@ class UnitWorker:
 
     def _load(self, path: Path) -> Engine:
         if self._engine is None or path != self._path:
-            self._path, self._engine = path, open_engine(path)
+            self._path, self._engine = path, open_engine(path, self._engine_name)
         return self._engine
 
 

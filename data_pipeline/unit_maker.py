@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO
 
-import numpy as np
-import numpy.typing as npt
-
+from data_pipeline.encoding import UnitEncoder
 from data_pipeline.engine import Engine
 from data_pipeline.errors import DataError
 from data_pipeline.files import publish, sync, temporary_path, utf8
@@ -23,6 +21,7 @@ from data_pipeline.records import Document, RecordReader, Reject, read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import Piece
+from data_pipeline.tokenizer import IdArray
 from data_pipeline.unit_data import UnitData
 
 # Large enough that a batch's overhead vanishes, small enough that the progress moves.
@@ -40,6 +39,8 @@ class UnitMaker:
         self._unit = unit
         self._report = report
         self._engine = engine
+        tokenizer = unit.tokenizer
+        self._encoder = UnitEncoder(engine, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy)
         dtype = dtype_for(unit.tokenizer.vocab_size)
         self._data = UnitData(unit.data_path, dtype, unit.tokenizer.eod_id)
         self._rejects: Counter[str] = Counter()
@@ -95,7 +96,7 @@ class UnitMaker:
 
     def _encode(self, batch: list[Document]) -> Progress:
         """Encode and write a batch. Returns what was taken of it."""
-        ids = self._engine.encode([document.text for document in batch])
+        ids = self._encoder.encode(batch)
         if self._unit.quotas is not None:
             batch, ids = self._within_limit(batch, ids)
         groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
@@ -112,8 +113,8 @@ class UnitMaker:
         return Progress("", documents=len(batch), tokens=tokens, text_bytes=sum(sizes))
 
     def _within_limit(
-        self, batch: list[Document], ids: list[npt.NDArray[np.int32]]
-    ) -> tuple[list[Document], list[npt.NDArray[np.int32]]]:
+        self, batch: list[Document], ids: list[IdArray]
+    ) -> tuple[list[Document], list[IdArray]]:
         """The documents that the limit leaves room for, one after the other."""
         taken, room = [], self._limit - self._tokens
         for number, document in enumerate(ids):
@@ -148,9 +149,12 @@ class UnitMaker:
         return self._data.finish()
 
     def counts(self) -> dict[str, Any]:
-        """What was not taken, or is unusual, by reason or source; and the hash of the file that names it."""
+        """What was not taken, or is unusual, by reason or source, and the hash of the file that names it; and
+        what `UnitEncoder.counts` says.
+        """
         counters = {"rejects": self._rejects, "unusual": self._unusual, "excluded_documents": self._excluded}
         counts = {name: dict(sorted(counter.items())) for name, counter in counters.items()}
+        counts |= self._encoder.counts()
         return counts | {"rejects_sha256": self._log_digest.hexdigest() if self._log else ""}
 
     def discard(self) -> None:

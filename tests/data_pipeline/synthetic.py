@@ -9,7 +9,6 @@ import numpy as np
 
 from data_pipeline.manifest import (
     FORMAT_VERSION,
-    TOKENIZER_NAME,
     Manifest,
     Shard,
     shard_from_json,
@@ -73,7 +72,7 @@ def sparse_shards(directory: Path, tokens: int, sources: int, shard_bytes: int =
 
 
 def _with_manifest(directory: Path, shards: list[Shard]) -> Manifest:
-    model = directory / TOKENIZER_NAME
+    model = directory / "tokenizer.model"
     model.write_bytes(b"no model")
     digest = hashlib.sha256(b"no model").hexdigest()
     tokenizer = TokenizerIdentity(model.name, digest, VOCAB_SIZE, "unigram", 0, 1, EOD, -1, EOD)

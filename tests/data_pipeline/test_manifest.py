@@ -14,7 +14,8 @@ from data_pipeline.errors import DataError
 from data_pipeline.files import to_checked_json
 from data_pipeline.manifest import Manifest, check_shards, read_manifest, write_manifest
 from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer import TrainerSettings, identify, train_tokenizer
+from data_pipeline.tokenizer import identify
+from data_pipeline.trainer import TrainerSettings, train_tokenizer
 from data_pipeline.verify import find_problems
 from tests.data_pipeline.helpers import Workshop, run
 

@@ -19,7 +19,8 @@ from data_pipeline.rejects import Limits
 from data_pipeline.shards import ShardWriter, dtype_for
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenize import tokenize
-from data_pipeline.tokenizer import TrainerSettings, load_tokenizer, train_tokenizer
+from data_pipeline.tokenizer import load_tokenizer
+from data_pipeline.trainer import TrainerSettings, train_tokenizer
 from tests.data_pipeline.helpers import Workshop, contents, quiet, write_documents
 
 

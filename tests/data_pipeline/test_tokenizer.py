@@ -18,7 +18,8 @@ from data_pipeline.files import sha256_file
 from data_pipeline.records import read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer import TrainerSettings, check_report, identify, load_tokenizer, train_tokenizer
+from data_pipeline.tokenizer import check_report, identify, load_tokenizer, read_model
+from data_pipeline.trainer import TrainerSettings, round_scores, train_tokenizer
 from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run
 
 
@@ -58,7 +59,7 @@ def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
     assert 2 < report["bytes_per_token"] < 6
     assert report["sha256"] == sha256_file(workshop.model)
     identity = identify(workshop.model)
-    assert (identity.vocab_size, identity.model_type) == (1000, "unigram")
+    assert (identity.vocab_size, identity.model_type) == (1000, "bpe")
     assert (identity.unk_id, identity.bos_id, identity.eos_id, identity.pad_id) == (0, 1, 2, -1)
     assert identity.eod_id == identity.eos_id
     again, trained = train_tokenizer(
@@ -68,6 +69,22 @@ def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
         RecordKeys(),
     )
     assert not trained and again == report
+
+
+def test_scores_of_a_unigram_model_are_rounded(workshop: Workshop, tmp_path: Path) -> None:
+    settings = TrainerSettings(vocab_size=600, model_type="unigram", sample_bytes=100_000)
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())
+    assert report["sha256"] == sha256_file(tmp_path / "u.model"), "rounded after it was hashed"
+    pieces = [piece for piece in read_model(tmp_path / "u.model").pieces if piece.type == piece.NORMAL]
+    assert len(pieces) > 300 and all(piece.score * 64 == round(piece.score * 64) for piece in pieces)
+    assert len({piece.score for piece in pieces}) > 100
+    content = (tmp_path / "u.model").read_bytes()
+    assert round_scores(content) == content
+    # Tokenizers that were trained before the rounding are not up to date.
+    known = json.loads((tmp_path / "u.json").read_bytes())
+    del known["settings"]["trainer"]["score_steps"]
+    (tmp_path / "u.json").write_text(json.dumps(known))
+    assert train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())[1]
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
