@@ -3,10 +3,13 @@
 One corpus of real text in SlimPajama's format, one SentencePiece model of 32,000 pieces for each type, and on
 them, in turns, so that other work on the machine disturbs all alike:
 
-* bare: SentencePiece alone, over text that lies in memory, its ids thrown away: in its fastest way, and
-  (`bare, lists`) in the usual loop of one document after the other;
+* bare: the fastest program for the model alone, over text that lies in memory, its ids thrown away: gigatoken
+  for BPE, SentencePiece for unigram (with --unigram);
+* SentencePiece: the same with SentencePiece, in its fastest way (`batch`) and in the usual loop (`lists`);
 * pipeline: ours, from the compressed files to shards on disk and a manifest with their hashes;
-* Megatron-LM's tools/preprocess_data.py, from one plain file (it reads no zstd), if a checkout is given;
+* Megatron-LM's tools/preprocess_data.py, from one plain file (it reads no zstd), and preprocess_data_fast.py,
+  which is gigatoken with as many threads; if a checkout is given. Its newest one needs Python 3.12 and more
+  packages (transformers, gigatoken): --megatron-python names an interpreter that has them;
 * datasets: load_dataset and map to ids, if `datasets` is installed (pip install '.[bench]').
 
 Seconds are those of the command and its children, less those of the same command on one document for each
@@ -39,9 +42,11 @@ from tokenize_report import Measured, Run, report
 
 _HERE = Path(__file__).parent
 _FILES = 16
-# BPE is four times slower, and its ratio to the bare loop settles sooner.
-_BPE_MEGABYTES = 50
-_MEMORY_MEGABYTES = (50, 500)
+_WORKERS = (1, 2)
+# By model type, the program that is fastest.
+_FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
+# Memory at the size of the corpus and at so many times that.
+_LARGER = 5
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
@@ -97,9 +102,10 @@ class Bench:
 
     work: Path
     megatron: Path | None
+    python: str
 
     def bare(self, how: str, corpus: list[Path], model: Path, workers: int) -> Run:
-        """SentencePiece alone."""
+        """A program alone."""
         program = str(_HERE / "bare_loop.py")
         return run([sys.executable, program, how, str(workers), str(model), *map(str, corpus)])
 
@@ -126,16 +132,33 @@ class Bench:
 
         return _without(once(self.one_document_each(workers)), once(corpus))
 
-    def megatron_lm(self, corpus: list[Path], model: Path, workers: int) -> Run:
-        """Their tool."""
+    def ids(self, corpus: list[Path], model: Path) -> bytes:
+        """Our ids of a corpus as Megatron-LM's tools write them: in one file, in the order of the text."""
+        out = self.work / "ids"
+        shutil.rmtree(out, ignore_errors=True)
+        command = [sys.executable, "-m", "data_pipeline", "tokenize", str(self.plain(corpus)), "--name", "x"]
+        command += ["--tokenizer", str(model), "--out", str(out), "--validation-fraction", "0"]
+        # No record has this key, so all belong to one source.
+        run([*command, "--source-key", "no such key", "--range-bytes", str(1 << 40)])
+        (path,) = out.glob("*.bin")
+        return path.read_bytes()
+
+    def megatron_lm(self, corpus: list[Path], model: Path, workers: int, fast: bool = False) -> Run:
+        """Their tool, or their fast one."""
         assert self.megatron is not None
-        prefix = self.work / "megatron"
-        command = [sys.executable, str(self.megatron / "tools" / "preprocess_data.py"), "--append-eod"]
-        command += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
-        command += ["--workers", str(workers), "--output-prefix", str(prefix), "--log-interval", "1000000"]
+        prefix = self.work / ("megatron-fast" if fast else "megatron")
+        tool = self.megatron / "tools" / ("preprocess_data_fast.py" if fast else "preprocess_data.py")
+        command = [self.python, str(tool), "--append-eod", "--output-prefix", str(prefix)]
+        if fast:
+            command += ["--tokenizer-type", "HuggingFaceTokenizer", "--use-gigatoken"]
+            command += ["--tokenizer-model", str(self.as_huggingface(model))]
+        else:
+            command += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
+            command += ["--workers", str(workers), "--log-interval", "1000000"]
         # What the tool needs besides (six, regex, triton ...) may lie on the caller's PYTHONPATH.
         path = [str(self.megatron), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"PYTHONPATH": os.pathsep.join(path)}
+        environment = {"PYTHONPATH": os.pathsep.join(path), "RAYON_NUM_THREADS": str(workers)}
+        environment |= {"HF_HUB_OFFLINE": "1"}
         start, whole = (
             run([*command, "--input", str(self.plain(files))], environment)
             for files in (self.one_document_each(workers), corpus)
@@ -143,6 +166,18 @@ class Bench:
         # Its ids have two bytes each.
         tokens = Path(f"{prefix}_text_document.bin").stat().st_size // 2
         return _without(start, replace(whole, tokens=tokens))
+
+    def as_huggingface(self, model: Path) -> Path:
+        """A directory with the same BPE model as a tokenizer.json: their fast tool reads no other."""
+        from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+        directory = self.work / "huggingface"
+        directory.mkdir(exist_ok=True)
+        content = sentencepiece_to_tokenizer_json(model.read_bytes())
+        (directory / "tokenizer.json").write_text(content, encoding="utf-8")
+        names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+        (directory / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+        return directory
 
     def one_document_each(self, workers: int) -> list[Path]:
         """A corpus of as many documents and files as there are workers."""
@@ -175,10 +210,10 @@ def train(work: Path, corpus: list[Path], model_type: str) -> Path:
 
 def measure(arguments: argparse.Namespace, work: Path) -> Measured:
     """All rows, each a list of runs; the contestants take turns."""
-    bench = Bench(work, arguments.megatron_lm)
-    sizes = {"unigram": arguments.megabytes, "bpe": min(arguments.megabytes, _BPE_MEGABYTES)}
-    corpora = {name: write_corpus(work / "corpus", size, _FILES) for name, size in sizes.items()}
-    models = {name: train(work, corpora["unigram"], name) for name in sizes}
+    bench = Bench(work, arguments.megatron_lm, str(arguments.megatron_python))
+    corpus = write_corpus(work / "corpus", arguments.megabytes, _FILES)
+    names = ["bpe", "unigram"] if arguments.unigram else ["bpe"]
+    models = {name: train(work, corpus, name) for name in names}
     rows: dict[tuple[str, str, int], list[Run]] = {}
 
     def add(name: str, contestant: str, workers: int, taken: Run) -> None:
@@ -186,30 +221,41 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
         print(f"{name}, {contestant}, {workers}: {taken.cpu:.1f} CPU s, {taken.wall:.1f} s", file=sys.stderr)
 
     for _ in range(arguments.repetitions):
-        for name, corpus in corpora.items():
-            model = models[name]
-            add(name, "bare, lists", 1, bench.bare("lists", corpus, model, 1))
-            for workers in (1, 4):
-                add(name, "bare", workers, bench.bare("batch", corpus, model, workers))
+        for name, model in models.items():
+            for workers in _WORKERS:
+                add(name, "bare", workers, bench.bare(_FASTEST[name], corpus, model, workers))
                 add(name, "pipeline", workers, bench.pipeline(corpus, model, workers))
-        corpus, model = corpora["unigram"], models["unigram"]
-        if bench.megatron:
-            add("unigram", "Megatron-LM", 4, bench.megatron_lm(corpus, model, 4))
+                if bench.megatron:
+                    add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
+                    if name == "bpe":
+                        fast = bench.megatron_lm(corpus, model, workers, fast=True)
+                        add(name, "Megatron-LM, fast", workers, fast)
+            add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
+            if name == "bpe":
+                add(name, "SentencePiece", 1, bench.bare("batch", corpus, model, 1))
         if importlib.util.find_spec("datasets"):
-            add("unigram", "datasets.map", 4, bench.datasets_map(corpus, model, 4))
+            add("bpe", "datasets.map", 1, bench.datasets_map(corpus, models["bpe"], 1))
+    equal = {}
+    if bench.megatron:
+        ours = bench.ids(corpus, models["bpe"])
+        for prefix in ("megatron", "megatron-fast"):
+            theirs = (work / f"{prefix}_text_document.bin").read_bytes()
+            equal[prefix] = theirs == ours if prefix == "megatron-fast" or names == ["bpe"] else None
     memory = {}
-    for megabytes in _MEMORY_MEGABYTES:
-        corpus = write_corpus(work / "corpus", megabytes, _FILES)
-        memory[megabytes] = bench.pipeline(corpus, models["unigram"], 4)
-    return Measured(rows, sizes, memory)
+    for megabytes in (arguments.megabytes, _LARGER * arguments.megabytes):
+        larger = write_corpus(work / "corpus", megabytes, _FILES)
+        memory[megabytes] = bench.pipeline(larger, models["bpe"], _WORKERS[-1])
+    return Measured(rows, dict.fromkeys(names, arguments.megabytes), memory, equal)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast tokenising is.")
-    parser.add_argument("--megabytes", type=int, default=200, help="text of the corpus")
+    parser.add_argument("--megabytes", type=int, default=100, help="text of the corpus")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
+    parser.add_argument("--megatron-python", type=Path, default=sys.executable, help="what runs its tools")
+    parser.add_argument("--unigram", action="store_true", help="also measure a unigram model")
     parser.add_argument("--work", type=Path, help="keep corpus and models here; default: a temporary place")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     arguments = parser.parse_args()

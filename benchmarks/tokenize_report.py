@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _TOKENS = 100e9
-_PACKAGES = ("sentencepiece", "datasets", "numpy", "zstandard", "orjson")
+_PACKAGES = ("gigatoken", "sentencepiece", "datasets", "numpy", "zstandard", "orjson")
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class Measured:
 
     rows: by model type, contestant and number of workers, one run a repetition.
     megabytes: of text, by model type. memory: a run of the pipeline by MB of text.
+    equal_ids: whether another tool's ids are ours, byte for byte, by its name.
     """
 
     rows: dict[tuple[str, str, int], list[Run]]
     megabytes: dict[str, int]
     memory: dict[int, Run]
+    equal_ids: dict[str, bool | None]
 
 
 _Cell = Callable[[Run], float]
@@ -58,30 +60,28 @@ def ratio(over: list[Run], under: list[Run], what: _Cell) -> float:
 
 def report(measured: Measured) -> dict[str, Any]:
     """Print the tables; the same as a JSON value."""
-    print(
-        f"{'':30}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}"
-        f"{'of bare, lists':>16}{'ours / it':>11}{'(wall)':>8}"
-    )
+    print(f"{'':30}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}{'ours / it':>11}{'(wall)':>8}")
     print("(ratios are of rates, by CPU seconds and, where it says so, by the clock)")
     table = []
     for (name, contestant, workers), runs in measured.rows.items():
         bare, ours = measured.rows[name, "bare", workers], measured.rows[name, "pipeline", workers]
-        lists = measured.rows[name, "bare, lists", 1]
         values = {
             "mb_per_cpu_second": measured.megabytes[name] / statistics.median(map(_of_cpu, runs)),
             "mb_per_second": measured.megabytes[name] / statistics.median(map(_of_wall, runs)),
             "of_bare": ratio(bare, runs, _of_cpu),
             "of_bare_wall": ratio(bare, runs, _of_wall),
-            "of_bare_lists": ratio(lists, runs, _of_cpu),
             "ours_over_it": ratio(runs, ours, _of_cpu),
             "ours_over_it_wall": ratio(runs, ours, _of_wall),
         }
-        widths = (10, 8, 10, 8, 16, 11, 8)
+        widths = (10, 8, 10, 8, 11, 8)
         row = f"{name}, {contestant}, {workers}"
         print(f"{row:30}" + "".join(f"{v:{w}.2f}" for v, w in zip(values.values(), widths, strict=True)))
         table.append({"row": row} | values | {"runs": [asdict(run) for run in runs]})
+    for name, equal in measured.equal_ids.items():
+        print(f"ids equal to those of {name}: {equal}")
     return {
         "megabytes": measured.megabytes,
+        "equal_ids": measured.equal_ids,
         "table": table,
         "costs": {name: _cost(measured, name) for name in measured.megabytes},
         "memory": {str(size): _memory(size, run) for size, run in measured.memory.items()},
@@ -90,21 +90,21 @@ def report(measured: Measured) -> dict[str, Any]:
 
 
 def _cost(measured: Measured, name: str) -> dict[str, float]:
-    """Tokens a second of one core, and core-hours for 100 B tokens, of the pipeline at 4 workers."""
-    runs = measured.rows[name, "pipeline", 4]
+    """Tokens a second of one core, and core-hours for 100 B tokens, of the pipeline with one worker."""
+    runs = measured.rows[name, "pipeline", 1]
     rate = statistics.median(run.tokens / run.cpu for run in runs)
     size = measured.megabytes[name] * 1e6 / runs[0].tokens
     hours = _TOKENS / rate / 3600
     print(
         f"{name}: {rate / 1e6:.2f} M tokens a second and core, {size:.2f} bytes a token; "
-        f"100 B tokens cost {hours:.1f} core-hours"
+        f"100 B tokens cost {hours:.1f} hours on 1 core, {hours / 64:.2f} on 64"
     )
     return {"tokens_per_second_and_core": rate, "bytes_per_token": size, "core_hours_per_100b": hours}
 
 
 def _memory(megabytes: int, run: Run) -> dict[str, float]:
     print(
-        f"{megabytes} MB of text, 4 workers: at most {run.largest_mb:.0f} MB of memory in a process, "
+        f"{megabytes} MB of text, 2 workers: at most {run.largest_mb:.0f} MB of memory in a process, "
         f"{run.rss_mb:.0f} MB in all"
     )
     return asdict(run)
