@@ -1,4 +1,7 @@
-"""Model -> DeepSpeed engine, and the audit of what it holds."""
+"""Model -> DeepSpeed engine, and the audit of what it holds.
+
+Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,20 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     settings = deepspeed_config(config, context.world_size)
-    itself = config.precision.dtype == "fp32" and zero_stage(config) == 0
-    if itself:  # nobody else is to clip, nor to copy gradients for a sum over one rank
+    clips_itself = config.precision.dtype == "fp32" and zero_stage(config) == 0
+    if clips_itself:
         settings["gradient_clipping"] = 0.0
     engine, _, _, _ = import_deepspeed().initialize(
         model=model,
-        optimizer=build_adamw(model, config.optimizer, context.tensor_parallel_group if itself else None),
+        optimizer=build_adamw(
+            model, config.optimizer, context.tensor_parallel_group if clips_itself else None
+        ),
         config=settings,
         mpu=context.mpu,
         dist_init_required=False,
     )
-    engine.enable_backward_allreduce = not (itself and context.data_parallel_size == 1)
+    if clips_itself and context.data_parallel_size == 1:
+        engine.enable_backward_allreduce = False  # else gradients are copied there and back for a sum of one
     return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
 
 
