@@ -1,19 +1,26 @@
-"""What freezing Q and K does to the time of a training step, measured side by side in one process.
+"""What a training step costs, measured side by side in one process: the arbiter of every claim about speed.
 
-    python benchmarks/step_time.py [--steps 40] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/step_time.py --steps 40 --shape 4x512x4x256 --json FILE --plot FILE
+    torchrun --nproc-per-node 2 benchmarks/step_time.py --tensor-parallel 2
 
-Three real DeepSpeed engines (vanilla, orthogonal, and vanilla again as the control that shows the noise) take
-turns on the same tokens, in an order that rotates every round. Reported: the median over rounds of (step time
-/ vanilla's step time of the same round) and its quartiles, beside the share of FLOPs that theory says is
-saved. One rank, fp32 on the CPU or bf16 on a GPU. For a steady CPU number set OMP_NUM_THREADS=1.
+Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and, on one
+rank, the same vanilla model in plain PyTorch (plain_gpt.py) take turns on the same tokens, in an order that
+rotates every round. Reported: the median over rounds of (step time / the baseline's step time of the same
+round) with its quartiles, the time of each part of a step, and the time in each class of kernel. fp32 on the
+CPU, bf16 on GPUs.
+
+The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
+is for an idle machine, and for several ranks, who wait for each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,111 +29,171 @@ from megatron_patches.compat import silence_expected_warnings
 silence_expected_warnings()
 
 import torch  # noqa: E402
+from step_contenders import (  # noqa: E402
+    AGAIN,
+    VOCABULARY,
+    Contender,
+    Layout,
+    Shape,
+    benchmark_config,
+    build_contender,
+)
+from step_parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
+from step_plot import write_plot  # noqa: E402
 
 from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
-from pretrain.config.load import parse_config  # noqa: E402
-from pretrain.config.tree import Config  # noqa: E402
-from pretrain.model.build import token_losses  # noqa: E402
-from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed  # noqa: E402
-from pretrain.training.engines import Trainer  # noqa: E402
+from pretrain.ranks.groups import (  # noqa: E402
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
 
-CONTENDERS = {"vanilla": "vanilla", "orthogonal": "orthogonal", "vanilla again": "vanilla"}
+CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
 WARM_UP_ROUNDS = 3
+PART_ROUNDS = 8
+PROFILED_STEPS = 3
 
 
-def benchmark_config(variant: str) -> Config:
-    """Four layers of hidden size 512 at length 256: large enough that matrix products dominate."""
-    return parse_config(
-        {
-            "run": {"name": variant},
-            "model": {
-                "num_layers": 4,
-                "hidden_size": 512,
-                "num_attention_heads": 8,
-                "vocab_size": 2048,
-                "position_embedding": "rope",
-                "dropout": 0.0,
-            },
-            "attention": {"variant": variant},
-            "optimizer": {"learning_rate": 1e-4},
-            "schedule": {"steps": 1000, "kind": "constant", "warmup_steps": 0},
-            "data": {
-                "directory": "none",
-                "sequence_length": 256,
-                "micro_batch_size": 4,
-                "global_batch_size": 4,
-                "validate_every": 0,
-                "validation_samples": 1,
-            },
-            "precision": {"dtype": "bf16" if torch.cuda.is_available() else "fp32"},
-            "checkpoint": {"every": 0},
-        }
+def main() -> None:
+    arguments = parse_arguments()
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, arguments.tensor_parallel, timeout_seconds=600)
+    layout = Layout(arguments.tensor_parallel, context.data_parallel_size, arguments.deepspeed)
+    clock = arguments.clock or ("cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall")
+    names = [name for name in arguments.contenders if name != "plain" or launch.world_size == 1]
+    report = measure(arguments.shape, layout, context, names, arguments.steps, clock)
+    if context.is_first:
+        print_report(report)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.plot:
+            write_plot(report, arguments.plot)
+    shutdown_distributed(context)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--steps", type=int, default=40, help="rounds that count")
+    parser.add_argument(
+        "--shape", type=Shape.parse, default="4x512x4x256", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
+    )
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
+    parser.add_argument("--clock", choices=("cpu", "wall"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a PNG")
+    return parser.parse_args()
 
 
-def one_step(engine: Any, tokens: torch.Tensor) -> float:
-    """Seconds of one forward, backward and update."""
-    _synchronize()
-    started = time.perf_counter()
-    engine.backward(token_losses(engine, tokens).mean())
-    engine.step()
-    _synchronize()
-    return time.perf_counter() - started
+def measure(
+    shape: Shape, layout: Layout, context: ParallelContext, names: list[str], steps: int, clock: str
+) -> dict[str, Any]:
+    """Build the contenders, let them take turns, then look into each."""
+    now = _clock(clock)
+    contenders = {name: build_contender(name, shape, layout, context) for name in names}
+    batch = _batches(shape, context)
+    times = take_turns(contenders, batch, steps, now)
+    theory = benchmark_config(shape, "vanilla", layout).shape()
+    executed = executed_flops_per_token(theory, count_attention(theory, VARIANTS["orthogonal"]))
+    report: dict[str, Any] = {
+        "shape": str(shape),
+        "device": str(context.device),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "ranks": context.world_size,
+        "tensor_parallel": layout.tensor_parallel,
+        "deepspeed": layout.deepspeed,
+        "clock": clock,
+        "rounds": steps,
+        "flops_saved": 1 - executed / model_flops_per_token(theory),
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "ratio": {},
+        "parts": {},
+        "kernels": {},
+    }
+    for base in ("plain", "vanilla"):
+        if base in times:
+            others = {name: values for name, values in times.items() if name != base}
+            report["ratio"][base] = {name: ratio(values, times[base]) for name, values in others.items()}
+    for name, contender in contenders.items():
+        if not name.endswith(AGAIN):
+            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now)
+            report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
+    return report
 
 
-def measure(engines: dict[str, Any], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Step times of every engine, round by round; the starting engine rotates."""
-    generator = torch.Generator().manual_seed(0)
-    names = list(engines)
+def take_turns(
+    contenders: dict[str, Contender], batch: Callable[[], torch.Tensor], rounds: int, now: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds of every contender's step, round by round; who begins rotates."""
+    names = list(contenders)
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_number in range(rounds + WARM_UP_ROUNDS):
-        tokens = torch.randint(0, 2048, (4, 257), generator=generator).to(device)
+        tokens = batch()
         for offset in range(len(names)):
             name = names[(round_number + offset) % len(names)]
-            seconds = one_step(engines[name], tokens)
+            contender = contenders[name]
+            started = now()
+            contender.backward(contender.forward(tokens))
+            contender.update()
+            seconds = now() - started
             if round_number >= WARM_UP_ROUNDS:
                 times[name].append(seconds)
     return times
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--steps", type=int, default=40, help="rounds that count")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=60)
-    engines = {name: Trainer(benchmark_config(v), context, 0).engine for name, v in CONTENDERS.items()}
-    times = measure(engines, arguments.steps, context.device)
-    shape = benchmark_config("vanilla").shape()
-    saved = 1 - executed_flops_per_token(
-        shape, count_attention(shape, VARIANTS["orthogonal"])
-    ) / model_flops_per_token(shape)
-    report: dict[str, Any] = {
-        "device": str(context.device),
-        "rounds": arguments.steps,
-        "flops_saved": saved,
-        "ratio": {},
-    }
-    print(
-        f"{arguments.steps} rounds on {context.device}; theory: orthogonal executes {saved:.1%} fewer FLOPs"
-    )
-    print(f"{'step time / vanilla':24}{'median':>9}{'quartiles':>18}")
-    for name in list(CONTENDERS)[1:]:
-        ratios = [mine / base for mine, base in zip(times[name], times["vanilla"], strict=True)]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        report["ratio"][name] = {"median": median, "quartiles": [low, high]}
-        print(f"{name:24}{median:9.3f}{f'{low:.3f} – {high:.3f}':>18}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    shutdown_distributed(context)
+def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
+    """Quartiles of the ratio of one round's two times."""
+    ratios = [one / other for one, other in zip(mine, base, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
 
 
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def print_report(report: dict[str, Any]) -> None:
+    ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
+    how = f"{report['deepspeed']}, {report['rounds']} rounds, {report['clock']} clock"
+    print(f"{report['shape']} on {report['device']}, {ranks}, {how}")
+    print(f"theory: orthogonal executes {report['flops_saved']:.1%} fewer FLOPs than vanilla")
+    for base, ratios in report["ratio"].items():
+        print(f"\n{f'step time / {base}':24}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
+        for name, found in ratios.items():
+            quartiles = f"{found['low']:.3f} – {found['high']:.3f}"
+            milliseconds = 1e3 * report["seconds"][name]
+            print(f"{name:24}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
+    print(f"\n{'ms by part':24}" + "".join(f"{part:>12}" for part in PARTS))
+    for name, parts in report["parts"].items():
+        print(f"{name:24}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
+    print("\nms by kernel, under the profiler")
+    for name, kernels in report["kernels"].items():
+        print(f"{name:24}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items()))
+
+
+def _batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
+    generator = torch.Generator().manual_seed(context.data_parallel_rank)
+    size = (shape.batch, shape.length + 1)
+
+    def batch() -> torch.Tensor:
+        return torch.randint(0, VOCABULARY, size, generator=generator).to(context.device)
+
+    return batch
+
+
+def _clock(kind: str) -> Callable[[], float]:
+    if kind == "cpu":
+        return time.process_time
+
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return now
 
 
 if __name__ == "__main__":

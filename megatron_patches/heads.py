@@ -71,7 +71,7 @@ Observe = Callable[[int, torch.Tensor], None]
 def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
     """While entered, every forward pass of `model` also hands each layer's attention distributions over.
 
-    The core attention is run once more on the same queries and keys (rotated already) with the unit vectors
+    The core attention is run once more on the same queries and keys with the unit vectors
     as values: row t of its output is then the distribution of query t. The pass itself is left as it is.
     """
     handles = []

@@ -22,6 +22,7 @@ from megatron_patches.norm import LayerNorm
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.policy import QKPolicy
+from megatron_patches.rotary import RotaryAngles
 from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.scores import CausalDotProductAttention
 from megatron_patches.synthesizer import SynthesizerSelfAttention, SynthesizerSelfAttentionSubmodules
@@ -33,30 +34,36 @@ def gpt_block_spec(
     num_layers: int,
     num_query_groups: int,
     phase: int = 0,
+    rotary: RotaryAngles | None = None,
 ) -> TransformerBlockSubmodules:
     """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
 
     Args:
         phase: where in the policy's schedule of unfreezing the model is.
+        rotary: the rotation of queries and keys by their positions, if the model has it. It takes the place
+            of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
 
     Raises:
         MethodError: the policy names layers or heads that are not there.
     """
     layers = [
-        _layer_spec(policy, recipe, frozen_groups)
+        _layer_spec(policy, recipe, frozen_groups, rotary)
         for frozen_groups in policy.frozen_groups(num_layers, num_query_groups, phase)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
 
 
 def _layer_spec(
-    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    frozen_groups: tuple[int, ...],
+    rotary: RotaryAngles | None,
 ) -> ModuleSpec:
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
-            self_attention=_self_attention_spec(policy, recipe, frozen_groups),
+            self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=LayerNorm,
             mlp=ModuleSpec(
@@ -69,7 +76,10 @@ def _layer_spec(
 
 
 def _self_attention_spec(
-    policy: QKPolicy, recipe: BankRecipe | ScoreRecipe | None, frozen_groups: tuple[int, ...]
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    frozen_groups: tuple[int, ...],
+    rotary: RotaryAngles | None,
 ) -> ModuleSpec:
     if policy.synthesizer:
         return ModuleSpec(
@@ -92,7 +102,7 @@ def _self_attention_spec(
         params=params,
         submodules=SelfAttentionSubmodules(
             linear_qkv=linear_qkv,
-            core_attention=CausalDotProductAttention,
+            core_attention=ModuleSpec(module=CausalDotProductAttention, params={"rotary": rotary}),
             linear_proj=RowParallelLinear,
         ),
     )

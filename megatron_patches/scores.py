@@ -15,16 +15,20 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+
+from megatron_patches.rotary import RotaryAngles
 
 
 class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
 
-    On CUDA torch picks its flash or memory-efficient kernel; on the CPU the plain mathematical form is used.
-    Every variant that has queries and keys goes through this module, so a comparison between two of them
-    never compares two attention kernels.
+    Torch picks the kernel: flash where it can, on the CPU only without dropout. Every variant that has
+    queries and keys goes through this module, so a comparison between two of them never compares two
+    attention kernels.
+
+    Args:
+        rotary: the rotation of queries and keys by their positions; None: they come with what they need.
     """
 
     def __init__(
@@ -37,11 +41,13 @@ class CausalDotProductAttention(MegatronModule):
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        rotary: RotaryAngles | None = None,
     ) -> None:
         super().__init__(config=config)
         assert attn_mask_type == AttnMaskType.causal, "this core attention is causal"
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.rotary = rotary
 
     def forward(
         self,
@@ -56,8 +62,8 @@ class CausalDotProductAttention(MegatronModule):
         """Attend.
 
         Args:
-            query: `[seq, batch, heads, head_dim]` of this rank's heads.
-            key, value: `[seq, batch, groups, head_dim]` of this rank's groups.
+            query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
+            key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not rotated.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
                 included); None: causal.
 
@@ -65,6 +71,8 @@ class CausalDotProductAttention(MegatronModule):
             `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
+        if self.rotary is not None:
+            query, key = self.rotary.rotate(query), self.rotary.rotate(key)
         grouped = query.size(2) != key.size(2)
         if grouped and attention_mask is not None:
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
@@ -74,10 +82,7 @@ class CausalDotProductAttention(MegatronModule):
         # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
         # megatron-core has already entered the tensor-parallel stream around the whole layer.
         own_stream = dropout > 0.0 and not self.config.sequence_parallel
-        with (
-            get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext(),
-            _kernels(query.device),
-        ):
+        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext():
             context = scaled_dot_product_attention(
                 query.permute(1, 2, 0, 3),
                 key.permute(1, 2, 0, 3),
@@ -89,7 +94,3 @@ class CausalDotProductAttention(MegatronModule):
                 enable_gqa=grouped,
             )
         return context.permute(2, 0, 1, 3).flatten(2)
-
-
-def _kernels(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else contextlib.nullcontext()

@@ -9,6 +9,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
+from megatron_patches.rotary import RotaryAngles
 from pretrain.config.tree import Config
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
@@ -23,15 +24,17 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         phase: of a run in which layers become trainable on the way (see `config.phases`).
     """
     recipe, policy = config.recipe(), config.policy()
+    rotary = None
+    if config.model.position_embedding == "rope":
+        rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
     model = GPTModel(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(
-            policy, recipe, config.model.num_layers, config.num_query_groups, phase
+            policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
         ),
         vocab_size=config.model.vocab_size,
         max_sequence_length=config.data.sequence_length,
-        position_embedding_type="rope" if config.model.position_embedding == "rope" else "learned_absolute",
-        rotary_base=config.model.rotary_base,
+        position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
     )
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None

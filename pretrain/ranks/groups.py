@@ -90,10 +90,11 @@ def initialize_distributed(
     warning = untested_torch()
     if warning is not None and launch.rank == 0:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
+    if tensor_parallel_size > 1:
+        # megatron-core orders its overlapped collectives by it; without them it would only keep ZeRO's stream
+        # from overlapping. CUDA reads it when it is first used.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = _device(launch.local_rank)
-    os.environ.setdefault(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
-    )  # megatron-core orders its overlapped collectives by it
     os.environ["LOCAL_RANK"] = str(
         launch.local_rank
     )  # DeepSpeed asks for it; neither srun nor a process on its own has it

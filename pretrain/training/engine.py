@@ -1,4 +1,7 @@
-"""Model -> DeepSpeed engine, and the audit of what it holds."""
+"""Model -> DeepSpeed engine, and the audit of what it holds.
+
+Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import audit, parameter_groups, reduce_partial_gradients
-from pretrain.config.deepspeed import deepspeed_config
+from megatron_patches.freeze import audit, reduce_partial_gradients
+from pretrain.config.deepspeed import deepspeed_config, zero_stage
 from pretrain.config.tree import Config
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
+from pretrain.training.adamw import build_adamw
 
 
 @dataclass(frozen=True)
@@ -28,19 +32,21 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
         MethodError: ZeRO holds a frozen weight.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, config.optimizer.weight_decay),
-        lr=config.optimizer.learning_rate,
-        betas=config.optimizer.betas,
-        eps=config.optimizer.eps,
-    )
+    settings = deepspeed_config(config, context.world_size)
+    clips_itself = config.precision.dtype == "fp32" and zero_stage(config) == 0
+    if clips_itself:
+        settings["gradient_clipping"] = 0.0
     engine, _, _, _ = import_deepspeed().initialize(
         model=model,
-        optimizer=optimizer,
-        config=deepspeed_config(config, context.world_size),
+        optimizer=build_adamw(
+            model, config.optimizer, context.tensor_parallel_group if clips_itself else None
+        ),
+        config=settings,
         mpu=context.mpu,
         dist_init_required=False,
     )
+    if clips_itself and context.data_parallel_size == 1:
+        engine.enable_backward_allreduce = False  # else gradients are copied there and back for a sum of one
     return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
 
 

@@ -75,8 +75,8 @@ class TrainingState:
                 )
             flat.data.copy_(old.master)
             for key, value in old.adam.items():
-                # AdamW keeps its step count on the host, and its moments beside the partition.
-                adam[key] = value.to(flat.device) if torch.is_tensor(value) and value.ndim else value
+                # A fused AdamW keeps its step count beside its moments, on the device of the partition.
+                adam[key] = value.to(flat.device) if torch.is_tensor(value) else value
         if len(groups) <= len(self.groups):
             raise RuntimeError("the engine of the new phase has nothing more to train than the old one")
         for counter, value in self.counters.items():

@@ -13,11 +13,18 @@ from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import policy_for
 from megatron_patches.recipes import bank_recipe, score_recipe
+from megatron_patches.rotary import RotaryAngles
 
 LAYERS, HIDDEN, HEADS, HEAD_DIM, SEQ, VOCAB, SEED, STD = 2, 40, 4, 6, 10, 64, 5, 0.02
 
 
-def build(variant: str, groups: int = HEADS, dtype: torch.dtype = torch.float32, **axes: Any) -> GPTModel:
+def build(
+    variant: str,
+    groups: int = HEADS,
+    dtype: torch.dtype = torch.float32,
+    rotary: RotaryAngles | None = None,
+    **axes: Any,
+) -> GPTModel:
     """Initialised as the program initialises it; `axes` are those of `policy_for`."""
     policy = policy_for(variant, axes)
     bank = bank_recipe(
@@ -45,7 +52,7 @@ def build(variant: str, groups: int = HEADS, dtype: torch.dtype = torch.float32,
     )
     model = GPTModel(
         config=config,
-        transformer_layer_spec=gpt_block_spec(policy, scores or bank, LAYERS, groups),
+        transformer_layer_spec=gpt_block_spec(policy, scores or bank, LAYERS, groups, rotary=rotary),
         vocab_size=VOCAB,
         max_sequence_length=SEQ,
         share_embeddings_and_output_weights=True,

@@ -185,7 +185,7 @@ def test_settings_refused_before_any_process_group(tmp_path: Path, settings: Any
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'zero9' is neither a file nor one of: zero1, zero2, zero3"):
+    with pytest.raises(UserError, match="'zero9' is neither a file nor one of: zero0, zero1, zero2, zero3"):
         check_layout(demo("deepspeed.config=zero9"), 4)
 
 

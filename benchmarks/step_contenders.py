@@ -1,0 +1,146 @@
+"""What `step_time.py` measures: our engines and the plain peer, each as forward, backward, update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from plain_gpt import PlainGPT, plain_adamw
+
+from pretrain.config.load import parse_config
+from pretrain.config.tree import Config
+from pretrain.model.build import token_losses
+from pretrain.ranks.groups import ParallelContext
+from pretrain.training.engines import Trainer
+
+VOCABULARY = 2048
+HEAD_DIM = 64
+AGAIN = " again"
+"""Ends the name of a control: the same thing once more, to show the noise."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model and what a rank is given in a step."""
+
+    layers: int
+    hidden: int
+    batch: int
+    length: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256.
+
+        Raises:
+            ValueError: not four whole numbers from 1, or a hidden size that 64 does not divide.
+        """
+        layers, hidden, batch, length = (int(part) for part in text.split("x"))
+        if min(layers, hidden, batch, length) < 1 or hidden % HEAD_DIM:
+            raise ValueError(text)
+        return cls(layers, hidden, batch, length)
+
+    def __str__(self) -> str:
+        return f"{self.layers}x{self.hidden}x{self.batch}x{self.length}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How our engines are spread, and which DeepSpeed settings they have."""
+
+    tensor_parallel: int
+    data_parallel: int
+    deepspeed: str
+
+
+def benchmark_config(shape: Shape, variant: str, layout: Layout) -> Config:
+    """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU."""
+    return parse_config(
+        {
+            "run": {"name": variant},
+            "model": {
+                "num_layers": shape.layers,
+                "hidden_size": shape.hidden,
+                "num_attention_heads": shape.hidden // HEAD_DIM,
+                "vocab_size": VOCABULARY,
+                "position_embedding": "rope",
+                "dropout": 0.0,
+            },
+            "attention": {"variant": variant},
+            "optimizer": {"learning_rate": 1e-4},
+            "schedule": {"steps": 1000, "kind": "constant", "warmup_steps": 0},
+            "data": {
+                "directory": "none",
+                "sequence_length": shape.length,
+                "micro_batch_size": shape.batch,
+                "global_batch_size": shape.batch * layout.data_parallel,
+                "validate_every": 0,
+                "validation_samples": 1,
+            },
+            "parallel": {"tensor_model_parallel_size": layout.tensor_parallel},
+            "precision": {"dtype": "bf16" if torch.cuda.is_available() else "fp32"},
+            "deepspeed": {"config": layout.deepspeed},
+            "checkpoint": {"every": 0},
+        }
+    )
+
+
+class Contender(Protocol):
+    """A training step in three parts."""
+
+    model: torch.nn.Module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def update(self) -> None: ...
+
+
+class Ours:
+    """The program's own engine."""
+
+    def __init__(self, config: Config, context: ParallelContext) -> None:
+        self.engine: Any = Trainer(config, context, 0).engine
+        self.model: torch.nn.Module = self.engine.module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return token_losses(self.engine, tokens).mean()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss)
+
+    def update(self) -> None:
+        self.engine.step()
+
+
+class Plain:
+    """The peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.model: torch.nn.Module = PlainGPT(config).to(device)
+        self.optimizer = plain_adamw(self.model, config)
+        self.clip = config.optimizer.gradient_clip
+        self.autocast = device.type == "cuda"
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            return self.model(tokens)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def build_contender(name: str, shape: Shape, layout: Layout, context: ParallelContext) -> Contender:
+    """`plain`, or our engine of that variant; a name may end in " again"."""
+    kind = name.removesuffix(AGAIN)
+    if kind != "plain":
+        return Ours(benchmark_config(shape, kind, layout), context)
+    vanilla = benchmark_config(shape, "vanilla", layout)
+    return Plain(vanilla, context.device)

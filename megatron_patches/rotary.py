@@ -1,0 +1,72 @@
+"""Rotary positions of queries and keys (Su et al. 2021, arXiv:2104.09864), in three passes of memory.
+
+megatron-core's own takes the cosine and sine of every angle anew in each layer, for queries and for keys, and
+puts the rotated halves together by copying. Here both are made once for all layers of a model, and each
+rotation writes where its result stays. The angles and the pairing of components (i with i + head_dim / 2) are
+megatron-core's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class RotaryAngles:
+    """cos and sin of position * base^(-2i / head_dim), kept for the longest sequence that was asked for.
+
+    Made once and shared by the layers of a model; a length, device or data type that was not there before
+    replaces what is kept.
+
+    Args:
+        head_dim: components of a head; even.
+        base: the paper's 10000.
+    """
+
+    def __init__(self, head_dim: int, base: float) -> None:
+        self.head_dim = head_dim
+        self.base = base
+        self._cosine = self._sine = torch.empty(0)
+
+    def rotate(self, heads: torch.Tensor) -> torch.Tensor:
+        """`[seq, batch, heads, head_dim]`, of positions 0, 1, …: each rotated by its position's angles."""
+        length = heads.size(0)
+        kept = self._cosine
+        if len(kept) < length or kept.device != heads.device or kept.dtype != heads.dtype:
+            with torch.inference_mode(False):  # what an evaluation makes must serve training too
+                self._fill(length, heads)
+        rotated: torch.Tensor = _Rotate.apply(heads, self._cosine[:length], self._sine[:length])
+        return rotated
+
+    def _fill(self, length: int, like: torch.Tensor) -> None:
+        """Angles in float32, then the data type of `like`, as megatron-core computes them."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device) / self.head_dim
+        positions = torch.arange(length, dtype=torch.float32, device=like.device)
+        angles = torch.outer(positions, 1.0 / (self.base**exponents))[:, None, None, :]
+        # The cosine for both halves, the sine for one: its sign differs between them.
+        self._cosine = angles.cos().repeat(1, 1, 1, 2).to(like.dtype)
+        self._sine = angles.sin().to(like.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """(x, cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`) -> x rotated; gradients turn back."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _rotated(heads, cosine, sine, sign=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        cosine, sine = ctx.saved_tensors
+        return _rotated(grad, cosine, sine, sign=-1), None, None
+
+
+def _rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, sign: int) -> torch.Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    rotated = heads * cosine
+    rotated_first, rotated_second = rotated.chunk(2, dim=-1)
+    rotated_first.addcmul_(second, sine, value=-sign)
+    rotated_second.addcmul_(first, sine, value=sign)
+    return rotated

@@ -1,0 +1,90 @@
+"""AdamW as this program uses it: fused, and at ZeRO stage 0 with the clipping in the pass of the update.
+
+Version-sensitive: `ClippingAdamW` speaks to two readers. torch's fused AdamW divides the gradients by the
+attribute `grad_scale` and leaves everything as it is where `found_inf` is 1 (written for its GradScaler);
+DeepSpeed 0.19 takes the gradient norm of a step from `_global_grad_norm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.freeze import parameter_groups
+from pretrain.config.sections import OptimizerSection
+
+
+class ClippingAdamW(torch.optim.AdamW):
+    """Fused AdamW over the model's own weights that first takes the norm of all gradients and clips by it.
+
+    What DeepSpeed's ZeRO optimizers do around AdamW, without their flat copies of weights and gradients: one
+    pass for the norm, one for clipping and update together. Where the norm is not finite nothing is updated.
+
+    Args:
+        clip: the norm to clip to; 0: none.
+        tp_group: over whose ranks weights marked `tensor_model_parallel` are spread; others are the same on
+            all of them and count once.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        clip: float,
+        tp_group: dist.ProcessGroup,
+    ) -> None:
+        super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
+        self._clip = clip
+        self._tp_group = tp_group
+        self._global_grad_norm: torch.Tensor | None = None
+        self.grad_scale: torch.Tensor | None = None
+        self.found_inf: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update; the norm before clipping is then `_global_grad_norm`."""
+        assert closure is None
+        norm = self._norm()
+        self._global_grad_norm = norm
+        self.found_inf = (~norm.isfinite()).float()
+        # DeepSpeed's ZeRO optimizers clip by the same formula.
+        self.grad_scale = ((norm + 1e-6) / self._clip).clamp(min=1.0) if self._clip else torch.ones_like(norm)
+        super().step()
+
+    def _norm(self) -> torch.Tensor:
+        """The Euclidean norm of the whole model's gradient, each element counted once (collective)."""
+        counted = [
+            parameter.grad
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+            and (self._tp_group.rank() == 0 or getattr(parameter, "tensor_model_parallel", False))
+        ]
+        squares = torch.stack(torch._foreach_norm(counted)).double().square().sum()
+        if self._tp_group.size() > 1:
+            dist.all_reduce(squares, group=self._tp_group)
+        return squares.sqrt().float()
+
+
+def build_adamw(
+    model: torch.nn.Module, settings: OptimizerSection, clips_over: dist.ProcessGroup | None
+) -> torch.optim.AdamW:
+    """The optimizer that DeepSpeed is given.
+
+    Args:
+        clips_over: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer
+            around it does.
+    """
+    groups = parameter_groups(model, settings.weight_decay)
+    lr, betas, eps = settings.learning_rate, settings.betas, settings.eps
+    if clips_over is None:
+        # Fused: one pass over weights, gradients and moments, on the CPU as on CUDA.
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+    clip = settings.gradient_clip
+    return ClippingAdamW(groups, lr=lr, betas=betas, eps=eps, clip=clip, tp_group=clips_over)

@@ -1,0 +1,110 @@
+"""What makes a step fast changes nothing else: the peer's losses, AdamW that clips, the benchmark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import checkpoint_tensors, equal
+from tests.ranks import ROOT, rank_environment, run_ranks
+from tests.tiny import tiny_overrides
+
+STEPS = 20
+WORKER = "tests.distributed.speed_worker"
+
+
+def overrides(directory: Path, **changes: object) -> list[str]:
+    return tiny_overrides(
+        directory,
+        directory,
+        "speed",
+        **{
+            "model__hidden_size": 64,
+            "model__position_embedding": "rope",
+            "attention__variant": "vanilla",
+            "data__global_batch_size": 2,
+            "schedule__kind": "constant",
+            "schedule__warmup_steps": 0,
+            "optimizer__learning_rate": 1e-3,
+        }
+        | changes,
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_plain_pytorch_trains_to_the_same_losses(tmp_path: Path, stage: int) -> None:
+    """Else the benchmark would compare different work."""
+    payload = {"overrides": overrides(tmp_path, deepspeed__config=f"zero{stage}"), "steps": STEPS}
+    found = run_ranks(1, f"{WORKER}:losses_beside_plain", payload)
+    assert found["ours"][-1] < 0.9 * found["ours"][0]
+    assert found["ours"] == pytest.approx(found["plain"], abs=1e-5)
+    assert found["norm"] == pytest.approx(found["plain norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.0])
+def test_adamw_that_clips_is_clipping_and_adamw(tmp_path: Path, clip: float) -> None:
+    payload = {"overrides": overrides(tmp_path, optimizer__gradient_clip=clip)}
+    found = run_ranks(1, f"{WORKER}:clipping_adamw", payload)
+    assert found["worst"] < 1e-6 and found["norm"] < 1e-6
+    # A norm that is no number moves nothing, and is no step.
+    assert found["moved by nan"] == 0.0 and found["steps"] == 6
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (2, 0)])
+def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
+    tmp_path: Path, ranks: int, stage: int
+) -> None:
+    changes = {"parallel__tensor_model_parallel_size": ranks, "deepspeed__config": f"zero{stage}"}
+    found = run_ranks(ranks, f"{WORKER}:environment", {"overrides": overrides(tmp_path, **changes)})
+    assert found == {"connections": "1" if ranks > 1 else None, "throughput timer": False}
+
+
+def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> None:
+    runs: list[dict[str, Any]] = [
+        {
+            "overrides": tiny_overrides(
+                tiny_shards, tmp_path, name, model__dropout=0.1, deepspeed__config="zero0"
+            ),
+            "interrupted": name == "interrupted",
+        }
+        for name in ("straight", "interrupted")
+    ]
+    straight, interrupted = run_ranks(1, "tests.distributed.designs_worker:train_all", {"runs": runs})
+    for quantity in ("loss", "gradient_norm"):
+        assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
+    ours, theirs = (
+        checkpoint_tensors(tmp_path / name / "checkpoints/step_00000006")
+        for name in ("interrupted", "straight")
+    )
+    assert ours.keys() == theirs.keys() and len(ours) > 20
+    assert [place for place in ours if not equal(ours[place], theirs[place])] == []
+
+
+def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
+    report_file, plot = tmp_path / "report.json", tmp_path / "report.png"
+    command = [sys.executable, "benchmarks/step_time.py", "--steps", "2", "--shape", "1x64x1x16"]
+    environment = rank_environment() | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--json", str(report_file), "--plot", str(plot)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(report_file.read_text())
+    engines = {"vanilla", "orthogonal", "vanilla again", "orthogonal again"}
+    assert report["ratio"]["plain"].keys() == engines
+    assert report["seconds"].keys() == engines | {"plain"}
+    for name in ("plain", "vanilla", "orthogonal"):
+        parts = report["parts"][name]
+        assert parts.keys() == {"data", "forward", "backward", "reduction", "optimizer"}
+        assert min(parts.values()) >= 0 and parts["forward"] > 0
+        assert {"product", "attention", "optimizer", "norm"} <= report["kernels"][name].keys()
+    assert plot.read_bytes().startswith(b"\x89PNG")
