@@ -2,7 +2,8 @@
 
 A checkpoint is DeepSpeed's directory plus `checkpoint.json` (what run it belongs to, and the recipe and
 digests of the frozen bank, never the bank itself). It counts only once its COMPLETE marker is there, which
-names every file and its size.
+names every file and its size. It is known good once a loss of its very weights was finite: a later step's, or
+a validation's.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from data_pipeline.blend import Blend
 from megatron_patches.freeze import frozen_layers
 from megatron_patches.shards import head_digests, role_digest
 from pretrain.checkpoint.identity import accept_identity, run_identity
+from pretrain.checkpoint.settings import OptimizerSettings
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
-from pretrain.runs.directory import MARKER, RunDirectory, step_of, write_text_atomically
+from pretrain.runs.directory import MARKER, PROVEN, RUINED, RunDirectory, step_of, write_text_atomically
 from pretrain.runs.position import Position
 
 _POSITION = "progress"
@@ -50,6 +52,7 @@ class Checkpoints:
         self.use_bank(bank)
         self.allow_data_change = config.data.allow_change
         self.changes: list[str] = []
+        self._unproven: Path | None = None
 
     def use_bank(self, bank: dict[str, str]) -> None:
         """Say from now on that the run's frozen bank is this one."""
@@ -71,6 +74,7 @@ class Checkpoints:
         check_files(newest)
         saved = read_identity(newest)
         self.changes = accept_identity(str(newest), saved, self.identity, self.allow_data_change)
+        settings = OptimizerSettings.of(engine)
         path, client_state = engine.load_checkpoint(
             str(self.run.checkpoints), tag=newest.name, load_lr_scheduler_states=False
         )
@@ -78,6 +82,8 @@ class Checkpoints:
             raise UserError(
                 f"DeepSpeed could not load {newest}; remove that directory to resume from the one before"
             )
+        settings.restore(engine)
+        self._unproven = None if (newest / PROVEN).exists() else newest
         return Position(**client_state[_POSITION])
 
     def save(self, engine: Any, position: Position) -> Path:
@@ -97,16 +103,55 @@ class Checkpoints:
         dist.barrier()
         return path
 
-    def commit(self, path: Path) -> None:
-        """Declare a saved checkpoint complete and remove the oldest ones (rank 0; the others do nothing)."""
-        if not self.context.is_first:
+    def commit(self, path: Path, proven: bool) -> None:
+        """Declare a saved checkpoint complete and remove the oldest ones (rank 0 writes).
+
+        Args:
+            proven: it is known good already.
+        """
+        self._unproven = path
+        if self.context.is_first:
+            self._mark_complete(path)
+        if proven:
+            self.prove()
+        elif self.context.is_first:
+            self._remove_oldest()
+
+    def prove(self) -> None:
+        """The weights of the newest checkpoint gave a finite loss (rank 0 writes)."""
+        if self._unproven is None:
             return
+        if self.context.is_first:
+            write_text_atomically(self._unproven / PROVEN, "")
+            self._remove_oldest()
+        self._unproven = None
+
+    def withdraw(self) -> None:
+        """No finite loss came of the newest checkpoint: unless it is known good, it counts no more.
+
+        Collective: afterwards all ranks see the same newest checkpoint. The files stay.
+        """
+        if self.context.is_first and self._unproven is not None:
+            (self._unproven / MARKER).replace(self._unproven / RUINED)
+            self.run.latest.unlink(missing_ok=True)
+            self.name_latest(self.newest())
+        self._unproven = None
+        dist.barrier()
+
+    def _mark_complete(self, path: Path) -> None:
         files = {str(f.relative_to(path)): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
         for name in files:
             _fsync(path / name)
         write_text_atomically(path / MARKER, json.dumps(files, indent=1))
         self.name_latest(path)
-        for old in self.run.complete_checkpoints()[max(1, self.keep_last) :]:
+
+    def _remove_oldest(self) -> None:
+        """Keep the last few, and the last that is known good."""
+        newest_first = self.run.complete_checkpoints()
+        good = [path for path in newest_first if (path / PROVEN).exists()][:1]
+        for old in newest_first[max(1, self.keep_last) :]:
+            if old in good:
+                continue
             (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
             shutil.rmtree(old)
 

@@ -13,6 +13,8 @@ from pretrain.config.deepspeed import filled_settings, zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+
 
 def check_tree(config: Config) -> None:
     """Refuse contradictions between sections.
@@ -24,6 +26,7 @@ def check_tree(config: Config) -> None:
     _check_heads(config)
     _check_tensor_parallel(config)
     _check_schedule(config)
+    _check_optimizer(config)
     _check_divides(
         "data.global_batch_size",
         config.data.global_batch_size,
@@ -124,6 +127,20 @@ def _check_schedule(config: Config) -> None:
         raise UserError(
             f"schedule.cycles={schedule.cycles} is more than the {decay} steps after warmup; use fewer cycles"
         )
+
+
+def _check_optimizer(config: Config) -> None:
+    """AdamW divides by 1 − β₁ at step 1, multiplies with the weight decay, and works in float32."""
+    optimizer, largest = config.optimizer, FLOAT32_MAX
+    factors = [entry.learning_rate_factor for entry in config.policy().unfreeze]
+    rate = optimizer.learning_rate * max([1.0, *factors])
+    if rate * max(1 / (1 - optimizer.betas[0]), optimizer.weight_decay) > largest:
+        raise UserError(
+            f"optimizer.learning_rate={optimizer.learning_rate:g} with betas={list(optimizer.betas)} and "
+            f"weight_decay={optimizer.weight_decay:g} is more than AdamW can compute with in fp32; lower it"
+        )
+    if optimizer.eps > largest:
+        raise UserError(f"optimizer.eps={optimizer.eps:g} is no float32; lower it")
 
 
 def _check_query_key(config: Config) -> None:

@@ -239,6 +239,16 @@ class CheckpointSection(Section):
     keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
 
 
+class StabilitySection(Section):
+    max_skipped: Int = Field(
+        default=3,
+        ge=1,
+        le=10**9,
+        description="Steps in a row without a finite loss and gradient norm, and hence without an update, "
+        "after which the run stops.",
+    )
+
+
 class TelemetrySection(Section):
     every: Int = Field(default=1, ge=1, description="Steps between records.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard event files beside metrics.jsonl.")

@@ -25,6 +25,7 @@ from pretrain.config.sections import (
     PrecisionSection,
     RunSection,
     ScheduleSection,
+    StabilitySection,
     TelemetrySection,
 )
 from pretrain.config.types import Section
@@ -43,6 +44,7 @@ class Config(Section):
     parallel: ParallelSection = ParallelSection()
     precision: PrecisionSection
     checkpoint: CheckpointSection
+    stability: StabilitySection = StabilitySection()
     telemetry: TelemetrySection = TelemetrySection()
     deepspeed: DeepSpeedSection = DeepSpeedSection()
 

@@ -7,7 +7,7 @@
         metrics.jsonl      one object per logged step
         tensorboard/       the same for TensorBoard
         checkpoints/       step_00000123/ (it counts once it has a COMPLETE marker), latest
-        state              one word: running, continue, stopped, finished
+        state              one word: running, continue, stopped, diverged, finished
         summary.json       the result, of a finished run
 
 All these names are written here and nowhere else.
@@ -27,10 +27,16 @@ CONTINUE = "continue"
 """Saved after SIGUSR1 (a time limit or preemption is near), and there is more to do."""
 STOPPED = "stopped"
 """Saved after SIGTERM or Ctrl-C, and nobody asked for it to go on."""
+DIVERGED = "diverged"
+"""Ended by itself: the numbers are no longer finite."""
 FINISHED = "finished"
 
 MARKER = "COMPLETE"
 """In a checkpoint's directory: all of it is there. It names every file and its size."""
+PROVEN = "PROVEN"
+"""In a checkpoint's directory: a loss of these very weights was finite."""
+RUINED = "RUINED"
+"""In place of MARKER: these weights gave no finite loss, so the checkpoint counts no more."""
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
@@ -82,7 +88,7 @@ class RunDirectory:
         return self.path / "summary.json"
 
     def state(self) -> str | None:
-        """RUNNING, CONTINUE, STOPPED or FINISHED; None for a run that never started."""
+        """RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
         return self.state_file.read_text().strip() if self.state_file.is_file() else None
 
     def write_state(self, state: str) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
-from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,11 @@ def newest_checkpoint_bytes(run_path: Path) -> int:
 
 def _require_finished(run: RunDirectory, name: str) -> None:
     state = run.state() or "unknown"
+    if state == DIVERGED:
+        raise UserError(
+            f"run '{name}' ({run.path}) has diverged, its last numbers are not finite: resume it with a "
+            "lower optimizer.learning_rate, or leave it out"
+        )
     if state != FINISHED:
         raise UserError(
             f"run '{name}' ({run.path}) has not finished (its state is '{state}'): "

@@ -113,6 +113,12 @@ LOSS_VARIANCE = Metric(
     "variance of the training loss over the last `telemetry.variance_window` steps",
     (Page.QUALITY, "loss variance"),
 )
+SKIPPED_STEPS = Metric(
+    "stability/skipped_steps",
+    "steps",
+    "steps so far whose update was left out, because loss or gradient norm were not finite",
+    (Page.QUALITY, "skipped steps"),
+)
 
 TOKENS_PER_SECOND = Metric(
     "throughput/tokens_per_second",

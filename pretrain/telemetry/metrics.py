@@ -23,6 +23,7 @@ def step_metrics(
         tags.LEARNING_RATE.tag: result.learning_rate,
         tags.GRADIENT_NORM.tag: result.gradient_norm,
         tags.LOSS_VARIANCE.tag: loss_variance,
+        tags.SKIPPED_STEPS.tag: record.position.skipped_steps,
         **throughput_metrics(facts, step_tokens, seconds.step),
         tags.STEP_SECONDS.tag: seconds.step,
         tags.DATA_SECONDS.tag: seconds.data,

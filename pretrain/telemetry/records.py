@@ -26,7 +26,8 @@ class StepResult:
     """What one optimizer step gave, equal on every rank except for the seconds.
 
     `loss` is the language-model loss alone, mean over the global batch in nats per token; `auxiliary` are the
-    terms that were trained on besides. `gradient_norm` is that before clipping.
+    terms that were trained on besides. `gradient_norm` is that before clipping. `updated`:
+    the weights moved.
     """
 
     loss: float
@@ -34,6 +35,7 @@ class StepResult:
     gradient_norm: float
     learning_rate: float
     seconds: StepSeconds
+    updated: bool = True
 
 
 @dataclass(frozen=True)

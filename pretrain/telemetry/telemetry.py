@@ -26,8 +26,8 @@ class Telemetry:
     """Writes RUN/metrics.jsonl and RUN/tensorboard/ and reports on the console. Create it on rank 0 only.
 
     With `every` > 1 only every `every`-th step is written, and besides those each step with a validation or
-    a checkpoint and the last one; a record always describes its own step, not a mean over the steps
-    between. `variance_window` is in steps, as `LossWindow` explains.
+    a checkpoint, each without an update, and the last one; a record always describes its own step, not a mean
+    over the steps between. `variance_window` is in steps, as `LossWindow` explains.
 
     A run resumed at `resume_step` first drops everything later from both; 0 means from the beginning and
     drops all. To lose no step, call `log` for a step and then `sync` before its checkpoint is declared
@@ -118,6 +118,7 @@ class Telemetry:
             or record.position.step == self._total_steps
             or record.validation is not None
             or record.seconds_checkpoint is not None
+            or not record.result.updated
         )
 
     def _say_what_is_missing(self, metrics: Path, resume_step: int) -> None:

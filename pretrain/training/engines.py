@@ -21,6 +21,7 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
 from pretrain.training.transplant import TrainingState
+from pretrain.training.update import GuardedUpdate
 
 
 class Trainer:
@@ -31,6 +32,7 @@ class Trainer:
 
     Attributes:
         engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
+        update: steps that engine.
         audit: what the live engine was found to hold.
 
     Raises:
@@ -42,6 +44,7 @@ class Trainer:
         self._context = context
         self.phase = phase_at(config, step)
         self.engine: Any
+        self.update: GuardedUpdate
         self.audit: dict[str, Any]
         self._build(None)
 
@@ -60,6 +63,7 @@ class Trainer:
 
     def close(self) -> None:
         """Let go of the engine and, with it, of the model and of the process groups that it holds."""
+        self.update.detach()
         release_engine(self.engine)
         del self.engine
         gc.collect()  # engine and model hold each other; without this both models would be in memory at once
@@ -72,6 +76,7 @@ class Trainer:
         if state is not None:
             state.give_optimizer(wrapped.engine)
         self.engine, self.audit = wrapped.engine, wrapped.audit
+        self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
         """The audit for audit.json: of the live engine and, in a run of several phases, of each so far.

@@ -4,15 +4,14 @@
     python -m pretrain train demo --local-ranks 4                                    # one machine, CPU
 
 Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward
-and backward over the micro batches, clip, update, record; validate and save when due; stop in good order when
-a signal asks for it.
+and backward over the micro batches, clip, update if the numbers are good, record; validate and save when due;
+stop in good order when a signal asks for it, or when the numbers stay bad.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ import torch
 from megatron_patches.auxiliary import take_auxiliary_losses
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
-from pretrain.errors import UserError
 from pretrain.model.build import token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import agree, set_seeds
@@ -31,6 +29,7 @@ from pretrain.telemetry.records import StepRecord, StepResult, StepSeconds
 from pretrain.training.engine import set_learning_rate
 from pretrain.training.held_out import held_out_losses
 from pretrain.training.open_run import Run, open_run
+from pretrain.training.stability import require_good_step, require_good_weights
 
 
 def train(config: Config, signals: StopSignals) -> str:
@@ -52,23 +51,26 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     while position.step < config.total_steps:
         run.enter_phase_of(position.step + 1)
         result, asked = train_step(run, position, signals)
-        position = position.after_step(config.data.global_batch_size, config.tokens_per_step)
-        if not np.isfinite(result.loss):
-            _stop_diverged(run, StepRecord(position, result))
-        # The state to leave the run in, or None to go on: being finished outranks any signal.
-        state = FINISHED if position.step == config.total_steps else asked
+        position = position.after_step(
+            config.data.global_batch_size, config.tokens_per_step, updated=result.updated
+        )
+        require_good_step(run, position, result)
+        # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
+        # waits for a step that can be saved.
+        state = FINISHED if position.step == config.total_steps else asked if result.updated else None
         validation = None
         if state == FINISHED or _due(position.step, config.data.validate_every):
             validation = held_out_losses(run.engine, run.data, config, run.context)
         saved, seconds_checkpoint = None, None
-        if state is not None or _due(position.step, config.checkpoint.every):
+        if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
+            require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
             saved = run.checkpoints.save(run.engine, position)
             seconds_checkpoint = time.perf_counter() - started
         run.record(StepRecord(position, result, seconds_checkpoint, validation))
         if saved is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.checkpoints.commit(saved)
+            run.checkpoints.commit(saved, proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -87,16 +89,15 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     loss, auxiliary = accumulate_gradients(run, batch, step)
     _synchronize(device)
     seconds_forward_backward = time.perf_counter() - started - seconds_data
+    loss, auxiliary, asked = _agree_on(run, loss, auxiliary, signals)
     mark = time.perf_counter()
-    run.engine.step()
+    update = run.trainer.update.make(allowed=bool(np.isfinite([loss, *auxiliary.values()]).all()))
     _synchronize(device)
     seconds_optimizer = time.perf_counter() - mark
-    loss, auxiliary, asked = _agree_on(run, loss, auxiliary, signals)
-    gradient_norm = float(run.engine.get_global_grad_norm())
     seconds = StepSeconds(
         time.perf_counter() - started, seconds_data, seconds_forward_backward, seconds_optimizer
     )
-    return StepResult(loss, auxiliary, gradient_norm, rate, seconds), asked
+    return StepResult(loss, auxiliary, update.gradient_norm, rate, seconds, update.made), asked
 
 
 def accumulate_gradients(run: Run, batch: torch.Tensor, step: int) -> tuple[float, dict[str, float]]:
@@ -147,18 +148,6 @@ def _agree_on(
     terms = {name: total / context.data_parallel_size for name, total in zip(auxiliary, totals, strict=True)}
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     return loss_total / context.world_size, terms, asked
-
-
-def _stop_diverged(run: Run, record: StepRecord) -> NoReturn:
-    """The weights are lost: put the step on record, save nothing, and say where to go on from."""
-    run.record(record)
-    run.sync_records()
-    newest = run.checkpoints.newest()
-    raise UserError(
-        f"the training loss is {record.result.loss} at step {record.position.step}; lower "
-        f"optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from "
-        f"{newest.name if newest else 'the start'}"
-    )
 
 
 def _due(step: int, every: int) -> bool:

@@ -27,11 +27,13 @@ from pretrain.ranks.groups import (
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
+from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.engines import Trainer
 from pretrain.training.run_files import (
+    changes_since,
     check_steps_left,
     close_run_files,
     headline,
@@ -82,6 +84,16 @@ class Run:
         """Make every recorded step durable."""
         if self.telemetry is not None:
             self.telemetry.sync()
+
+    def say(self, message: str) -> None:
+        """One line on the console (rank 0)."""
+        if self.telemetry is not None:
+            self.telemetry.say(message)
+
+    def leave(self, state: str) -> None:
+        """Say in what state the run is left (rank 0)."""
+        if self.telemetry is not None:
+            RunDirectory(self.config.run_path).write_state(state)
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
@@ -135,9 +147,10 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
     def open_run_files() -> Telemetry:
         check_steps_left(config, position)
         checkpoints.name_latest(newest)
-        write_run_files(config, context, data, trainer)
+        changes = changes_since(config, position)
+        write_run_files(config, context, data, trainer, position, changes)
         telemetry = open_telemetry(config, context, trainer, position)
-        telemetry.say(headline(config, context, trainer.audit, position))
+        telemetry.say(headline(config, context, trainer.audit, position, changes))
         for change in checkpoints.changes:
             telemetry.say(f"changed on resume, as data.allow_change permits: {change}")
         return telemetry

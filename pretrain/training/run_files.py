@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from pretrain.config.counting import (
     count_attention,
@@ -14,6 +16,7 @@ from pretrain.config.counting import (
     model_flops_per_token,
     peak_flops,
 )
+from pretrain.config.resume import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
@@ -57,8 +60,27 @@ def check_steps_left(config: Config, position: Position) -> None:
         )
 
 
-def write_run_files(config: Config, context: ParallelContext, data: RunData, trainer: Trainer) -> None:
-    """Everything that says what the run is, and that it is running."""
+def changes_since(config: Config, position: Position) -> list[Change]:
+    """What config.yaml, as the segment before left it, had otherwise, and now takes effect."""
+    try:
+        before = yaml.safe_load(RunDirectory(config.run_path).config.read_text())
+    except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
+        return []
+    return list(effective_changes(before, config)) if position.step and isinstance(before, dict) else []
+
+
+def write_run_files(
+    config: Config,
+    context: ParallelContext,
+    data: RunData,
+    trainer: Trainer,
+    position: Position,
+    changes: Sequence[Change],
+) -> None:
+    """Everything that says what the run is, and that it is running.
+
+    environment.json tells of the segment that starts, and in `segments` of it and all before.
+    """
     run = RunDirectory(config.run_path)
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
@@ -69,7 +91,14 @@ def write_run_files(config: Config, context: ParallelContext, data: RunData, tra
         "tensor_model_parallel_size": context.tensor_parallel_size,
         "data_parallel_size": context.data_parallel_size,
     }
-    write_json(run.environment, describe_environment(**layout))
+    environment = describe_environment(**layout)
+    segment = {
+        **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
+        "first_step": position.step + 1,
+        "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
+    }
+    earlier = _on_disk(run.environment).get("segments", []) if position.step else []
+    write_json(run.environment, {**environment, "segments": [*earlier, segment]})
     write_json(run.data, data_facts(config, data))
     run.write_state(RUNNING)
 
@@ -77,11 +106,16 @@ def write_run_files(config: Config, context: ParallelContext, data: RunData, tra
 def write_audit(config: Config, trainer: Trainer) -> None:
     """What the live engine holds, beside that of the phases before."""
     path = RunDirectory(config.run_path).audit
+    write_json(path, trainer.audit_of_phases(_on_disk(path)))
+
+
+def _on_disk(path: Path) -> dict[str, Any]:
+    """A JSON object; {} where there is none yet, or it is damaged."""
     try:
-        on_disk = json.loads(path.read_text())
-    except (OSError, ValueError):  # none yet, or of a run that was killed while it started
-        on_disk = {}
-    write_json(path, trainer.audit_of_phases(on_disk))
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
@@ -132,7 +166,13 @@ def run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> Run
     )
 
 
-def headline(config: Config, context: ParallelContext, audit: Mapping[str, Any], position: Position) -> str:
+def headline(
+    config: Config,
+    context: ParallelContext,
+    audit: Mapping[str, Any],
+    position: Position,
+    changes: Sequence[Change],
+) -> str:
     """The first line of a run's log."""
     totals = audit["totals"]
     start = f"resumes after step {position.step}" if position.step else "starts"
@@ -141,6 +181,7 @@ def headline(config: Config, context: ParallelContext, audit: Mapping[str, Any],
         f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} "
         f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {device_name(context.device)}, ZeRO-{audit['zero_stage']}"
+        + "".join(f"; from step {position.step + 1} on {change}" for change in changes)
     )
 
 

@@ -22,6 +22,7 @@ PUBLIC = [
     "optim/lr",
     "optim/grad_norm",
     "stability/loss_variance",
+    "stability/skipped_steps",
     "throughput/tokens_per_second",
     "throughput/tokens_per_second_per_gpu",
     "throughput/model_tflops_per_gpu",

@@ -1,0 +1,215 @@
+"""Bad numbers: what is not finite moves no weight, and no checkpoint holds it. On two ranks."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import read_finished_run
+from pretrain.runs.metrics_file import read_metrics
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+ENGINES: dict[str, dict[str, object]] = {
+    f"zero{stage}-{dtype}": {"deepspeed__config": f"zero{stage}", "precision__dtype": dtype}
+    for stage in (1, 2, 3)
+    for dtype in ("fp32", "bf16")
+}
+UNCHECKED = {  # DeepSpeed itself would make this update
+    "deepspeed__overrides": "{bf16: {check_grad_overflow: false}}",
+    "precision__dtype": "bf16",
+    "precision__grad_accum_dtype": "bf16",
+}
+WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
+WORKER = "tests.distributed.stability_worker:"
+STEADY = {"schedule__kind": "constant", "schedule__warmup_steps": 1, "telemetry__tensorboard": "false"}
+
+Overrides = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stability")
+
+
+@pytest.fixture(scope="module")
+def overrides(tiny_shards: Path, runs: Path) -> Overrides:
+    def of(name: str, **changes: object) -> list[str]:
+        return tiny_overrides(tiny_shards, runs, name, **{**STEADY, **changes})
+
+    return of
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return list(read_metrics(run / "metrics.jsonl"))
+
+
+def complete(run: Path) -> list[str]:
+    return [path.name for path in RunDirectory(run).complete_checkpoints()]
+
+
+@pytest.fixture(scope="module")
+def skipped(overrides: Overrides) -> dict[str, Any]:
+    planned = {name: overrides(f"skip-{name}", **engine) for name, engine in ENGINES.items()}
+    planned["unchecked"] = overrides("skip-unchecked", **UNCHECKED)
+    return run_ranks(2, WORKER + "skipped_updates", {"runs": planned})
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "unchecked"])
+def test_one_ranks_nan_leaves_weights_moments_and_steps_bit_for_bit(
+    engine: str, skipped: dict[str, Any]
+) -> None:
+    answer = skipped[engine]
+    assert answer["made"] == [[True, False, True]] * 2
+    assert answer["unchanged"] == [False, True, False]
+    assert math.isinf(answer["norms"][1]) and math.isfinite(answer["norms"][0] + answer["norms"][2])
+    assert answer["position"] == [3, 24, 1]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_ranks_infinite_weight_is_seen_by_all(engine: str, skipped: dict[str, Any]) -> None:
+    assert skipped[engine]["weights_finite"] == [[True, False]] * 2
+
+
+@pytest.fixture(scope="module")
+def spoilt(overrides: Overrides) -> dict[str, str]:
+    """{run: state or refusal}; rank 1's gradient is spoilt at the given steps."""
+    planned: dict[str, tuple[list[str], list[int]]] = {}
+    for engine in WHOLE_RUNS:
+        of = {**ENGINES[engine], "checkpoint__every": 2}
+        planned[f"once-{engine}"] = overrides(f"once-{engine}", **of), [4]
+        planned[f"row-{engine}"] = overrides(f"row-{engine}", **of), [4, 5, 6]
+    of = {"checkpoint__every": 2, "telemetry__every": 5}
+    planned["twice"] = overrides("twice", **of), [2, 3]
+    planned["last"] = overrides("last", **of), [6]
+    planned["first"] = overrides("first", **of, stability__max_skipped=1), [1]
+    return run_ranks(2, WORKER + "spoilt_runs", {"runs": planned})
+
+
+@pytest.mark.parametrize("engine", WHOLE_RUNS)
+def test_a_skipped_step_counts_its_samples_and_saves_nothing(
+    engine: str, spoilt: dict[str, str], runs: Path
+) -> None:
+    run = runs / f"once-{engine}"
+    assert spoilt[f"once-{engine}"] == "finished"
+    found = records(run)
+    assert [record["stability/skipped_steps"] for record in found] == [0, 0, 0, 1, 1, 1]
+    assert [record["samples"] for record in found] == [8, 16, 24, 32, 40, 48]
+    assert [record["optim/grad_norm"] is None for record in found] == [False] * 3 + [True] + [False] * 2
+    assert complete(run) == ["step_00000006", "step_00000002"]
+
+
+@pytest.mark.parametrize("engine", WHOLE_RUNS)
+def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
+    engine: str, spoilt: dict[str, str], runs: Path
+) -> None:
+    run = runs / f"row-{engine}"
+    assert spoilt[f"row-{engine}"] == (
+        "error: the gradient norm is inf at step 6, 3 steps in a row; lower optimizer.learning_rate or raise "
+        "schedule.warmup_steps; the run resumes from step_00000002"
+    )
+    assert (run / "state").read_text() == "diverged\n"
+    assert records(run)[-1]["stability/skipped_steps"] == 3
+    assert complete(run) == ["step_00000002"]
+    with pytest.raises(
+        UserError, match=r"^run 'row-.*' .* has diverged, .*; resume|: resume it with a lower"
+    ):
+        read_finished_run(run)
+
+
+def test_skips_that_end_stop_nothing_and_each_is_on_record(spoilt: dict[str, str], runs: Path) -> None:
+    assert spoilt["twice"] == spoilt["last"] == "finished"
+    assert [record["step"] for record in records(runs / "twice")] == [2, 3, 4, 5, 6]
+    assert complete(runs / "twice") == ["step_00000006", "step_00000004"]
+    assert records(runs / "last")[-1]["stability/skipped_steps"] == 1
+    assert read_finished_run(runs / "last").result.validation_loss is not None
+
+
+def test_the_limit_is_a_key_and_without_a_checkpoint_the_start_is_named(
+    spoilt: dict[str, str], runs: Path
+) -> None:
+    assert spoilt["first"].startswith("error: the gradient norm is inf at step 1; lower optimizer.learning")
+    assert spoilt["first"].endswith("the run resumes from the start")
+    assert complete(runs / "first") == []
+
+
+@pytest.fixture(scope="module")
+def exploded(overrides: Overrides) -> dict[str, list[str]]:
+    """{engine: endings of a good run, of an explosion at the last step, of one at a save, of a cure}"""
+    huge = {"optimizer__learning_rate": 1e9}
+    planned = []
+    for engine in WHOLE_RUNS:
+        of = {**ENGINES[engine], "checkpoint__every": 2, "checkpoint__keep_last": 1}
+        name = f"exploded-{engine}"
+        planned += [
+            overrides(name, **of, schedule__steps=4),
+            overrides(name, **of, schedule__steps=5, **huge),
+            overrides(name, **{**of, "checkpoint__every": 1}, schedule__steps=9, **huge),
+            overrides(name, **of, schedule__steps=9),
+        ]
+    answers = run_ranks(2, WORKER + "trained_runs", {"runs": planned})
+    return {engine: answers[4 * index : 4 * index + 4] for index, engine in enumerate(WHOLE_RUNS)}
+
+
+@pytest.mark.parametrize("engine", WHOLE_RUNS)
+def test_an_exploding_update_ruins_no_checkpoint(
+    engine: str, exploded: dict[str, list[str]], runs: Path
+) -> None:
+    good, last_step, at_checkpoint, cured = exploded[engine]
+    remedy = (
+        "lower optimizer.learning_rate or raise schedule.warmup_steps; the run resumes from step_00000004"
+    )
+    assert good == cured == "finished"
+    assert last_step == f"error: the validation loss is nan after step 5; {remedy}"
+    assert at_checkpoint == f"error: the training loss is nan at step 8, 3 steps in a row; {remedy}"
+    run = runs / f"exploded-{engine}"
+    assert (run / "state").read_text() == "finished\n"
+    assert all(record["loss/train"] is not None for record in records(run))
+    assert complete(run) == ["step_00000009"]
+    assert (run / "checkpoints/step_00000005/RUINED").is_file()
+    segments = json.loads((run / "environment.json").read_text())["segments"]
+    assert [segment["first_step"] for segment in segments] == [1, 5, 5, 5]
+    assert segments[1]["changes"]["optimizer.learning_rate"] == {"was": 0.003, "is": 1e9}
+
+
+NEW_VALUES = {
+    "learning_rate": 1e-3,
+    "weight_decay": 0.5,
+    "betas": "[0.5, 0.6]",
+    "eps": 0.1,
+    "gradient_clip": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def resumed(overrides: Overrides, runs: Path) -> None:
+    """From the same checkpoint: as before, and with each key of the optimizer given anew."""
+    bases = [overrides(f"resumed-{engine}", **ENGINES[engine], schedule__steps=2) for engine in WHOLE_RUNS]
+    assert run_ranks(2, WORKER + "trained_runs", {"runs": bases}) == ["finished"] * len(bases)
+    planned = []
+    for engine in WHOLE_RUNS:
+        for key, value in {"nothing": None, **NEW_VALUES}.items():
+            name = f"resumed-{engine}-{key}"
+            shutil.copytree(runs / f"resumed-{engine}", runs / name)
+            change = {} if value is None else {f"optimizer__{key}": value}
+            planned.append(overrides(name, **ENGINES[engine], schedule__steps=4, **change))
+    assert run_ranks(2, WORKER + "trained_runs", {"runs": planned}) == ["finished"] * len(planned)
+
+
+@pytest.mark.usefixtures("resumed")
+@pytest.mark.parametrize("key", NEW_VALUES)
+@pytest.mark.parametrize("engine", WHOLE_RUNS)
+def test_a_key_of_the_optimizer_given_anew_takes_effect(engine: str, key: str, runs: Path) -> None:
+    before, after = (records(runs / f"resumed-{engine}-{name}") for name in ("nothing", key))
+    losses = [[record["loss/train"] for record in found] for found in (before, after)]
+    assert losses[0][:3] == losses[1][:3]  # the third is of the weights in the checkpoint
+    assert losses[0][3] != losses[1][3]
+    segment = json.loads((runs / f"resumed-{engine}-{key}/environment.json").read_text())["segments"][-1]
+    assert segment["first_step"] == 3
+    assert segment["changes"].keys() == {"schedule.steps", f"optimizer.{key}"}
