@@ -1,8 +1,8 @@
 """The tokenizer alone: text in memory, one thread a process, ids thrown away.
 
 `gigatoken` is gigatoken, one document after the other to NumPy arrays: its fastest way in one thread. `batch`
-gives SentencePiece a MB of text at a time and takes NumPy arrays, which is its fastest way. `lists` is the usual
-loop: one document after the other, to lists of Python integers.
+gives SentencePiece a MB of text at a time and takes NumPy arrays, which is its fastest way. `lists` is the
+usual loop: one document after the other, to lists of Python integers.
 
 Prints seconds, tokens and CPU seconds of the loop.
 """
