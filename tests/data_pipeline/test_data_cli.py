@@ -23,7 +23,7 @@ def test_help_of_every_verb_has_an_example() -> None:
         words = " ".join(run(verb, "--help").out.split())
         assert f"Example: python -m data_pipeline {verb}" in words
         if verb == "train-tokenizer":
-            assert "[default: 32000]" in words and "[default: unigram]" in words
+            assert "[default: 32000]" in words and "[default: bpe]" in words
 
 
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
