@@ -7,7 +7,6 @@ DeepSpeed 0.19 takes the gradient norm of a step from `_global_grad_norm`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,17 +44,17 @@ class ClippingAdamW(torch.optim.AdamW):
         self._global_grad_norm: torch.Tensor | None = None
         self.grad_scale: torch.Tensor | None = None
         self.found_inf: torch.Tensor | None = None
+        # Before any other hook, so that each finds the norm of its step.
+        self.register_step_pre_hook(_take_norm)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update; the norm before clipping is then `_global_grad_norm`."""
-        assert closure is None
+    def take_norm(self) -> None:
+        """Set the norm before clipping, `_global_grad_norm`, and how the update is to clip by it."""
         norm = self._norm()
         self._global_grad_norm = norm
         self.found_inf = (~norm.isfinite()).float()
         # DeepSpeed's ZeRO optimizers clip by the same formula.
         self.grad_scale = ((norm + 1e-6) / self._clip).clamp(min=1.0) if self._clip else torch.ones_like(norm)
-        super().step()
 
     def _norm(self) -> torch.Tensor:
         """The Euclidean norm of the whole model's gradient, each element counted once (collective)."""
@@ -70,6 +69,12 @@ class ClippingAdamW(torch.optim.AdamW):
         if self._tp_group.size() > 1:
             dist.all_reduce(squares, group=self._tp_group)
         return squares.sqrt().float()
+
+
+def _take_norm(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    """The hook before each step; a function, since a bound method would keep the optimizer alive."""
+    assert isinstance(optimizer, ClippingAdamW)
+    optimizer.take_norm()
 
 
 def build_adamw(

@@ -64,6 +64,8 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         clip=section.gradient_clip,
         tp_group=context.tensor_parallel_group,
     )
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(float(optimizer._global_grad_norm)))  # type: ignore[arg-type]
     worst = norm_error = 0.0
     for step in range(6):
         scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
@@ -73,8 +75,7 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
         norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), section.gradient_clip or float("inf"))
         reference.step()
         optimizer.step()
-        assert optimizer._global_grad_norm is not None
-        norm_error = max(norm_error, abs(float(optimizer._global_grad_norm / norm) - 1))
+        norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))  # a later hook finds this step's norm
         pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
         worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
     before = [parameter.clone() for parameter in ours.parameters()]

@@ -121,6 +121,8 @@ class _Models:
 
         def keep(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             query, key = inputs[:2]
+            if position == "rope":
+                query, key = module.rotary.rotate(query), module.rotary.rotate(key)
             scores.append(torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.size(-1)))
 
         for layer in model.decoder.layers:
