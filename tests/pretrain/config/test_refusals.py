@@ -214,6 +214,23 @@ def test_impossible_combinations(overrides: list[str], words: list[str]) -> None
         assert word in sentence
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["optimizer.learning_rate=1e38"],
+        ["optimizer.learning_rate=1e35", "optimizer.betas=[0.9999, 0.98]"],
+        ["optimizer.learning_rate=1e30", "optimizer.weight_decay=1e9"],
+    ],
+)
+def test_an_optimizer_beyond_float32(given: list[str]) -> None:
+    sentence = message("demo", *given)
+    assert sentence.startswith("optimizer.learning_rate=1e+3") and sentence.endswith(
+        "can compute with in fp32; lower it"
+    )
+    assert load_config("demo", ["optimizer.learning_rate=1e30"]).optimizer.learning_rate == 1e30
+    assert "optimizer.eps=1e+39 is no float32; lower it" in message("demo", "optimizer.eps=1e39")
+
+
 def test_what_only_a_frozen_bank_cannot_do_is_allowed_without_one() -> None:
     assert load_config("demo", ["attention.variant=vanilla", "model.head_dim=256"]).head_dim == 256
     assert load_config("demo", ["attention.variant=gaussian", "model.head_dim=256"]).head_dim == 256
