@@ -25,7 +25,7 @@ from data_pipeline.plan import (
 )
 from data_pipeline.sources import InputFile
 from data_pipeline.survey import PassedOver
-from data_pipeline.tokenizer import STORED_NAMES, TokenizerIdentity
+from data_pipeline.tokenizer_identity import STORED_NAMES, TokenizerIdentity
 
 
 def begin(

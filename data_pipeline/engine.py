@@ -6,7 +6,8 @@ from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.fast_bpe import GigatokenEncoder, why_not
-from data_pipeline.tokenizer import IdArray, Tokenizer, open_tokenizer
+from data_pipeline.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.tokenizer_identity import IdArray
 
 ENGINES = ("auto", "gigatoken", "sentencepiece")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.tokenizer import IdArray, changes_text, read_model
+from data_pipeline.tokenizer import changes_text, read_model
+from data_pipeline.tokenizer_identity import IdArray
 
 # It remembers every word that it has seen, without a limit: after so many characters it begins anew (0.05 s).
 # Words that are all different, the worst case, take seven bytes a character.

@@ -37,7 +37,7 @@ from data_pipeline.manifest import (
 from data_pipeline.plan import UNITS_NAME, Unit, read_plan
 from data_pipeline.pool import Progress
 from data_pipeline.shards import dtype_for
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer_identity import TokenizerIdentity
 from data_pipeline.unit import Record
 from data_pipeline.unit_data import unit_groups
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import sha256_file
-from data_pipeline.tokenizer import HUGGING_FACE, IdArray, TokenizerIdentity
+from data_pipeline.tokenizer_identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
 _CONFIG_NAME = "tokenizer_config.json"
 

@@ -65,6 +65,14 @@ class Holder:
             return True
         except PermissionError:
             pass
+        return _has_ended(self.pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process of this machine only waits for its parent to take note of its end (a zombie)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
         return False
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_checked_json, read_json, sha256_file, to_checked_json, write_atomically
 from data_pipeline.manifest_entries import InputRecord, Shard, from_dict, shard_from_json
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer_identity import TokenizerIdentity
 
 FORMAT_VERSION = 3
 # One shard for every unit of work, split and source: still read, and checked, but not continued.

@@ -24,7 +24,7 @@ from data_pipeline.manifest import (
     OLD_FORMAT_VERSION,
 )
 from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer_identity import TokenizerIdentity
 
 PLAN_NAME = "plan.json"
 UNITS_NAME = "units"

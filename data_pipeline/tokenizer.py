@@ -7,45 +7,18 @@ One that `train-tokenizer` made loses nothing (see `trainer`). Any other Sentenc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file
+from data_pipeline.tokenizer_identity import IdArray, TokenizerIdentity
 
-# The model type of a Hugging Face tokenizer.json.
-HUGGING_FACE = "huggingface"
-# What the copies in a shard directory are called.
-STORED_NAMES = ("tokenizer.model", "tokenizer.json")
 _SPACE_SIGN = "\u2581"
-
-IdArray = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class TokenizerIdentity:
-    """What a shard directory states about its tokenizer. `eod_id` ends every document; -1 is no such id."""
-
-    file: str
-    sha256: str
-    vocab_size: int
-    model_type: str
-    unk_id: int
-    bos_id: int
-    eos_id: int
-    pad_id: int
-    eod_id: int
-
-    @property
-    def stored_as(self) -> str:
-        """The name of the tokenizer's copy in a shard directory."""
-        return STORED_NAMES[self.model_type == HUGGING_FACE]
 
 
 class Tokenizer(Protocol):

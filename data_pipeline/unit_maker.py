@@ -21,7 +21,7 @@ from data_pipeline.records import Document, RecordReader, Reject, read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import Piece
-from data_pipeline.tokenizer import IdArray
+from data_pipeline.tokenizer_identity import IdArray
 from data_pipeline.unit_data import UnitData
 
 # Large enough that a batch's overhead vanishes, small enough that the progress moves.

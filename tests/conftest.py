@@ -42,11 +42,10 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_shards(directory)
 
 
-def make_shards(directory: Path) -> Path:
+def make_shards(directory: Path, model_type: str = "bpe") -> Path:
     """Tokenizer and shards of `directory`/corpus, beside it."""
-    data_pipeline(
-        "train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", "--vocab-size", VOCAB_SIZE
-    )
+    size = ("--vocab-size", VOCAB_SIZE, "--model-type", model_type)
+    data_pipeline("train-tokenizer", directory / "corpus", "--out", directory / "tokenizer", *size)
     arguments = (
         "--tokenizer",
         directory / "tokenizer.model",

@@ -11,7 +11,7 @@ from data_pipeline.demo_corpus import build_corpus
 from data_pipeline.manifest import FORMAT_VERSION, Manifest, shard_from_json
 from data_pipeline.shards import ShardWriter, shard_name
 from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer_identity import TokenizerIdentity
 from data_pipeline.trainer import TrainerSettings, train_tokenizer
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
 

@@ -15,7 +15,7 @@ from data_pipeline.manifest import (
     write_manifest,
 )
 from data_pipeline.shards import index_bytes, shard_name
-from data_pipeline.tokenizer import TokenizerIdentity
+from data_pipeline.tokenizer_identity import TokenizerIdentity
 
 MEAN_DOCUMENT = 862  # tokens, as in SlimPajama: a billion tokens are 1.16 M documents
 VOCAB_SIZE, EOD = 32_000, 2

@@ -18,7 +18,8 @@ from data_pipeline.fast_bpe import GigatokenEncoder
 from data_pipeline.manifest import read_manifest
 from data_pipeline.records import Document
 from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer import IdArray, load_tokenizer, open_tokenizer
+from data_pipeline.tokenizer import load_tokenizer, open_tokenizer
+from data_pipeline.tokenizer_identity import IdArray
 from data_pipeline.trainer import TrainerSettings, train_tokenizer
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
 

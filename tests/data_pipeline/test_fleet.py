@@ -47,6 +47,17 @@ def test_a_lease_of_a_process_that_is_gone_is_taken_over(tmp_path: Path) -> None
         assert json.loads(path.read_bytes())["pid"] == os.getpid()
 
 
+@pytest.mark.distributed
+def test_a_holder_that_nobody_has_waited_for_yet_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    program = "import os; from pathlib import Path; from data_pipeline.lease import Lease; "
+    program += f"Lease(Path({str(path)!r}), 'making x').__enter__(); os._exit(9)"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY) as process:
+        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None  # ended, and not reaped
+        with Lease(path, "making x"):
+            pass
+
+
 def test_a_lease_of_another_machine_runs_out_by_the_file_servers_clock(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     path.write_text(json.dumps({"host": "elsewhere", "space": "", "pid": os.getpid()}))

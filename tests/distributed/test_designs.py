@@ -87,7 +87,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for _ in range(200):
             text = " ".join(draw.choices(words, frequency, k=150))
             file.write(json.dumps({"text": text, "meta": {"redpajama_set_name": "made"}}) + "\n")
-    return make_shards(directory)
+    return make_shards(directory, "unigram")  # as when the curves were drawn
 
 
 class Trained:

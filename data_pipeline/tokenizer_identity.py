@@ -1,0 +1,35 @@
+"""What a shard directory states about its tokenizer, and the type of its ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+# The model type of a Hugging Face tokenizer.json.
+HUGGING_FACE = "huggingface"
+# What the copies in a shard directory are called.
+STORED_NAMES = ("tokenizer.model", "tokenizer.json")
+
+IdArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """What a shard directory states about its tokenizer. `eod_id` ends every document; -1 is no such id."""
+
+    file: str
+    sha256: str
+    vocab_size: int
+    model_type: str
+    unk_id: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    eod_id: int
+
+    @property
+    def stored_as(self) -> str:
+        """The name of the tokenizer's copy in a shard directory."""
+        return STORED_NAMES[self.model_type == HUGGING_FACE]
