@@ -50,7 +50,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     wheel = build_wheel(directory)
     environment = directory / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=100)
-    paths = sysconfig.get_paths("venv", vars={"base": str(environment), "platbase": str(environment)})
+    scheme = "posix_prefix"  # of a virtual environment, in every Python: 3.10 has no scheme called "venv"
+    paths = sysconfig.get_paths(scheme, vars={"base": str(environment), "platbase": str(environment)})
     # A directory named in a .pth file comes after the environment's own, and its own .pth files are not read:
     # an editable install of the checkout is out of sight.
     others = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
