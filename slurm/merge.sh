@@ -16,4 +16,5 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 }
 ora_start
 ora_need ORA_SHARDS
-ora_work -m data_pipeline merge-manifests "$ORA_SHARDS" && ora_work -m data_pipeline verify "$ORA_SHARDS" "$@"
+ora_work -m data_pipeline merge-manifests "$ORA_SHARDS" --workers "${SLURM_CPUS_PER_TASK:-1}" &&
+  ora_work -m data_pipeline verify "$ORA_SHARDS" "$@"
