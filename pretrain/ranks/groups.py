@@ -78,8 +78,8 @@ def initialize_distributed(
 ) -> ParallelContext:
     """Join the other ranks and build the tensor- and data-parallel groups.
 
-    Tensor-parallel ranks are neighbours (same node), data-parallel groups stride over them: megatron-core's
-    order.
+    In megatron-core's order: tensor-parallel ranks are neighbours (same node), and data-parallel groups
+    stride over them.
 
     Raises:
         UserError: the other ranks did not come within the timeout.
@@ -95,9 +95,8 @@ def initialize_distributed(
         # from overlapping. CUDA reads it when it is first used.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = _device(launch.local_rank)
-    os.environ["LOCAL_RANK"] = str(
-        launch.local_rank
-    )  # DeepSpeed asks for it; neither srun nor a process on its own has it
+    # DeepSpeed asks for it, and neither srun nor a process on its own has it.
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
     earlier_groups = existing_groups()
