@@ -10,10 +10,9 @@ from data_pipeline.blend import Blend
 from data_pipeline.changes import data_changes
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.unfreeze import last_steps
-from pretrain.config.deepspeed import zero_stage
+from pretrain.checkpoint.format import About
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.ranks.groups import ParallelContext
 
 DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
@@ -22,10 +21,12 @@ BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
 """Keys of the attention section with these names are compared as parts of the frozen bank's recipe."""
 
 
-def run_identity(
-    config: Config, context: ParallelContext, bank: Mapping[str, str], blend: Blend
-) -> dict[str, Any]:
-    """What must be equal for a resume to continue the same run, as JSON."""
+def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
+    """What must be equal for a resume to continue the same run, as JSON; how it is spread is in `layout`.
+
+    Args:
+        bank: digests of the frozen bank, `bank_digests(...)`; empty if they are not known yet.
+    """
     recipe = config.recipe()
     resolved = config.resolved()
     attention = {key: value for key, value in resolved["attention"].items() if key not in BANK_KEYS}
@@ -36,14 +37,9 @@ def run_identity(
         "data.sequence_length": config.data.sequence_length,
         "data.reset_at_document_end": config.data.reset_at_document_end,
         "data.global_batch_size": config.data.global_batch_size,
-        "data.micro_batch_size": config.data.micro_batch_size,
         "data.seed": config.data_seed,
-        "parallel.tensor_model_parallel_size": context.tensor_parallel_size,
-        "parallel.sequence_parallel": config.parallel.sequence_parallel,
         "precision.dtype": config.precision.dtype,
         "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
-        "deepspeed: zero_optimization.stage": zero_stage(config),
-        "the number of ranks": context.world_size,
     }
     schedule = config.policy().unfreeze
     if schedule:  # its fractions are of the run's length, which may otherwise change
@@ -57,13 +53,14 @@ def run_identity(
 
 
 def accept_identity(
-    checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any], allow_data_change: bool
+    checkpoint: str, saved: About, live: Mapping[str, Any], allow_data_change: bool
 ) -> list[str]:
     """Refuse to go on from another run's checkpoint.
 
     Args:
         checkpoint: what to call it.
-        saved, live: of `run_identity`.
+        saved: what its checkpoint.json says.
+        live: of `run_identity`, but for the bank's digests: they are compared when the model is there.
         allow_data_change: other data, and other settings among DATA_KEYS, are no reason to refuse.
 
     Returns:
@@ -74,7 +71,7 @@ def accept_identity(
             frozen bank differs.
     """
     for key, value in live["keys"].items():
-        was = saved["keys"].get(key)
+        was = saved.keys.get(key)
         if was == value or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         raise UserError(
@@ -82,32 +79,41 @@ def accept_identity(
             "choose another run.name to start afresh"
         )
     changes = [
-        f"{key} is {live['keys'][key]}, was {saved['keys'].get(key)}"
+        f"{key} is {live['keys'][key]}, was {saved.keys.get(key)}"
         for key in DATA_KEYS
-        if saved["keys"].get(key) != live["keys"][key]
+        if saved.keys.get(key) != live["keys"][key]
     ]
-    changes += data_changes(saved["data"], live["data"])
+    changes += data_changes(saved.data, live["data"])
     if changes and not allow_data_change:
         raise UserError(
             f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards "
             "and settings, or set data.allow_change=true to go on with what there is now"
         )
-    check_bank(checkpoint, saved["frozen_bank"], live["frozen_bank"])
+    _check_recipe(checkpoint, saved.frozen_bank, live["frozen_bank"])
     return changes
 
 
-def _fixed_by_weights(key: str, saved: Mapping[str, Any]) -> bool:
+def _fixed_by_weights(key: str, saved: About) -> bool:
     """Learned positions and learned scores have sequence_length rows: another length does not fit them."""
     if key != "data.sequence_length":
         return False
-    learned_scores = key.removeprefix("data.") in (saved["frozen_bank"]["recipe"] or {})
-    return learned_scores or saved["keys"].get("model.position_embedding") == "learned"
+    learned_scores = key.removeprefix("data.") in (saved.frozen_bank["recipe"] or {})
+    return learned_scores or saved.keys.get("model.position_embedding") == "learned"
 
 
 def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     """UserError if two `frozen_bank` entries of `run_identity`, the checkpoint's and ours, differ."""
-    if saved == live:
-        return
+    _check_recipe(checkpoint, saved, live)
+    differing = [key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest]
+    if differing or len(saved["sha256"]) != len(live["sha256"]):
+        raise UserError(
+            f"frozen digest mismatch at {differing[0] if differing else 'its layers'}: the bank regenerated "
+            f"here is not the one checkpoint {checkpoint} was trained with, though the recipe is the same; "
+            "use the versions in the run's environment.json"
+        )
+
+
+def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     recipes = saved["recipe"] or {}, live["recipe"] or {}
     for key in recipes[0].keys() | recipes[1].keys():
         if recipes[0].get(key) != recipes[1].get(key):
@@ -116,9 +122,3 @@ def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any
                 f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
                 "set attention.seed (or run.seed) and the attention section back"
             )
-    differing = next(key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest)
-    raise UserError(
-        f"frozen digest mismatch at {differing}: the bank regenerated here is not the one checkpoint "
-        f"{checkpoint} was trained with, though the recipe is the same; use the versions in the run's "
-        "environment.json"
-    )

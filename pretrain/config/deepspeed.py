@@ -77,6 +77,7 @@ REFUSED = {
 }
 
 _OFFLOAD = "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
+_OWN_CHECKPOINTS = "checkpoints are this program's own, and a run resumes at any layout from them; remove it"
 # The same for keys inside a section: the one value that does no harm, and the reason for refusing any other.
 REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
     ("zero_optimization", "offload_optimizer"): (False, _OFFLOAD),
@@ -88,15 +89,8 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
         True,
         "the gradient norm is recorded at every step; remove it",
     ),
-    ("zero_optimization", "elastic_checkpoint"): (
-        False,
-        "a run resumes at the layout it was saved at; remove it",
-    ),
-    ("checkpoint", "load_universal"): (
-        False,
-        "a run resumes at the layout it was saved at; under ZeRO-3 DeepSpeed would load wrong weights "
-        "without a word; remove it",
-    ),
+    ("zero_optimization", "elastic_checkpoint"): (False, _OWN_CHECKPOINTS),
+    ("checkpoint", "load_universal"): (False, _OWN_CHECKPOINTS),
 }
 
 

@@ -1,6 +1,6 @@
 """What every key does when it is given anew to a run that goes on from a checkpoint.
 
-Every key of the configuration stands in one of three classes; sections that are wholly in one are written
+Every key of the configuration stands in one of four classes; sections that are wholly in one are written
 `section.*`. `tests/pretrain/config/test_resume_keys.py` fails for a key that nobody has classified.
 """
 
@@ -17,6 +17,7 @@ from pretrain.config.tree import Config
 class OnResume(Enum):
     """What another value of a key does on resume."""
 
+    LAYOUT = "effective from the next step on, announced and recorded: the same training up to rounding"
     REFUSED = "refused: another model, bank, data order or precision is another run"
     EFFECTIVE = "effective from the next step on, announced and recorded"
     NO_EFFECT = "without effect on what the run computes or records"
@@ -31,11 +32,13 @@ REFUSED = (
     "data.sequence_length",  # unless data.allow_change
     "data.seed",  # unless data.allow_change
     "data.reset_at_document_end",  # unless data.allow_change
-    "data.micro_batch_size",
     "data.global_batch_size",
+    "precision.*",
+)
+LAYOUT = (  # with the number of ranks and the ZeRO stage: see `checkpoint.layout`
+    "data.micro_batch_size",
     "parallel.tensor_model_parallel_size",
     "parallel.sequence_parallel",
-    "precision.*",
 )
 EFFECTIVE = (
     "run.device",
@@ -59,7 +62,7 @@ EFFECTIVE = (
     "telemetry.every",
     "telemetry.tensorboard",
     "telemetry.variance_window",
-    "deepspeed.config",  # another ZeRO stage is refused
+    "deepspeed.config",  # another ZeRO stage is another layout too
     "deepspeed.overrides",  # the same
 )
 NO_EFFECT = (
@@ -69,9 +72,12 @@ NO_EFFECT = (
     "data.cache_directory",
     "data.allow_change",
     "parallel.timeout_seconds",
+    "checkpoint.verify",
+    "checkpoint.fall_back",
 )
 CLASSES = {
     **dict.fromkeys(REFUSED, OnResume.REFUSED),
+    **dict.fromkeys(LAYOUT, OnResume.LAYOUT),
     **dict.fromkeys(EFFECTIVE, OnResume.EFFECTIVE),
     **dict.fromkeys(NO_EFFECT, OnResume.NO_EFFECT),
 }

@@ -237,6 +237,15 @@ class PrecisionSection(Section):
 class CheckpointSection(Section):
     every: Int = Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
+    verify: Literal["full", "size"] = Field(
+        default="full",
+        description="What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+    )
+    fall_back: bool = Field(
+        default=False,
+        description="Resume from the checkpoint before where the newest one is damaged, and keep that aside "
+        "as step_X.damaged; else stop.",
+    )
 
 
 class StabilitySection(Section):

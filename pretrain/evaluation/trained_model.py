@@ -17,8 +17,10 @@ from pathlib import Path
 
 from megatron.core.models.gpt import GPTModel
 
-from pretrain.checkpoint.checkpoints import bank_digests, check_files, read_identity
+from pretrain.checkpoint.checkpoints import bank_digests
+from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank, run_identity
+from pretrain.checkpoint.verify import verify
 from pretrain.checkpoint.weights import load_weights
 from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
@@ -84,8 +86,8 @@ def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     checkpoint = _newest_checkpoint(path)
     step = step_of(checkpoint)
     model = build_model(config, context, phase_at(config, step).number)
-    live = run_identity(config, context, bank_digests(model, context), data.blend)
-    check_bank(str(checkpoint), read_identity(checkpoint)["frozen_bank"], live["frozen_bank"])
+    live = run_identity(config, bank_digests(model, context), data.blend)
+    check_bank(str(checkpoint), read_about(checkpoint).frozen_bank, live["frozen_bank"])
     load_weights(checkpoint, model)
     loss = validation_metrics(held_out_losses(model, data, config, context))[VALIDATION_LOSS.tag]
     model.eval()
@@ -108,7 +110,7 @@ def _newest_checkpoint(path: Path) -> Path:
     newest = RunDirectory(path).newest_checkpoint()
     if newest is None:
         raise UserError(f"{path} has no complete checkpoint; resume the run to write one")
-    check_files(newest)
+    verify(newest, by_hash=True)
     return newest
 
 

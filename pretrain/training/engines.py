@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from pretrain.checkpoint.resuming import together
+from pretrain.checkpoint.state import StoredState
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
@@ -29,6 +32,7 @@ class Trainer:
 
     Args:
         step: the last step that was trained (0: none): its phase is the one to build.
+        state: of the checkpoint that was saved after it, if there is one.
 
     Attributes:
         engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
@@ -37,16 +41,19 @@ class Trainer:
 
     Raises:
         MethodError: ZeRO holds a frozen weight.
+        UserError: on every rank, if the checkpoint is damaged or of another model.
     """
 
-    def __init__(self, config: Config, context: ParallelContext, step: int) -> None:
+    def __init__(
+        self, config: Config, context: ParallelContext, step: int = 0, state: StoredState | None = None
+    ) -> None:
         self._config = config
         self._context = context
         self.phase = phase_at(config, step)
         self.engine: Any
         self.update: GuardedUpdate
         self.audit: dict[str, Any]
-        self._build(None)
+        self._build(state)
 
     def enter(self, step: int) -> bool:
         """Be in the phase of `step` (collective). True if that took a new engine; the old one is gone."""
@@ -68,13 +75,13 @@ class Trainer:
         del self.engine
         gc.collect()  # engine and model hold each other; without this both models would be in memory at once
 
-    def _build(self, state: TrainingState | None) -> None:
+    def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
         if state is not None:
-            state.give_weights(model)
+            together(partial(state.give_weights, model))
         wrapped = wrap_model(model, self._config, self._context)
         if state is not None:
-            state.give_optimizer(wrapped.engine)
+            together(partial(state.give_optimizer, wrapped.engine))
         self.engine, self.audit = wrapped.engine, wrapped.audit
         self.update = GuardedUpdate(self.engine)
 

@@ -14,7 +14,9 @@ from data_pipeline.blend import Blend
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import check_shards
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.checkpoints import Checkpoints, bank_digests, find_newest_checkpoint
+from pretrain.checkpoint.checkpoints import Checkpoints, bank_digests
+from pretrain.checkpoint.identity import check_bank, run_identity
+from pretrain.checkpoint.resuming import find_start
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
 from pretrain.data.inputs import check_inputs
@@ -137,22 +139,24 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
     for manifest in blend.manifests:
         _on_first_rank(context, partial(check_shards, manifest))
     data = open_data(config, blend)
-    newest, step = find_newest_checkpoint(config)
-    trainer = Trainer(config, context, step)
-    bank = bank_digests(trainer.engine.module, context)
-    checkpoints = Checkpoints(config, context, bank, blend)
-    position = checkpoints.resume(trainer.engine, newest)
+    start = find_start(config, context, run_identity(config, {}, blend))
+    position = start.position
+    trainer = Trainer(config, context, position.step, start.state)
+    identity = run_identity(config, bank_digests(trainer.engine.module, context), blend)
+    if start.about is not None:
+        check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
+    checkpoints = Checkpoints(config, context, identity, start.checkpoint)
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
         check_steps_left(config, position)
-        checkpoints.name_latest(newest)
+        checkpoints.name_latest(start.checkpoint)
         changes = changes_since(config, position)
-        write_run_files(config, context, data, trainer, position, changes)
+        write_run_files(config, context, data, trainer, position, [*start.layout_changes, *changes])
         telemetry = open_telemetry(config, context, trainer, position)
         telemetry.say(headline(config, context, trainer.audit, position, changes))
-        for change in checkpoints.changes:
-            telemetry.say(f"changed on resume, as data.allow_change permits: {change}")
+        for note in start.notes:
+            telemetry.say(note)
         return telemetry
 
     telemetry = _on_first_rank(context, open_run_files)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import yaml
 
+from pretrain.checkpoint.layout import Layout
 from pretrain.config.counting import (
     count_attention,
     executed_flops_per_token,
@@ -85,12 +86,7 @@ def write_run_files(
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
     write_audit(config, trainer)
-    layout = {
-        "device": device_name(context.device),
-        "world_size": context.world_size,
-        "tensor_model_parallel_size": context.tensor_parallel_size,
-        "data_parallel_size": context.data_parallel_size,
-    }
+    layout = {"device": device_name(context.device), **Layout.of(config, context).as_dict()}
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},

@@ -1,0 +1,234 @@
+"""The format of a checkpoint: its files, what they hold, and every way in which they can be wrong.
+
+    step_00000123/rank_00000.safetensors ...   1-D fp32 slices: master/NAME, exp_avg/NAME, exp_avg_sq/NAME
+                  parameters.json              logical parameter -> shape, step of its AdamW state, slices
+                  checkpoint.json              whose it is, how far it has come, by which layout
+                  COMPLETE                     size and SHA-256 of every other file; written last
+
+docs/checkpoints.md describes it for other readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pretrain.checkpoint.blocks import Block
+from pretrain.errors import UserError
+from pretrain.runs.directory import MARKER
+from pretrain.runs.position import Position
+
+FORMAT = 1
+KINDS = ("master", "exp_avg", "exp_avg_sq")
+PARAMETERS, ABOUT = "parameters.json", "checkpoint.json"
+
+
+class DamagedCheckpoint(UserError):
+    """A file of a checkpoint is not what was saved."""
+
+
+def damaged(file: Path, problem: str) -> DamagedCheckpoint:
+    """What a checkpoint that cannot be trusted is answered with; `problem` goes on from the file's name."""
+    return DamagedCheckpoint(
+        f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep {file.parent.name} aside "
+        "and go on from the checkpoint before"
+    )
+
+
+def rank_file(rank: int) -> str:
+    return f"rank_{rank:05d}.safetensors"
+
+
+def tensor_key(kind: str, name: str) -> str:
+    """Under which a rank's file has its slice of the logical parameter `name`."""
+    return f"{kind}/{name}"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoredSlice:
+    """Elements [start, start + length) of the flattened block; all three kinds of them are in `file`."""
+
+    file: str
+    block: Block
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class StoredParameter:
+    """A logical parameter: its whole shape, the step count of its AdamW state, and where its elements are."""
+
+    shape: tuple[int, ...]
+    step: int
+    slices: tuple[StoredSlice, ...]
+    dtype: str = "float32"
+
+    def blocks(self) -> dict[Block, list[StoredSlice]]:
+        """The slices by the block that they are of, in order."""
+        found: dict[Block, list[StoredSlice]] = defaultdict(list)
+        for piece in sorted(self.slices, key=lambda piece: (piece.block.first, piece.start)):
+            found[piece.block].append(piece)
+        return found
+
+    def gap(self) -> str | None:
+        """What of it no slice has, or two have, in words; None: every element is there once."""
+        blocks = self.blocks()
+        reached, dims = 0, {block.dim for block in blocks}
+        if len(dims) != 1 or min(dims) not in range(len(self.shape)):
+            return "its slices do not lie along one dimension"
+        for block, pieces in blocks.items():
+            if block.first != reached or block.last > self.shape[block.dim]:
+                return f"nothing lies at {reached} of dimension {block.dim}"
+            reached, elements = block.last, 0
+            for piece in pieces:
+                if piece.start != elements:
+                    return f"nothing lies at element {elements} of its part from {block.first} on"
+                elements += piece.length
+            if elements != math.prod(block.shape(self.shape)):
+                return f"nothing lies at element {elements} of its part from {block.first} on"
+        size = self.shape[min(dims)]
+        return None if reached == size else f"nothing lies at {reached} of dimension {min(dims)}"
+
+
+@dataclass(frozen=True)
+class About:
+    """checkpoint.json.
+
+    Attributes:
+        keys, data, frozen_bank: of `identity.run_identity`.
+        layout: of `layout.Layout`, as it was when this was saved.
+        counters: DeepSpeed's.
+    """
+
+    keys: dict[str, Any]
+    data: dict[str, Any]
+    frozen_bank: dict[str, Any]
+    position: Position
+    counters: dict[str, int]
+    layout: dict[str, Any]
+    format: int = FORMAT
+
+
+_FILE = TypeAdapter(StoredFile)
+_FILES = TypeAdapter(dict[str, StoredFile])
+_INDEX = TypeAdapter(dict[str, StoredParameter])
+_ABOUT = TypeAdapter(About)
+
+
+def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
+    """Every file of a checkpoint, as COMPLETE names them.
+
+    Raises:
+        UserError: it cannot be read, holds something else, or is of the format before this one.
+    """
+    content = _read_json(checkpoint, MARKER)
+    if content and all(isinstance(size, int) for size in content.values()):
+        raise UserError(
+            f"{checkpoint} was written in DeepSpeed's own format by an older version of this program, and is "
+            "read no more; finish the run with that version, or choose another run.name to start afresh"
+        )
+    files = _parse(_FILES, checkpoint, MARKER, content)
+    wrong = [name for name in files if Path(name).name != name or name in (MARKER, "..")]
+    if wrong or not {PARAMETERS, ABOUT} <= files.keys():
+        raise damaged(checkpoint / MARKER, "does not name the files of a checkpoint")
+    return files
+
+
+def read_about(checkpoint: Path) -> About:
+    """checkpoint.json. Raises UserError: it cannot be read, or is of another format."""
+    content = _read_json(checkpoint, ABOUT)
+    number = content.get("format")
+    if number != FORMAT:
+        raise UserError(
+            f"{checkpoint} has format {number} and this version of the program reads {FORMAT}; use the "
+            "version that wrote it, or choose another run.name to start afresh"
+        )
+    return _parse(_ABOUT, checkpoint, ABOUT, content)
+
+
+def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
+    """parameters.json, in which nothing is missing.
+
+    Raises:
+        UserError: it cannot be read, or the slices do not make whole parameters, or a file is not there.
+    """
+    content = _read_json(checkpoint, PARAMETERS)
+    index = _parse(_INDEX, checkpoint, PARAMETERS, content)
+    files = read_marker(checkpoint)
+    for name, parameter in index.items():
+        gap = parameter.gap()
+        if gap is not None:
+            raise damaged(checkpoint / PARAMETERS, f"does not have all of '{name}': {gap}")
+        for piece in parameter.slices:
+            if piece.file not in files:
+                raise damaged(checkpoint / PARAMETERS, f"names {piece.file}, which {MARKER} does not")
+    return index
+
+
+def read_sidecar(file: Path) -> tuple[StoredFile, dict[str, StoredParameter]]:
+    """What one rank wrote: its file, and its slices by logical parameter."""
+    content = json.loads(file.read_bytes())
+    return _FILE.validate_python(content["file"]), _INDEX.validate_python(content["parameters"])
+
+
+def index_json(parameters: Mapping[str, StoredParameter]) -> str:
+    return json.dumps({name: asdict(parameter) for name, parameter in sorted(parameters.items())}, indent=1)
+
+
+def about_json(about: About) -> str:
+    return json.dumps(asdict(about), indent=1)
+
+
+def marker_json(files: Mapping[str, StoredFile]) -> str:
+    return json.dumps({name: asdict(file) for name, file in sorted(files.items())}, indent=1)
+
+
+def _read_json(checkpoint: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((checkpoint / name).read_bytes())
+    except FileNotFoundError:
+        raise damaged(checkpoint / name, "is missing") from None
+    except OSError as error:
+        raise UserError(f"{checkpoint / name} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        raise damaged(checkpoint / name, "is damaged: it is not JSON") from None
+    if not isinstance(content, dict):
+        raise damaged(checkpoint / name, "is damaged: it is no JSON object")
+    return content
+
+
+def _parse(adapter: TypeAdapter[Any], checkpoint: Path, name: str, content: dict[str, Any]) -> Any:
+    try:
+        return adapter.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise damaged(checkpoint / name, f"is damaged: {place}: {first['msg'].lower()}") from None
+
+
+def merged(checkpoint: Path, of_ranks: Iterable[Mapping[str, StoredParameter]]) -> dict[str, StoredParameter]:
+    """One index from what each rank wrote. Raises RuntimeError: they are not of one model."""
+    found: dict[str, StoredParameter] = {}
+    for parameters in of_ranks:
+        for name, own in parameters.items():
+            had = found.setdefault(name, StoredParameter(own.shape, own.step, ()))
+            if (had.shape, had.step) != (own.shape, own.step):
+                raise RuntimeError(f"{checkpoint}: two ranks disagree about the shape or step of '{name}'")
+            found[name] = StoredParameter(own.shape, own.step, (*had.slices, *own.slices))
+    gaps = [f"'{name}': {gap}" for name, parameter in found.items() if (gap := parameter.gap())]
+    if gaps:
+        raise RuntimeError(f"{checkpoint}: what the ranks wrote does not have all of {gaps[0]}")
+    return found

@@ -1,0 +1,108 @@
+"""What this rank's optimizer holds of each parameter: a slice of its fp32 master and of AdamW's state.
+
+Version-sensitive, and the only file of this package that is: leans on DeepSpeed 0.19's optimizers. ZeRO-1,
+ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one partition a rank and note in a
+parameter's `_hp_mapping` what of it lies here; ZeRO-3 cuts every parameter by itself and has the place in
+`grad_position`; at stage 0 every rank has all, in fp32 the parameters themselves, in bf16 a copy of each in
+`fp32_groups`. Lengths are never added up: alignment leaves gaps between parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements [start, start + length) of the flattened parameter `name` of this rank, as AdamW keeps them.
+
+    Attributes:
+        flat: the fp32 tensor that AdamW updates; the elements lie there from `offset` on.
+        adam: AdamW's state of `flat`; empty before its first update.
+    """
+
+    name: str
+    start: int
+    length: int
+    flat: torch.Tensor
+    offset: int
+    adam: dict[str, Any]
+
+    @property
+    def master(self) -> torch.Tensor:
+        """A view `[length]` of the master weights."""
+        return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
+
+    def moment(self, kind: str) -> torch.Tensor | None:
+        """A view `[length]` of one of MOMENTS; None before AdamW's first update."""
+        return self.adam[kind].view(-1).narrow(0, self.offset, self.length) if self.adam else None
+
+    def begin(self) -> None:
+        """Give AdamW the state that its first update would: it then goes on from what is put there."""
+        if not self.adam:
+            # A fused AdamW keeps its step count beside its moments, on the device of the weights.
+            self.adam["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.device)
+            for kind in MOMENTS:
+                self.adam[kind] = torch.zeros_like(self.flat)
+
+
+def slices_of_rank(engine: Any) -> list[Slice]:
+    """Everything that this rank's optimizer trains; at ZeRO stage 0 all data-parallel ranks have the same."""
+    optimizer = engine.optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+        places = _stage_3(engine.module, optimizer)
+    elif hasattr(optimizer, "fp32_groups"):
+        masters = zip(chain(*optimizer.fp16_groups), chain(*optimizer.fp32_groups), strict=True)
+        places = ((parameter, 0, master, 0, master.numel()) for parameter, master in masters)
+    elif optimizer is inner:
+        places = ((p, 0, p, 0, p.numel()) for group in inner.param_groups for p in group["params"])
+    else:
+        places = _stages_1_and_2(engine.module, inner)
+    return [
+        Slice(names[id(parameter)], start, length, flat, offset, inner.state[flat])
+        for parameter, start, flat, offset, length in places
+    ]
+
+
+_Place = tuple[torch.nn.Parameter, int, torch.Tensor, int, int]
+"""A parameter, where in it, the flat tensor, where in that, how many elements."""
+
+
+def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Iterator[_Place]:
+    for parameter in model.parameters():
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]  # None: nothing of it lies here
+        if mapping is not None:
+            (flat,) = inner.param_groups[mapping.param_group_index]["params"]
+            here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
+            yield parameter, here.start, flat, there.start, there.numel
+
+
+def _stage_3(model: torch.nn.Module, optimizer: Any) -> Iterator[_Place]:
+    for parameter in model.parameters():
+        group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        start = length * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
+        held = min(length, parameter.ds_numel - start)  # type: ignore[attr-defined]  # the rest is padding
+        if held > 0:
+            yield parameter, start, optimizer.fp32_partitioned_groups_flat[group], offset, held
+
+
+def counters_of(engine: Any) -> dict[str, int]:
+    return {counter: getattr(engine, counter) for counter in COUNTERS}
+
+
+def set_counters(engine: Any, counters: Mapping[str, int]) -> None:
+    """Micro steps are counted anew from the steps: another layout may take another number of them a step."""
+    for counter in COUNTERS:
+        setattr(engine, counter, counters[counter])
+    engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()
