@@ -6,6 +6,7 @@ about processes (exit codes, signals, kills, what is printed). Else tests/ranks.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors.torch import load_file
 
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import METRICS
@@ -102,10 +104,23 @@ def deterministic_metrics(run: Path, name: str = "metrics.jsonl") -> list[dict[s
 
 
 def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
-    """Every tensor and number in every .pt file of a checkpoint, by file and place."""
-    found: dict[str, Any] = {}
-    for file in sorted(checkpoint.glob("*.pt")):
-        _flatten(torch.load(file, map_location="cpu", weights_only=False), file.name, found)
+    """Masters and moments of every parameter, whole, their steps, and the run's position and counters.
+
+    Put together from the files alone, so that it can be held against what the program reads from them.
+    """
+    files = {file.name: load_file(file) for file in checkpoint.glob("*.safetensors")}
+    about = json.loads((checkpoint / "checkpoint.json").read_text())
+    found = {f"{part}/{key}": value for part in ("position", "counters") for key, value in about[part].items()}
+    for name, stored in json.loads((checkpoint / "parameters.json").read_text()).items():
+        found[f"step/{name}"] = stored["step"]
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            found[f"{kind}/{name}"] = full = torch.full(stored["shape"], torch.nan)
+            for piece in stored["slices"]:
+                block = piece["block"]
+                rows = full.narrow(block["dim"], block["first"], block["last"] - block["first"])
+                flat = rows.flatten()
+                flat[piece["start"] :][: piece["length"]] = files[piece["file"]][f"{kind}/{name}"]
+                rows.copy_(flat.view(rows.shape))
     return found
 
 
@@ -114,14 +129,3 @@ def equal(a: Any, b: Any) -> bool:
     if torch.is_tensor(a):
         return torch.is_tensor(b) and a.dtype == b.dtype and torch.equal(a, b)
     return type(a) is type(b) and a == b
-
-
-def _flatten(value: Any, place: str, found: dict[str, Any]) -> None:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _flatten(item, f"{place}/{key}", found)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            _flatten(item, f"{place}/{index}", found)
-    elif torch.is_tensor(value) or isinstance(value, (int, float, str, bool)):
-        found[place] = value

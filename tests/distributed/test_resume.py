@@ -2,6 +2,7 @@
 2, ZeRO 1, 2 and 3.
 """
 
+import json
 import signal
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_kill_between_and_during_saves_then_resume(
         wait_until(lambda: any_stopped(launcher), launcher, "the second save")
         launcher.kill()
         launcher.wait(timeout=60)
-    assert list(second_save.glob("*.pt")) and not (second_save / "COMPLETE").exists()
+    assert list(second_save.glob("*.safetensors")) and not (second_save / "COMPLETE").exists()
 
     done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
@@ -119,12 +120,20 @@ def test_signal_saves_exits_0_and_resumes_exactly(
 
 
 def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted: dict[int, Path]) -> None:
-    for stage, run in uninterrupted.items():
+    for run in uninterrupted.values():
         kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
         assert kept == ["step_00000030", "step_00000044"]
         assert (run / "checkpoints/latest").read_text() == "step_00000044\n"
         tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
         assert not [place for place in tensors if "query_key" in place]
-        # hidden 32 × (4 + 4 heads) × 8: a full frozen bank of one layer would be 2,048 elements in one tensor
-        values = [t for place, t in tensors.items() if "value_weight" in place and hasattr(t, "numel")]
-        assert stage == 3 or {value.numel() for value in values} == {32 * 16}
+        masters = [tensor for place, tensor in tensors.items() if place.startswith("master/")]
+        assert {t.numel() for place, t in tensors.items() if place.startswith("master/") and "value_weight" in place} == {32 * 32}
+        elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
+        assert sum(master.numel() for master in masters) == elements
+        files = list((run / "checkpoints/step_00000044").glob("*.safetensors"))
+        assert len(files) == 4
+        assert sum(file.stat().st_size - _head(file) for file in files) == 12 * elements
+
+
+def _head(file: Path) -> int:
+    return 8 + int.from_bytes(file.read_bytes()[:8], "little")
