@@ -110,7 +110,9 @@ def checkpoint_tensors(checkpoint: Path) -> dict[str, Any]:
     """
     files = {file.name: load_file(file) for file in checkpoint.glob("*.safetensors")}
     about = json.loads((checkpoint / "checkpoint.json").read_text())
-    found = {f"{part}/{key}": value for part in ("position", "counters") for key, value in about[part].items()}
+    found = {
+        f"{part}/{key}": value for part in ("position", "counters") for key, value in about[part].items()
+    }
     for name, stored in json.loads((checkpoint / "parameters.json").read_text()).items():
         found[f"step/{name}"] = stored["step"]
         for kind in ("master", "exp_avg", "exp_avg_sq"):

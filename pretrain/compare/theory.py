@@ -78,7 +78,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
             frozen_bytes=size.frozen_parameters * weight * replicas,
             gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
             optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
-            checkpoint_bytes=held * ((weight if stage < 3 else 0) + _ADAM_MOMENTS + master),
+            checkpoint_bytes=size.trainable_parameters * (_ADAM_MOMENTS + _MASTER_WEIGHT),
         ),
     )
 

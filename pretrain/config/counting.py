@@ -139,13 +139,9 @@ def count_parameters(shape: ModelShape, attention: AttentionCount) -> ParameterC
     )
 
 
-def checkpoint_bytes(count: ParameterCount, dtype: str) -> int:
-    """Size of one checkpoint: trainable weights in `dtype`, an fp32 master copy and Adam's two fp32 moments.
-
-    The frozen bank is not saved. Tensors that every tensor-parallel rank has (norms, positions) are counted
-    once although each rank saves them.
-    """
-    return count.trainable * ((2 if dtype == "bf16" else 4) + 12)
+def checkpoint_bytes(count: ParameterCount) -> int:
+    """Size of one checkpoint: an fp32 master and Adam's two fp32 moments of every trainable parameter."""
+    return count.trainable * 12
 
 
 def forward_flops_per_token(

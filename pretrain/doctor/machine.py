@@ -85,7 +85,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
     shape = config.shape()
     count = count_parameters(shape, count_attention(shape, config.policy()))
-    size = checkpoint_bytes(count, config.precision.dtype)
+    size = checkpoint_bytes(count)
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core.models.gpt import GPTModel
+from safetensors.torch import load_file, save_file
 
 from megatron_patches.heads import attention_observed, head_weights
 from pretrain.config.load import load_config
@@ -56,19 +58,35 @@ def _another_bank(run: Path) -> None:
     saved = json.loads(file.read_text())
     saved["frozen_bank"]["sha256"]["layer=1 role=key"] = "0" * 64
     text = json.dumps(saved, indent=1)
-    assert len(text) == len(file.read_text())  # the marker has the size
     file.write_text(text)
+    _mark_again(file.parent)
 
 
 def _other_weights(run: Path) -> None:
-    file = RunDirectory(run).complete_checkpoints()[0] / "mp_rank_00_model_states.pt"
-    size = file.stat().st_size
-    saved = torch.load(file, weights_only=False)
-    weight = saved["module"]["embedding.word_embeddings.weight"]
-    saved["module"]["embedding.word_embeddings.weight"] = weight.flip(0).contiguous()
-    torch.save(saved, file)
-    marker = file.parent / "COMPLETE"
-    marker.write_text(marker.read_text().replace(f": {size}", f": {file.stat().st_size}"))
+    """Every rank's slice of one weight turned round, with the hashes that belong to that."""
+    checkpoint = RunDirectory(run).complete_checkpoints()[0]
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        key = "master/embedding.word_embeddings.weight"
+        tensors[key] = tensors[key].flip(0).contiguous()
+        save_file(tensors, file)
+    _mark_again(checkpoint)
+
+
+def _mark_again(checkpoint: Path) -> None:
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        for file in checkpoint.iterdir()
+        if file.name not in ("COMPLETE", "PROVEN")
+    }
+    (checkpoint / "COMPLETE").write_text(json.dumps(files))
+
+
+def _flipped_byte(run: Path) -> None:
+    file = RunDirectory(run).complete_checkpoints()[0] / "rank_00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
 
 
 def _other_shape(run: Path) -> None:
@@ -78,7 +96,12 @@ def _other_shape(run: Path) -> None:
     config.write_text(text.replace("ffn_hidden_size: 128", "ffn_hidden_size: 64"))
 
 
-SPOILS = {"bank": _another_bank, "weights": _other_weights, "shape": _other_shape}
+SPOILS = {
+    "bank": _another_bank,
+    "weights": _other_weights,
+    "shape": _other_shape,
+    "flipped": _flipped_byte,
+}
 
 
 def _refusal(run: Path, copy: Path, spoil: Any, context: ParallelContext) -> str:

@@ -127,7 +127,11 @@ def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted: dict[int, P
         tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
         assert not [place for place in tensors if "query_key" in place]
         masters = [tensor for place, tensor in tensors.items() if place.startswith("master/")]
-        assert {t.numel() for place, t in tensors.items() if place.startswith("master/") and "value_weight" in place} == {32 * 32}
+        assert {
+            t.numel()
+            for place, t in tensors.items()
+            if place.startswith("master/") and "value_weight" in place
+        } == {32 * 32}
         elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
         assert sum(master.numel() for master in masters) == elements
         files = list((run / "checkpoints/step_00000044").glob("*.safetensors"))

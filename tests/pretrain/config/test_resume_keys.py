@@ -10,6 +10,7 @@ from pretrain.config.load import load_config
 from pretrain.config.resume import (
     CLASSES,
     EFFECTIVE,
+    LAYOUT,
     NO_EFFECT,
     REFUSED,
     OnResume,
@@ -35,7 +36,7 @@ def test_every_key_is_classified(section: str, key: str) -> None:
 
 def test_the_table_has_each_key_once_and_no_other() -> None:
     assert len(keys()) > 60
-    assert len(CLASSES) == len(REFUSED) + len(EFFECTIVE) + len(NO_EFFECT)
+    assert len(CLASSES) == len(REFUSED) + len(LAYOUT) + len(EFFECTIVE) + len(NO_EFFECT)
     known = {f"{section}.{key}" for section, key in keys()} | {f"{section}.*" for section, _ in keys()}
     assert CLASSES.keys() <= known
     whole = {key.removesuffix("*") for key in CLASSES if key.endswith("*")}
@@ -70,5 +71,5 @@ def test_changes_are_what_takes_effect_and_nothing_else() -> None:
 
 def test_the_documentation_has_the_same_table() -> None:
     page = (ROOT / Path("docs/operations.md")).read_text()
-    for key in (*REFUSED, *EFFECTIVE, *NO_EFFECT):
+    for key in (*REFUSED, *LAYOUT, *EFFECTIVE, *NO_EFFECT):
         assert f"`{key}`" in page, key

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from megatron_patches.errors import MethodError
 from megatron_patches.policy import policy_for
 from megatron_patches.recipes import score_recipe
 from megatron_patches.score_recipe import ScoreRecipe
+from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.counting import (
     AttentionCount,
@@ -25,6 +25,7 @@ from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
+from pretrain.runs.position import Position
 
 RANDOM, FACTORIZED = "attention.variant=synthesizer_random", "attention.variant=synthesizer_factorized"
 
@@ -131,10 +132,10 @@ def test_a_policy_without_learned_scores_has_no_recipe() -> None:
 
 
 def test_a_resume_at_another_length_is_refused_even_where_other_data_is_allowed() -> None:
-    def identity(length: int) -> dict[str, Any]:
+    def identity(length: int) -> About:
         recipe = ScoreRecipe(seed=0, num_attention_heads=2, sequence_length=length).as_dict()
         keys = {"data.sequence_length": length, "model.position_embedding": "rope"}
-        return {"keys": keys, "data": {}, "frozen_bank": {"recipe": recipe, "sha256": {}}}
+        return About(keys, {}, {"recipe": recipe, "sha256": {}}, Position(), counters={}, layout={})
 
     with pytest.raises(UserError, match="sequence_length=16 but this run has 32"):
-        accept_identity("step_1", identity(16), identity(32), allow_data_change=True)
+        accept_identity("step_1", identity(16), vars(identity(32)), allow_data_change=True)
