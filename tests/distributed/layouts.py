@@ -1,0 +1,89 @@
+"""Chains of layouts: a run is saved at one and goes on at the next, so that few runs try many pairs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+CANDIDATES = 60
+
+
+class Layout(NamedTuple):
+    """How a run is spread over processes, and the samples of a micro batch; a step has 4."""
+
+    tensor_parallel: int
+    data_parallel: int
+    zero_stage: int
+    sequence_parallel: bool
+    micro_batch_size: int
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor_parallel * self.data_parallel
+
+    def __str__(self) -> str:
+        sequence = "sp" if self.sequence_parallel else ""
+        return f"tp{self.tensor_parallel}{sequence}dp{self.data_parallel}z{self.zero_stage}"
+
+
+class Chain(NamedTuple):
+    """A design in a precision ("bf16 sums": gradients are summed in bf16 too), through layouts."""
+
+    design: str
+    precision: str
+    layouts: tuple[Layout, ...]
+
+    def __str__(self) -> str:
+        return "-".join([self.design, self.precision.replace(" ", "-"), *map(str, self.layouts)])
+
+
+Fact = tuple[object, ...]
+
+
+def layouts(largest_world: int) -> list[Layout]:
+    """{TP 1, 2, 4} × {DP 1, 2, 4} × {ZeRO 0, 1, 2, 3} on at most so many ranks."""
+    return [
+        Layout(tp, dp, stage, tp > 1 and stage % 2 == 0, 2 if dp < 4 and stage % 3 else 1)
+        for tp in (1, 2, 4)
+        for dp in (1, 2, 4)
+        for stage in (0, 1, 2, 3)
+        if tp * dp <= largest_world
+    ]
+
+
+def possible(design: str, precision: str, layout: Layout) -> bool:
+    """What the program accepts: see `pretrain.config.refusals`."""
+    if design == "unfreeze" and layout.zero_stage not in (1, 2):
+        return False
+    if layout.zero_stage:
+        return True
+    return precision == "fp32" or (precision == "bf16 sums" and layout.tensor_parallel == 1)
+
+
+def facts(chain: Chain) -> Iterator[Fact]:
+    """What a chain tries: two properties of a layout at once, and each change of a property."""
+    for layout in chain.layouts:
+        own = {**layout._asdict(), "precision": chain.precision}
+        yield from combinations(sorted(own.items()), 2)
+    for before, after in pairwise(chain.layouts):
+        for name in ("tensor_parallel", "data_parallel", "zero_stage"):
+            yield name, getattr(before, name), getattr(after, name)
+
+
+def chains(
+    designs: Sequence[str], precisions: Sequence[str], pool: Sequence[Layout], length: int
+) -> list[Chain]:
+    """One chain for each design in each precision that together try as much as is easily found."""
+    draw, tried, found = random.Random(0), set[Fact](), []
+    for design in designs:
+        for precision in precisions:
+            allowed = [layout for layout in pool if possible(design, precision, layout)]
+            candidates = [
+                Chain(design, precision, tuple(draw.sample(allowed, length))) for _ in range(CANDIDATES)
+            ]
+            best = max(candidates, key=lambda chain: len(set(facts(chain)) - tried))
+            tried |= set(facts(best))
+            found.append(best)
+    return found

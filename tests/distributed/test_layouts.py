@@ -1,0 +1,206 @@
+"""A run goes on at any layout: loaded is bit for bit what was saved, and losses differ by rounding."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from megatron_patches.policy import VARIANTS
+from tests.command_line import checkpoint_tensors, equal
+from tests.distributed.designs import DESIGNS, design_overrides
+from tests.distributed.layouts import Chain, Layout, chains, facts, layouts
+from tests.ranks import run_ranks
+
+pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
+
+WORKER = "tests.distributed.layouts_worker:go_on"
+STEPS = 20
+LINKS = (6, 7, 7)
+"""Steps at each layout of a chain."""
+TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3, "bf16 sums": 3e-3}
+"""Largest relative difference of a loss from the uninterrupted run's at the chain's first layout."""
+TRIED = (
+    "vanilla",
+    "orthogonal",
+    "orthogonal_trainable",
+    "gaussian",
+    "orthogonal_penalty",
+    "unfreeze",
+    "hybrid",
+    "low_rank",
+    "hybrid-all-adapters",
+    "synthesizer_random",
+    "synthesizer_factorized",
+)
+CHAINS = [
+    *chains(TRIED, ("fp32", "bf16"), layouts(4), len(LINKS)),
+    *chains(["orthogonal"], ["bf16 sums"], layouts(4)[:8], len(LINKS)),
+]
+LARGE = [
+    chain
+    for chain in chains([*DESIGNS] * 3, ("fp32", "bf16"), layouts(16), len(LINKS))
+    if chain not in CHAINS
+]
+
+
+class Link(NamedTuple):
+    """What a chain did at one of its layouts."""
+
+    checkpoint: Path
+    loaded: Path | None
+    answer: dict[str, Any]
+
+
+class Trained:
+    def __init__(self, shards: Path, runs: Path) -> None:
+        self.shards, self.runs = shards, runs
+
+    def overrides(self, chain: Chain, layout: Layout, name: str) -> list[str]:
+        precision, _, sums = chain.precision.partition(" ")
+        return design_overrides(
+            chain.design,
+            self.shards,
+            self.runs,
+            name,
+            layout.zero_stage,
+            schedule__steps=STEPS,
+            checkpoint__keep_last=len(LINKS) + 1,
+            parallel__tensor_model_parallel_size=layout.tensor_parallel,
+            parallel__sequence_parallel=layout.sequence_parallel,
+            data__micro_batch_size=layout.micro_batch_size,
+            precision__dtype=precision,
+            precision__grad_accum_dtype="bf16" if sums else "fp32",
+        )
+
+    def uninterrupted(self, some: Sequence[Chain]) -> dict[Chain, list[float]]:
+        """{chain: losses of the same run at the chain's first layout}"""
+        runs = {
+            chain: {"chain": chain, "layout": chain.layouts[0], "name": f"{chain}-whole"} for chain in some
+        }
+        answers = self._launch(runs, STEPS, None)
+        return {chain: answer["loss"] for chain, answer in answers.items()}
+
+    def train(self, some: Sequence[Chain]) -> dict[Chain, list[Link]]:
+        found: dict[Chain, list[Link]] = {chain: [] for chain in some}
+        for index, steps in enumerate(LINKS):
+            runs = {
+                chain: {"chain": chain, "layout": chain.layouts[index], "name": str(chain)} for chain in some
+            }
+            for chain, answer in self._launch(runs, steps, index or None).items():
+                run, step = self.runs / str(chain), sum(LINKS[: index + 1])
+                loaded = self.echo(chain, index) if index else None
+                found[chain].append(Link(run / f"checkpoints/step_{step:08d}", loaded, answer))
+        return found
+
+    def echo(self, chain: Chain, index: int) -> Path:
+        return self.runs / "loaded" / str(chain) / str(index)
+
+    def _launch(
+        self, runs: dict[Chain, dict[str, Any]], steps: int, echo: int | None
+    ) -> dict[Chain, dict[str, Any]]:
+        """Train all, those of one world size in one launch."""
+        found = {}
+        for ranks in sorted({run["layout"].ranks for run in runs.values()}):
+            some = [chain for chain, run in runs.items() if run["layout"].ranks == ranks]
+            payload = [
+                {
+                    "overrides": self.overrides(**runs[chain]),
+                    "steps": steps,
+                    "echo": str(self.echo(chain, echo)) if echo else None,
+                }
+                for chain in some
+            ]
+            answers = run_ranks(ranks, WORKER, {"runs": payload}, timeout=1200)
+            found.update(zip(some, answers, strict=True))
+        return found
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tiny_shards, tmp_path_factory.mktemp("layouts"))
+
+
+@pytest.fixture(scope="module")
+def links(trained: Trained) -> dict[Chain, list[Link]]:
+    return trained.train(CHAINS)
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Trained) -> dict[Chain, list[float]]:
+    return trained.uninterrupted(CHAINS)
+
+
+every_chain = pytest.mark.parametrize("chain", CHAINS, ids=str)
+
+
+def test_the_chains_try_every_pair() -> None:
+    tried = {fact for chain in CHAINS for fact in facts(chain)}
+    for stage, other in product(range(4), range(4)):
+        assert ("zero_stage", stage, other) in tried
+    for size, other in product((1, 2, 4), (1, 2, 4)):
+        assert ("tensor_parallel", size, other) in tried
+        assert ("data_parallel", size, other) in tried
+    for size, stage in product((1, 2, 4), range(4)):
+        assert (("tensor_parallel", size), ("zero_stage", stage)) in tried
+        assert (("data_parallel", size), ("zero_stage", stage)) in tried
+    for precision, stage in product(("fp32", "bf16"), (1, 2, 3)):
+        assert (("precision", precision), ("zero_stage", stage)) in tried
+    assert {DESIGNS[chain.design]["variant"] for chain in CHAINS} >= {
+        variant
+        for variant in VARIANTS
+        if variant not in ("gaussian_naive", "hadamard", "dct")  # like others
+    }
+
+
+@every_chain
+def test_what_is_loaded_is_what_was_saved(chain: Chain, links: dict[Chain, list[Link]]) -> None:
+    for before, after in zip(links[chain], links[chain][1:], strict=False):
+        assert after.loaded is not None
+        saved, loaded = checkpoint_tensors(before.checkpoint), checkpoint_tensors(after.loaded)
+        steps = saved["position/step"]
+        assert loaded.pop("counters/micro_steps") == steps * after.answer["micro steps"]
+        assert saved.pop("counters/micro_steps") == steps * before.answer["micro steps"]
+        assert saved.keys() == loaded.keys() and len(saved) > 30
+        assert [place for place in saved if not equal(saved[place], loaded[place])] == []
+        masters = [tensor for place, tensor in saved.items() if place.startswith(("master/", "exp_avg/"))]
+        assert all(tensor.isfinite().all() and tensor.any() for tensor in masters)
+
+
+@every_chain
+def test_losses_are_those_of_the_uninterrupted_run(
+    chain: Chain, links: dict[Chain, list[Link]], whole: dict[Chain, list[float]]
+) -> None:
+    losses = links[chain][-1].answer["loss"]
+    assert [link.answer["state"] for link in links[chain]] == ["stopped", "stopped", "finished"]
+    assert len(losses) == STEPS and losses[: LINKS[0]] == whole[chain][: LINKS[0]]
+    assert losses == pytest.approx(whole[chain], rel=TOLERANCE[chain.precision])
+
+
+@every_chain
+def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[Link]]) -> None:
+    run = links[chain][0].checkpoint.parents[1]
+    segments = json.loads((run / "environment.json").read_text())["segments"]
+    assert [segment["first_step"] for segment in segments] == [1, 7, 14]
+    for segment, layout in zip(segments, chain.layouts, strict=True):
+        assert segment["world_size"] == layout.ranks and segment["zero_stage"] == layout.zero_stage
+    for segment, before, after in zip(segments[1:], chain.layouts, chain.layouts[1:], strict=False):
+        changed = segment["changes"].get("tensor_model_parallel_size")
+        if before.tensor_parallel == after.tensor_parallel:
+            assert changed is None
+        else:
+            assert changed == {"was": before.tensor_parallel, "is": after.tensor_parallel}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(6))
+def test_more_chains_on_up_to_16_ranks(number: int, trained: Trained) -> None:
+    some = LARGE[number::6]
+    found, losses = trained.train(some), trained.uninterrupted(some)
+    for chain in some:
+        test_what_is_loaded_is_what_was_saved(chain, found)
+        test_losses_are_those_of_the_uninterrupted_run(chain, found, losses)
+        shutil.rmtree(trained.runs / str(chain))
