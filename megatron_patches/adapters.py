@@ -22,6 +22,8 @@ from __future__ import annotations
 import torch
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
+from megatron_patches.orthonormal import Role
+
 QK_NORM_EPSILON = 1e-6
 
 
@@ -46,22 +48,26 @@ class QueryKeyAdapters(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.groups, self.head_dim = num_heads, num_groups, head_dim
-        query_size, key_size = num_heads * head_dim, num_groups * head_dim
+        heads: dict[Role, int] = {"query": num_heads, "key": num_groups}
 
-        def parameter(name: str, *shape: int, decay: bool = True) -> torch.nn.Parameter | None:
+        def parameter(name: str, role: Role, *of_head: int, decay: bool = True) -> torch.nn.Parameter | None:
+            """One parameter for the heads of a role, from the shape of a head's part of it."""
             if name not in names:
                 return None
+            shape = (heads[role] * of_head[0], *of_head[1:])
             weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
             set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+            # Ranks may hold unequal numbers of frozen heads: whoever joins their shards needs these.
+            weight.role, weight.rows_per_head = role, of_head[0]  # type: ignore[attr-defined]
             weight.no_weight_decay = not decay  # type: ignore[attr-defined]  # decay would pull C from I to 0
             return weight
 
-        self.up_query = parameter("low_rank", query_size, rank)
-        self.up_key = parameter("low_rank", key_size, rank)
-        self.core = parameter("core", num_heads, head_dim, head_dim, decay=False)
-        self.query_gain = parameter("qk_norm", query_size, decay=False)
-        self.key_gain = parameter("qk_norm", key_size, decay=False)
-        self.logit_scale = parameter("logit_scale", num_heads, decay=False)
+        self.up_query = parameter("low_rank", "query", head_dim, rank)
+        self.up_key = parameter("low_rank", "key", head_dim, rank)
+        self.core = parameter("core", "query", 1, head_dim, head_dim, decay=False)
+        self.query_gain = parameter("qk_norm", "query", head_dim, decay=False)
+        self.key_gain = parameter("qk_norm", "key", head_dim, decay=False)
+        self.logit_scale = parameter("logit_scale", "query", 1, decay=False)
 
     @torch.no_grad()
     def fill(self) -> None:

@@ -2,8 +2,9 @@
 
 A logical parameter is the whole tensor as one process without parallelism would hold it. A tensor-parallel
 rank holds a block of it, from `first` up to `last` along one dimension; parameters that are replicated over
-tensor-parallel ranks are one block, the whole. The trainable heads beside a frozen bank are two logical
-parameters, queries and keys: one rank's lie behind each other in one tensor, and ranks hold unequal numbers.
+tensor-parallel ranks are one block, the whole. Where only some heads are frozen, ranks hold unequal numbers
+of the frozen heads' adapters and of the trainable heads, or none. The latter are two logical parameters,
+queries and keys, which lie behind each other in one tensor.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.attention import FrozenQueryKeyValueLinear
 from megatron_patches.orthonormal import ROLES
-from megatron_patches.shards import split_heads
+from megatron_patches.shards import HeadSplit, split_heads
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ def parts_of_rank(model: torch.nn.Module, rank: int, size: int) -> dict[str, tup
         owner = modules[prefix]
         if isinstance(owner, FrozenQueryKeyValueLinear) and own_name == "trained_query_key":
             found[name] = tuple(_trained_heads(prefix, owner, rank, size))
+        elif isinstance(owner, QueryKeyAdapters):
+            projection = modules[prefix.rpartition(".")[0]]
+            assert isinstance(projection, FrozenQueryKeyValueLinear)
+            found[name] = tuple(_adapter(name, parameter, projection, rank, size))
         else:
             found[name] = (_part(name, parameter, rank, size),)
     return found
@@ -89,8 +95,13 @@ def overlaps(start: int, length: int, parts: tuple[Part, ...]) -> Iterator[tuple
             yield part, first - part.start, first - start, last - first
 
 
+def local_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    """Of this rank's parameter; ZeRO-3 leaves an empty one behind."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def _part(name: str, parameter: torch.nn.Parameter, rank: int, size: int) -> Part:
-    local = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 leaves it empty
+    local = local_shape(parameter)
     if size == 1 or not getattr(parameter, "tensor_model_parallel", False):
         return Part(name, local, Block.whole(local), 0, replicated=True)
     dim = parameter.partition_dim  # type: ignore[attr-defined]  # megatron-core's mark
@@ -100,22 +111,39 @@ def _part(name: str, parameter: torch.nn.Parameter, rank: int, size: int) -> Par
 
 
 def _trained_heads(prefix: str, owner: FrozenQueryKeyValueLinear, rank: int, size: int) -> Iterator[Part]:
-    """One rank's trainable queries, then its keys; the heads of a role lie in the order of the ranks."""
-    recipe = owner.recipe
+    """One rank's trainable queries, then its keys."""
     start = 0
     for role in ROLES:
-        rows = [
-            recipe.head_dim
-            * len(
-                split_heads(
-                    recipe.num_attention_heads, recipe.num_query_groups, owner.frozen_groups, other, size
-                ).trainable[role]
-            )
-            for other in range(size)
-        ]
-        before, own = sum(rows[:rank]), rows[rank]
-        if own:
-            shape = (sum(rows), recipe.hidden_size)
-            block = Block(0, before, before + own)
-            yield Part(f"{prefix}.trained_{role}", shape, block, start, replicated=size == 1)
-            start += own * recipe.hidden_size
+        heads = [split.trainable[role] for split in _splits(owner, size)]
+        rows = [len(own) * owner.recipe.head_dim for own in heads]
+        part = _rows(f"{prefix}.trained_{role}", rows, (owner.recipe.hidden_size,), rank, start)
+        if part.numel:
+            yield part
+            start += part.numel
+
+
+def _adapter(
+    name: str, parameter: torch.nn.Parameter, owner: FrozenQueryKeyValueLinear, rank: int, size: int
+) -> Iterator[Part]:
+    """An adapter's parameter of this rank's frozen heads, if it has any."""
+    role, rows_per_head = parameter.role, parameter.rows_per_head  # type: ignore[attr-defined]
+    rows = [len(split.frozen[role]) * rows_per_head for split in _splits(owner, size)]
+    part = _rows(name, rows, local_shape(parameter)[1:], rank, 0)
+    if part.numel:
+        yield part
+
+
+def _splits(owner: FrozenQueryKeyValueLinear, size: int) -> list[HeadSplit]:
+    """The heads of every rank."""
+    recipe = owner.recipe
+    return [
+        split_heads(recipe.num_attention_heads, recipe.num_query_groups, owner.frozen_groups, rank, size)
+        for rank in range(size)
+    ]
+
+
+def _rows(name: str, rows: list[int], others: tuple[int, ...], rank: int, start: int) -> Part:
+    """This rank's of a parameter whose rows lie in the order of the ranks, `rows` on each."""
+    first = sum(rows[:rank])
+    block = Block(0, first, first + rows[rank])
+    return Part(name, (sum(rows), *others), block, start, replicated=len(rows) == 1)

@@ -81,7 +81,8 @@ _Place = tuple[torch.nn.Parameter, int, torch.Tensor, int, int]
 
 def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Iterator[_Place]:
     for parameter in model.parameters():
-        mapping = parameter._hp_mapping  # type: ignore[attr-defined]  # None: nothing of it lies here
+        # None: nothing of it lies here. DeepSpeed leaves parameters without elements out.
+        mapping = parameter._hp_mapping if parameter.numel() else None  # type: ignore[attr-defined]
         if mapping is not None:
             (flat,) = inner.param_groups[mapping.param_group_index]["params"]
             here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
@@ -90,6 +91,8 @@ def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Ite
 
 def _stage_3(model: torch.nn.Module, optimizer: Any) -> Iterator[_Place]:
     for parameter in model.parameters():
+        if not parameter.ds_numel:  # type: ignore[attr-defined]
+            continue
         group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
         start = length * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
         held = min(length, parameter.ds_numel - start)  # type: ignore[attr-defined]  # the rest is padding
