@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -82,7 +83,8 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
     say = partial(print, flush=True) if context.is_first else lambda line: None
     notes: list[str] = []
     while True:
-        newest = together(run.newest_checkpoint)
+        together(partial(_check_permissions, run))
+        newest = run.newest_checkpoint()
         require_equal_on_all_ranks(
             "the newest complete checkpoint",
             str(newest),
@@ -97,6 +99,13 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
             if not config.checkpoint.fall_back:
                 raise
             notes.append(_keep_aside(run, newest, error, context))
+
+
+def _check_permissions(run: RunDirectory) -> None:
+    """A directory that may not be looked into would pass for one without checkpoints."""
+    for path in (run.checkpoints, *run.checkpoints.glob("step_*")):
+        if os.access(path, os.F_OK) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise UserError(f"{path} cannot be read and written; mend its permissions")
 
 
 def _keep_aside(

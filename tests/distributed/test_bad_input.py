@@ -28,7 +28,6 @@ from tests.tiny import tiny_overrides
 Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]
 TIMEOUT = 300  # a refusal comes within seconds on an idle machine; a busy one takes its time
 SECONDS_TO_WAIT = 3
-MODEL_STATES = "checkpoints/step_00000002/mp_rank_00_model_states.pt"
 
 
 class Cases:
@@ -84,7 +83,7 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
     directory = tmp_path_factory.mktemp("bad_input")
     cases = Cases(tiny_shards, directory)
     commands: dict[str, Callable[[], tuple[subprocess.CompletedProcess[str], bool]]] = {
-        "another number of ranks": lambda: cases.resumed("ranks", ranks=2),
+        "ranks that do not divide": lambda: cases.resumed("ranks", ranks=3),
         "damaged shard": lambda: cases.fresh("shard", ranks=2, data__directory=_with_a_flipped_byte(cases)),
         "rank 0 alone": lambda: cases.fresh("rank0", environment=_one_of_two(0), **_IMPATIENT),
         "rank 1 alone": lambda: cases.fresh("rank1", environment=_one_of_two(1), **_IMPATIENT),
@@ -95,7 +94,6 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
         "another model shape": lambda: cases.resumed("shape", model__num_layers=3),
         "another bank": lambda: cases.resumed("bank", attention__seed=7),
         "other data": lambda: cases.resumed("data", data__directory=_other_shards(cases)),
-        "truncated file": lambda: cases.resumed("truncated", damage=_truncate),
     }
     with ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
@@ -137,13 +135,11 @@ def _other_shards(cases: Cases) -> Path:
     return out
 
 
-def _truncate(run: Path) -> None:
-    file = run / MODEL_STATES
-    file.write_bytes(file.read_bytes()[:-1])
-
-
 SENTENCES = {
-    "another number of ranks": ("the number of ranks=1 but this run has 2", "choose another run.name"),
+    "ranks that do not divide": (
+        "data.global_batch_size=8 is not divisible by data.micro_batch_size=2 times 3 data-parallel ranks",
+        "the number of processes",
+    ),
     "damaged shard": (
         "tiny-train-PydocTopics_00000.bin does not have the SHA-256 that the manifest says",
         "python -m data_pipeline verify",
@@ -160,11 +156,6 @@ SENTENCES = {
     ),
     "another bank": ("frozen digest mismatch", "seed=1234", "seed=7", "set attention.seed"),
     "other data": ("step_00000002 was trained on other data", "restore the shards"),
-    "truncated file": (
-        "mp_rank_00_model_states.pt is",
-        "but was saved with",
-        "to resume from an older checkpoint",
-    ),
 }
 
 

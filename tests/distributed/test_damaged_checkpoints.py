@@ -1,0 +1,226 @@
+"""Checkpoints that are damaged or another run's: one sentence, exit code 2, nothing changed."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.command_line import (
+    assert_refused,
+    checkpoint_tensors,
+    deterministic_metrics,
+    equal,
+    files_under,
+)
+from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.timeout(900)
+NEWEST, BEFORE = "checkpoints/step_00000004", "checkpoints/step_00000002"
+RANK_FILE = "rank_00001.safetensors"
+
+
+class Trained:
+    """A run of 4 steps on 2 ranks with checkpoints after 2 and 4; tests go on from copies of it."""
+
+    def __init__(self, shards: Path, runs: Path) -> None:
+        self.shards, self.runs = shards, runs
+        done = train_on_warm_ranks(self.overrides("trained", schedule__steps=4), ranks=2)
+        assert done.returncode == 0, done.stderr
+
+    def overrides(self, name: str, **changes: object) -> list[str]:
+        own: dict[str, object] = {
+            "model__num_layers": 1,
+            "schedule__steps": 6,
+            "schedule__kind": "constant",
+            "checkpoint__every": 2,
+            "checkpoint__keep_last": 3,
+            "data__loader_workers": 0,
+            "telemetry__tensorboard": "false",
+        }
+        return tiny_overrides(self.shards, self.runs, name, **(own | changes))
+
+    def copy(self, name: str) -> Path:
+        shutil.copytree(self.runs / "trained", self.runs / name)
+        return self.runs / name
+
+    def resume(self, name: str, **changes: object) -> subprocess.CompletedProcess[str]:
+        return train_on_warm_ranks(self.overrides(name, **changes), ranks=2)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tiny_shards, tmp_path_factory.mktemp("damaged"))
+
+
+def flip(file: Path, place: int = -5) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def change(file: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Edit a JSON file, and say in COMPLETE that it was saved so."""
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
+    mark(file)
+
+
+def mark(file: Path) -> None:
+    marker = file.parent / "COMPLETE"
+    files = json.loads(marker.read_text())
+    files[file.name] = {
+        "bytes": file.stat().st_size,
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+    }
+    marker.write_text(json.dumps(files))
+
+
+def without_a_slice(checkpoint: Path) -> None:
+    def edit(index: dict[str, Any]) -> None:
+        index["embedding.word_embeddings.weight"]["slices"].pop()
+
+    change(checkpoint / "parameters.json", edit)
+
+
+def without_a_tensor(checkpoint: Path) -> None:
+    file = checkpoint / RANK_FILE
+    tensors = load_file(file)
+    tensors.pop(min(name for name in tensors if name.startswith("exp_avg_sq/")))
+    save_file(tensors, file)
+    mark(file)
+
+
+def of_the_old_format(checkpoint: Path) -> None:
+    (checkpoint / "mp_rank_00_model_states.pt").write_bytes(b"pickle")
+    (checkpoint / "COMPLETE").write_text(json.dumps({"mp_rank_00_model_states.pt": 6}))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
+    "flipped byte": (
+        lambda checkpoint: flip(checkpoint / RANK_FILE),
+        (RANK_FILE, "does not have the SHA-256", "checkpoint.fall_back=true"),
+    ),
+    "flipped byte of the index": (
+        lambda checkpoint: flip(checkpoint / "parameters.json", 200),
+        ("parameters.json does not have the SHA-256",),
+    ),
+    "truncated": (
+        lambda checkpoint: os.truncate(checkpoint / RANK_FILE, 1000),
+        (f"{RANK_FILE} is 1000 bytes, but was saved with",),
+    ),
+    "missing file": (lambda checkpoint: (checkpoint / RANK_FILE).unlink(), (f"{RANK_FILE} is missing",)),
+    "missing slice": (
+        without_a_slice,
+        ("parameters.json does not have all of 'embedding.word_embeddings.weight'",),
+    ),
+    "missing tensor": (without_a_tensor, (f"{RANK_FILE} cannot be read as safetensors", "exp_avg_sq/")),
+    "nonsense marker": (
+        lambda checkpoint: (checkpoint / "COMPLETE").write_text("nonsense"),  # type: ignore[dict-item]
+        ("COMPLETE is damaged: it is not JSON",),
+    ),
+    "empty marker": (
+        lambda checkpoint: (checkpoint / "COMPLETE").write_text("{}"),  # type: ignore[dict-item]
+        ("COMPLETE does not name the files of a checkpoint",),
+    ),
+    "old format": (of_the_old_format, ("DeepSpeed's own format", "is read no more")),
+    "unknown format": (
+        lambda checkpoint: change(checkpoint / "checkpoint.json", lambda about: about.update(format=7)),
+        ("has format 7 and this version of the program reads 1", "use the version that wrote it"),
+    ),
+    "another model": (
+        lambda checkpoint: change(
+            checkpoint / "checkpoint.json", lambda about: about["keys"].update({"model.num_layers": 3})
+        ),
+        ("step_00000004 was written with model.num_layers=3 but this run has 1",),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_cannot_be_trusted_is_one_sentence(damage: str, trained: Trained) -> None:
+    name = damage.replace(" ", "-")
+    run = trained.copy(name)
+    spoil, sentence = DAMAGES[damage]
+    spoil(run / NEWEST)
+    before = files_under(run)
+    assert_refused(trained.resume(name), *sentence)
+    assert files_under(run) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data__global_batch_size": 16}, "written with data.global_batch_size=8 but this run has 16"),
+        ({"precision__dtype": "bf16"}, "written with precision.dtype=fp32 but this run has bf16"),
+        ({"attention__seed": 7}, "frozen digest mismatch"),
+    ],
+)
+def test_another_run_is_one_sentence(changes: dict[str, object], sentence: str, trained: Trained) -> None:
+    before = files_under(trained.runs / "trained")
+    assert_refused(trained.resume("trained", **changes), sentence)
+    assert files_under(trained.runs / "trained") == before
+
+
+def test_a_damaged_checkpoint_is_kept_aside_if_that_is_asked_for(trained: Trained) -> None:
+    whole, run = trained.copy("whole"), trained.copy("aside")
+    flip(run / NEWEST / RANK_FILE)
+    damaged = files_under(run / NEWEST)
+    assert trained.resume("whole").returncode == 0
+    done = trained.resume("aside", checkpoint__fall_back="true")
+    assert done.returncode == 0, done.stderr
+    assert (
+        f"damaged and kept aside as step_00000004.damaged: {run / NEWEST / RANK_FILE} does not" in done.stdout
+    )
+    assert "resumes after step 2" in done.stdout
+    assert files_under(run / f"{NEWEST}.damaged") == damaged
+    ours, theirs = ([record["loss/train"] for record in deterministic_metrics(path)] for path in (run, whole))
+    assert ours == theirs and len(ours) == 6
+    last = "checkpoints/step_00000006"
+    ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(whole / last)
+    assert ours.keys() == theirs.keys() and all(equal(ours[place], theirs[place]) for place in ours)
+
+
+def test_without_a_checkpoint_before_it_a_damaged_one_stops_the_run(trained: Trained) -> None:
+    run = trained.copy("alone")
+    shutil.rmtree(run / BEFORE)
+    flip(run / NEWEST / RANK_FILE)
+    before = files_under(run)
+    done = trained.resume("alone", checkpoint__fall_back="true")
+    assert_refused(done, RANK_FILE, "there is no checkpoint before it to go on from")
+    assert files_under(run) == before
+
+
+def test_sizes_alone_do_not_find_a_flipped_byte(trained: Trained) -> None:
+    run = trained.copy("sizes")
+    flip(run / NEWEST / RANK_FILE)
+    assert trained.resume("sizes", checkpoint__verify="size").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything")
+@pytest.mark.parametrize("mode", [0o000, 0o555])
+def test_a_directory_without_permission_is_one_sentence(mode: int, trained: Trained) -> None:
+    run = trained.copy(f"locked-{mode}")
+    before = files_under(run)
+    (run / "checkpoints").chmod(mode)
+    as_anybody = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    done = subprocess.run(
+        [*as_anybody, sys.executable, "-m", "pretrain", "train", "demo", *trained.overrides(run.name)],
+        cwd=ROOT,
+        env=rank_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    (run / "checkpoints").chmod(0o755)
+    assert_refused(done, f"{run / 'checkpoints'} cannot be read and written", "permissions")
+    assert files_under(run) == before
