@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-CANDIDATES = 60
+CANDIDATES = 400
 
 
 class Layout(NamedTuple):
@@ -72,18 +72,15 @@ def facts(chain: Chain) -> Iterator[Fact]:
             yield name, getattr(before, name), getattr(after, name)
 
 
-def chains(
-    designs: Sequence[str], precisions: Sequence[str], pool: Sequence[Layout], length: int
-) -> list[Chain]:
-    """One chain for each design in each precision that together try as much as is easily found."""
+def chains(designs: Sequence[tuple[str, str]], pool: Sequence[Layout], length: int) -> list[Chain]:
+    """One chain for each (design, precision); together they try as much as is easily found."""
     draw, tried, found = random.Random(0), set[Fact](), []
-    for design in designs:
-        for precision in precisions:
-            allowed = [layout for layout in pool if possible(design, precision, layout)]
-            candidates = [
-                Chain(design, precision, tuple(draw.sample(allowed, length))) for _ in range(CANDIDATES)
-            ]
-            best = max(candidates, key=lambda chain: len(set(facts(chain)) - tried))
-            tried |= set(facts(best))
-            found.append(best)
+    for design, precision in designs:
+        allowed = [layout for layout in pool if possible(design, precision, layout)]
+        candidates = [
+            Chain(design, precision, tuple(draw.sample(allowed, length))) for _ in range(CANDIDATES)
+        ]
+        best = max(candidates, key=lambda chain: len(set(facts(chain)) - tried))
+        tried |= set(facts(best))
+        found.append(best)
     return found
