@@ -1,10 +1,7 @@
 """Moving the state of a training from one DeepSpeed engine into another one that trains more.
 
-Version-sensitive: reads and writes the partitions of DeepSpeed 0.19's ZeRO-1/2 and BF16 optimizers. Each
-optimizer group is one flat fp32 tensor per data-parallel rank, and the wrapped AdamW keeps its moments and
-step count by that tensor. Groups that both engines have are made of the same parameters in the same order,
-hence cut alike: each rank copies its own partitions, without arithmetic or communication. So every bit
-survives the move.
+Groups that both engines have are made of the same parameters in the same order, hence cut alike: each rank
+copies its own slices, without arithmetic or communication. So every bit survives the move.
 """
 
 from __future__ import annotations
@@ -14,37 +11,54 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import LOW_PRECISION_GROUPS
-
-COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+from pretrain.checkpoint.slices import MOMENTS, Slice, counters_of, set_counters, slices_of_rank
 
 
 @dataclass(frozen=True)
-class GroupState:
-    """One optimizer group on this rank: its parameters' names, fp32 partition, and AdamW's state of it."""
+class SliceState:
+    """This rank's slice of a parameter in host memory: where it begins, master, AdamW's state if any."""
 
-    names: tuple[str, ...]
+    start: int
     master: torch.Tensor
-    adam: dict[str, Any]
+    adam: dict[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, own: Slice) -> SliceState:
+        views = {kind: own.moment(kind) for kind in MOMENTS} | {"step": own.adam.get("step")}
+        adam = {key: _host_copy(view) for key, view in views.items() if view is not None}
+        return cls(own.start, _host_copy(own.master), adam)
+
+    def give(self, own: Slice) -> None:
+        """Overwrite the slice of another engine."""
+        own.master.copy_(self.master)
+        if self.adam:
+            own.begin()
+            own.adam["step"].copy_(self.adam["step"])
+            for kind in MOMENTS:
+                view = own.moment(kind)
+                assert view is not None
+                view.copy_(self.adam[kind])
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What an engine has learned, in host memory; the engine may be destroyed."""
+    """What an engine has learned, in host memory; the engine may be destroyed.
+
+    Attributes:
+        weights: this rank's parameters by name, in the precision of the model.
+        slices: what its optimizer holds, by parameter.
+    """
 
     weights: dict[str, torch.Tensor]
-    groups: tuple[GroupState, ...]
+    slices: dict[str, SliceState]
     counters: dict[str, int]
 
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
         """Copy it out of an engine of ZeRO stage 1 or 2."""
         weights = {name: _host_copy(p) for name, p in engine.module.named_parameters()}
-        groups = tuple(
-            GroupState(names, _host_copy(flat), {key: _host_copy(value) for key, value in adam.items()})
-            for names, flat, adam in _groups(engine)
-        )
-        return cls(weights, groups, {counter: getattr(engine, counter) for counter in COUNTERS})
+        slices = {own.name: SliceState.of(own) for own in slices_of_rank(engine)}
+        return cls(weights, slices, counters_of(engine))
 
     def give_weights(self, model: torch.nn.Module) -> None:
         """Overwrite the parameters that the old model had too; those it had not keep their start values.
@@ -65,35 +79,20 @@ class TrainingState:
         """Overwrite the masters, moments, step counts and counters of an engine around that model.
 
         Raises:
-            RuntimeError: its first groups are not the ones this state came from.
+            RuntimeError: it cuts the parameters that this state is of in another way.
         """
-        groups = _groups(engine)
-        for old, (names, flat, adam) in zip(self.groups, groups, strict=False):
-            if names != old.names or flat.shape != old.master.shape:
+        live = {own.name: own for own in slices_of_rank(engine)}
+        for name, state in self.slices.items():
+            own = live.get(name)
+            if own is None or (own.start, own.length) != (state.start, len(state.master)):
                 raise RuntimeError(
-                    "the engine of the new phase does not begin with the groups of the old one"
+                    f"the engine of the new phase cuts '{name}' in another way than the old one"
                 )
-            flat.data.copy_(old.master)
-            for key, value in old.adam.items():
-                # A fused AdamW keeps its step count beside its moments, on the device of the partition.
-                adam[key] = value.to(flat.device) if torch.is_tensor(value) else value
-        if len(groups) <= len(self.groups):
+            state.give(own)
+        if len(dict(engine.module.named_parameters())) <= len(self.weights):
             raise RuntimeError("the engine of the new phase has nothing more to train than the old one")
-        for counter, value in self.counters.items():
-            setattr(engine, counter, value)
+        set_counters(engine, self.counters)
 
 
-def _groups(engine: Any) -> list[tuple[tuple[str, ...], torch.Tensor, dict[str, Any]]]:
-    """(names of the parameters, this rank's fp32 partition, AdamW's state of it) of every group."""
-    optimizer = engine.optimizer
-    members = next(getattr(optimizer, name) for name in LOW_PRECISION_GROUPS if hasattr(optimizer, name))
-    name_of = {id(parameter): name for name, parameter in engine.module.named_parameters()}
-    found = []
-    for parameters, group in zip(members, optimizer.optimizer.param_groups, strict=True):
-        (flat,) = group["params"]
-        found.append((tuple(name_of[id(p)] for p in parameters), flat, optimizer.optimizer.state[flat]))
-    return found
-
-
-def _host_copy(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if torch.is_tensor(value) else value
+def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)

@@ -127,21 +127,23 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
     """What a change of phase kept and what is new; true on every rank."""
     old, old_full, old_micro_steps = before
     new, new_full, new_micro_steps = _all_state(run)
-    kept = new.groups[: len(old.groups)]
-    moments = [tensor for group in kept for tensor in group.adam.values() if tensor.ndim]
-    rounded = [(group.master, group.master.bfloat16().float()) for group in kept]
+    kept = [(before, new.slices[name]) for name, before in old.slices.items()]
+    moments = [tensor for _, after in kept for tensor in after.adam.values() if tensor.ndim]
+    rounded = [(after.master, after.master.bfloat16().float()) for _, after in kept]
     report = {
         "weights": all(torch.equal(new.weights[name], weight) for name, weight in old.weights.items()),
         "masters by DeepSpeed": all(torch.equal(new_full[name], full) for name, full in old_full.items()),
-        "masters": all(torch.equal(a.master, b.master) for a, b in zip(old.groups, kept, strict=True)),
+        "masters": all(torch.equal(a.master, b.master) and a.start == b.start for a, b in kept),
         "moments and steps": all(
             a.adam.keys() == b.adam.keys() and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
-            for a, b in zip(old.groups, kept, strict=True)
+            for a, b in kept
         ),
         "moments are not zero": all(bool(tensor.any()) for tensor in moments)
         and len(moments) == 2 * len(kept) >= 4,
         "masters are not rounded": any(not torch.equal(a, b) for a, b in rounded),
-        "new groups have no state": all(not group.adam for group in new.groups[len(old.groups) :]),
+        "new parameters have no state": all(
+            not state.adam for name, state in new.slices.items() if name not in old.slices
+        ),
         "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
         "what is new starts from the bank": all(
             _moved(run)[layer] == 0 for layer in run.trainer.phase.newly_trainable
