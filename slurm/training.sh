@@ -8,7 +8,8 @@ ORA_END_WORDS=(--kill-on-bad-exit=1 --wait=60) # a rank that fails ends the othe
 ora_overrides() {
   local words
   read -r -a words <<<"${ORA_OVERRIDES:-}"
-  ORA_OVERRIDE_WORDS=(${words[@]+"${words[@]}"} "$@")
+  # fall_back first, so that others win: nobody is there at night to set it, and the run says what it did.
+  ORA_OVERRIDE_WORDS=(checkpoint.fall_back=true ${words[@]+"${words[@]}"} "$@")
   [ -z "${ORA_TIMEOUT_SECONDS:-}" ] ||
     ORA_OVERRIDE_WORDS=("parallel.timeout_seconds=$ORA_TIMEOUT_SECONDS" ${ORA_OVERRIDE_WORDS[@]+"${ORA_OVERRIDE_WORDS[@]}"})
 }
