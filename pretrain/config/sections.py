@@ -259,9 +259,10 @@ class TelemetrySection(Section):
 
 class DeepSpeedSection(Section):
     config: str = Field(
-        default="zero1",
+        default="auto",
         min_length=1,
-        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json.",
+        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
+        "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description="Keys merged into the DeepSpeed JSON."

@@ -33,7 +33,7 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     settings = deepspeed_config(config, context.world_size)
-    clips_itself = config.precision.dtype == "fp32" and zero_stage(config) == 0
+    clips_itself = config.precision.dtype == "fp32" and zero_stage(config, context.world_size) == 0
     if clips_itself:
         settings["gradient_clipping"] = 0.0
     engine, _, _, _ = import_deepspeed().initialize(
