@@ -122,8 +122,8 @@ def settings_name(config: Config, world_size: int) -> str:
     """What `deepspeed.config` names: a JSON of `ds_configs`, or a path; never `auto`.
 
     `auto` is the fastest that splits what there is to split. ZeRO splits over data-parallel ranks; with one
-    of them it only adds copies of weights and gradients, so in fp32 it is left out. bf16 needs it for its fp32
-    master weights, and so does a run that becomes another one on the way, which moves ZeRO's partitions.
+    of them it only adds copies of weights and gradients, so in fp32 it is left out. bf16 needs it for its
+    fp32 master weights, and a run that trains more on the way moves ZeRO's partitions.
     """
     given = config.deepspeed
     if given.config != AUTO:

@@ -53,6 +53,8 @@ EFFECTIVE = (
     "schedule.power",
     "data.validate_every",
     "data.validation_samples",
+    "performance.overlap_reduction",  # the same sums; over three ranks and more in another order
+    "performance.reduced_precision_reduction",
     "checkpoint.every",
     "checkpoint.keep_last",
     "stability.max_skipped",

@@ -15,13 +15,15 @@ from pretrain.config.deepspeed import deepspeed_config, zero_stage
 from pretrain.config.tree import Config
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
 from pretrain.training.adamw import build_adamw
+from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
 
 
 @dataclass(frozen=True)
 class WrappedModel:
-    """A live engine and what was found in it."""
+    """A live engine, what reduces its gradients if DeepSpeed does not, and what was found in it."""
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
+    reduction: OverlappedReduction | None
     audit: dict[str, Any]
 
 
@@ -45,9 +47,12 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
         mpu=context.mpu,
         dist_init_required=False,
     )
-    if clips_itself and context.data_parallel_size == 1:
-        engine.enable_backward_allreduce = False  # else gradients are copied there and back for a sum of one
-    return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
+    reduction = None
+    if reduces_whole_gradients(engine) and config.performance.overlap_reduction:
+        engine.enable_backward_allreduce = False
+        if context.data_parallel_size > 1:
+            reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
+    return WrappedModel(engine, reduction, audit(engine, context.tensor_parallel_group))
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

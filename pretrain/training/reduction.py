@@ -1,9 +1,9 @@
 """Gradients summed over data-parallel ranks while the backward pass still makes others.
 
-DeepSpeed 0.19 does this work at the end of the backward pass where its optimizer takes whole gradients: at ZeRO
-stage 0, and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores `overlap_comm`). It
-copies them into one buffer, reduces that, and copies them back. Here each gradient is reduced where it lies,
-as soon as the last micro batch has added its part; small neighbours in one flat buffer go together.
+Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO stage 0,
+and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores `overlap_comm`). It copies them
+into one buffer, reduces that, and copies them back. Here each gradient is reduced where it lies, as soon as
+the last micro batch has added its part; neighbours in one flat buffer go together.
 
 Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks add a bf16
 gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,18 @@ import torch.distributed as dist
 
 BUCKET_ELEMENTS = 8 * 2**20
 """Neighbours are reduced together up to this size: 32 MiB of fp32, enough for full bandwidth on NVLink."""
+
+
+def reduces_whole_gradients(engine: Any) -> bool:
+    """Whether DeepSpeed would average this engine's gradients at the end of the backward pass, as we do.
+
+    Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
+    """
+    optimizer = engine.optimizer
+    whole = engine.zero_optimization_stage() == 0 and isinstance(optimizer, torch.optim.AdamW)
+    flat = getattr(optimizer, "immediate_grad_update", False)
+    plain = engine.postscale_gradients() and engine.gradient_predivide_factor() == 1.0
+    return (whole or flat) and plain and engine.communication_data_type == torch.float32
 
 
 @dataclass
@@ -45,6 +58,9 @@ class OverlappedReduction:
         self._group = group
         self._buckets = flat_buckets(engine.optimizer) or single_buckets(engine.module)
         self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self._begun = False
+        # NCCL takes the mean on the way; gloo cannot.
+        self._takes_mean = dist.get_backend(group) == "nccl"
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
             for bucket in self._buckets
@@ -62,8 +78,8 @@ class OverlappedReduction:
         def ready(_: torch.Tensor) -> None:
             if not self._at_boundary():
                 return
-            if all(other.waiting == len(other.parameters) for other in self._buckets):
-                # The first gradient of the pass: autograd calls this when it has made the last one.
+            if not self._begun:
+                self._begun = True  # autograd calls this when it has made the last gradient
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
             bucket.waiting -= 1
             if bucket.waiting == 0:
@@ -74,7 +90,8 @@ class OverlappedReduction:
     def _launch(self, bucket: Bucket) -> None:
         gradient = bucket.gradient()
         if gradient is not None:
-            work = dist.all_reduce(gradient, group=self._group, async_op=True)
+            how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
+            work = dist.all_reduce(gradient, how, group=self._group, async_op=True)
             assert work is not None
             self._in_flight.append((work, gradient))
 
@@ -86,31 +103,29 @@ class OverlappedReduction:
             bucket.waiting = len(bucket.parameters)
         for work, _ in self._in_flight:
             work.wait()
-        torch._foreach_mul_([gradient for _, gradient in self._in_flight], 1 / self._group.size())
+        if not self._takes_mean:
+            torch._foreach_mul_([gradient for _, gradient in self._in_flight], 1 / self._group.size())
         self._in_flight.clear()
+        self._begun = False
 
 
 def single_buckets(model: torch.nn.Module) -> list[Bucket]:
     """One bucket for each trainable weight: its gradient is a tensor of its own."""
 
-    def of(parameter: torch.nn.Parameter) -> Bucket:
-        return Bucket([parameter], lambda: parameter.grad)
-
-    return [of(parameter) for parameter in model.parameters() if parameter.requires_grad]
+    return [Bucket([p], partial(getattr, p, "grad")) for p in model.parameters() if p.requires_grad]
 
 
 def flat_buckets(optimizer: Any) -> list[Bucket]:
     """Neighbours in `BF16_Optimizer`'s flat buffers of gradients; empty for an optimizer that has none."""
-    buckets = []
     if not hasattr(optimizer, "fp32_groups_gradients_flat"):
         return []
+    buckets = []
     for parameters, flat in zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True):
         start, members = 0, list[torch.nn.Parameter]()
         for parameter in parameters:
             members.append(parameter)
             elements = sum(member.numel() for member in members)
             if elements >= BUCKET_ELEMENTS or parameter is parameters[-1]:
-                part = flat.narrow(0, start, elements)
-                buckets.append(Bucket(members, lambda part=part: part))
+                buckets.append(Bucket(members, partial(flat.narrow, 0, start, elements)))
                 start, members = start + elements, []
     return buckets
