@@ -39,6 +39,7 @@ REFUSED = (
 )
 EFFECTIVE = (
     "run.device",
+    "run.deterministic",
     "optimizer.learning_rate",
     "optimizer.betas",
     "optimizer.eps",
@@ -67,6 +68,7 @@ EFFECTIVE = (
 NO_EFFECT = (
     "run.name",
     "run.directory",
+    "telemetry.profile",
     "data.loader_workers",
     "data.cache_directory",
     "data.allow_change",

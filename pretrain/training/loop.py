@@ -51,7 +51,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     config, position = run.config, run.position
     while position.step < config.total_steps:
         run.enter_phase_of(position.step + 1)
-        result, asked = train_step(run, position, signals)
+        with run.profile.of(position.step + 1):
+            result, asked = train_step(run, position, signals)
         position = position.after_step(
             config.data.global_batch_size, config.tokens_per_step, updated=result.updated
         )
