@@ -35,22 +35,33 @@ class LastGradient:
 
 
 def seconds_by_part(
-    contender: Contender, batch: Callable[[], torch.Tensor], rounds: int, now: Callable[[], float]
+    contender: Contender,
+    batch: Callable[[], torch.Tensor],
+    rounds: int,
+    now: Callable[[], float],
+    wait: Callable[[], None],
 ) -> dict[str, float]:
-    """Median seconds of each part; on a GPU `now` must wait for it."""
-    last = LastGradient(contender.model, now)
+    """Median seconds of each part; `wait` brings ranks and GPUs to the same point."""
+
+    def here() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return now()
+
+    last = LastGradient(contender.model, here)
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
-        marks = [now()]
+        wait()
+        marks = [here()]
         tokens = batch()
-        marks.append(now())
+        marks.append(here())
         loss = contender.forward(tokens)
-        marks.append(now())
+        marks.append(here())
         contender.backward(loss)
         # Gradients that are reduced while others are still being made count as backward.
-        marks += [last.at, now()]
+        marks += [last.at, here()]
         contender.update()
-        marks.append(now())
+        marks.append(here())
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             seconds[part].append(end - begin)
     last.remove()
