@@ -1,7 +1,7 @@
 """AdamW as this program uses it: fused, and clipping in the pass of the update where that saves one.
 
-Version-sensitive: torch's fused AdamW divides the gradients by the attribute `grad_scale` and leaves all as it
-is where `found_inf` is 1 (written for its GradScaler); DeepSpeed 0.19's optimizers keep the gradient norm of a
+Version-sensitive: torch's fused AdamW divides the gradients by the attribute `grad_scale` and changes nothing
+where `found_inf` is 1 (written for its GradScaler); DeepSpeed 0.19's optimizers keep the gradient norm of a
 step as `_global_grad_norm`, and so does `ClippingAdamW` for DeepSpeed to read.
 """
 
