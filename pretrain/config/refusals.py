@@ -34,6 +34,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
+    _check_profile(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
@@ -155,6 +156,15 @@ def _check_query_key(config: Config) -> None:
         config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_profile(config: Config) -> None:
+    section = config.telemetry.profile
+    if section is not None and section.at + section.steps - 1 > config.total_steps:
+        raise UserError(
+            f"telemetry.profile: {section.steps} steps from step {section.at} on do not fit into the "
+            f"{config.total_steps} steps of the run; set at or steps lower"
+        )
 
 
 def _check_unfreeze_stage(config: Config, stage: int) -> None:

@@ -37,6 +37,7 @@ class StepProfile:
         self._rank = rank
         self._on_gpu = torch.cuda.is_available()
         self._profile: Any = None
+        self._done = 0
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
@@ -53,10 +54,20 @@ class StepProfile:
             return
         with record_function(f"training step {step}"):
             yield
-        if step < section.at + section.steps - 1:
+        self._done += step >= section.at
+        if self._done < section.steps:
             self._profile.step()
         else:
-            self._write(section)
+            self.close()
+
+    def close(self) -> None:
+        """Write what there is; nothing if no step was profiled, or it is written."""
+        section, self._section = self._section, None
+        if section is not None and self._profile is not None:
+            self._profile.stop()
+            if self._done:
+                self._write(section.at)
+            self._profile = None
 
     def _start(self, warm_up: bool) -> None:
         assert self._section is not None
@@ -67,22 +78,17 @@ class StepProfile:
         if self._on_gpu:
             torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
 
-    def _write(self, section: ProfileSection) -> None:
-        """Stop, and leave the files."""
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        self._profile.stop()
+    def _write(self, first_step: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         if self._on_gpu:
             torch.cuda.memory._dump_snapshot(str(self._file("memory", "pickle")))
             torch.cuda.memory._record_memory_history(enabled=None)
         self._profile.export_chrome_trace(str(self._file("trace", "json")))
         total = seconds_by_class(self._profile.key_averages())
-        seconds = {group: spent / section.steps for group, spent in total.items()}
-        found = {"first_step": section.at, "steps": section.steps, "seconds_per_step": seconds}
+        seconds = {group: spent / self._done for group, spent in total.items()}
+        found = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
         self._file("kernels", "json").write_text(json.dumps(found, indent=1) + "\n")
         self._file("kernels", "txt").write_text(kernel_table(seconds))
-        self._profile = self._section = None
 
     def _file(self, name: str, ending: str) -> Path:
         return self._directory / f"{name}_rank_{self._rank}.{ending}"

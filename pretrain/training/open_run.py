@@ -100,6 +100,7 @@ class Run:
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
+        self.profile.close()
         if self.telemetry is not None:
             close_run_files(self.config, self.telemetry, state)
         dist.barrier()
