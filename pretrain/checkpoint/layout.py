@@ -35,7 +35,7 @@ class Layout:
             tensor_model_parallel_size=context.tensor_parallel_size,
             data_parallel_size=context.data_parallel_size,
             sequence_parallel=config.parallel.sequence_parallel,
-            zero_stage=zero_stage(config),
+            zero_stage=zero_stage(config, context.world_size),
             micro_batch_size=config.data.micro_batch_size,
             dtype=config.precision.dtype,
         )

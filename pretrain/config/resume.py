@@ -42,6 +42,7 @@ LAYOUT = (  # with the number of ranks and the ZeRO stage: see `checkpoint.layou
 )
 EFFECTIVE = (
     "run.device",
+    "run.deterministic",
     "optimizer.learning_rate",
     "optimizer.betas",
     "optimizer.eps",
@@ -56,6 +57,8 @@ EFFECTIVE = (
     "schedule.power",
     "data.validate_every",
     "data.validation_samples",
+    "performance.overlap_reduction",  # the same sums; over three ranks and more in another order
+    "performance.reduced_precision_reduction",
     "checkpoint.every",
     "checkpoint.keep_last",
     "stability.max_skipped",
@@ -68,6 +71,7 @@ EFFECTIVE = (
 NO_EFFECT = (
     "run.name",
     "run.directory",
+    "telemetry.profile",
     "data.loader_workers",
     "data.cache_directory",
     "data.allow_change",
