@@ -47,10 +47,10 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
     )
     if clips_by_outer_norm:
         clip_in_update(adamw, engine.optimizer, config.optimizer.gradient_clip)
-    reduction = None
-    if reduces_whole_gradients(engine) and config.performance.overlap_reduction:
+    reduction, alone = None, context.data_parallel_size == 1
+    if reduces_whole_gradients(engine) and (alone or config.performance.overlap_reduction):
         engine.enable_backward_allreduce = False
-        if context.data_parallel_size > 1:
+        if not alone:
             reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
     return WrappedModel(engine, reduction, audit(engine, context.tensor_parallel_group))
 

@@ -8,6 +8,7 @@ import pytest
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
+SHARDED = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": "true"}
 ENGINES: dict[str, dict[str, object]] = {
     "fp32 stage 0": {"deepspeed__config": "zero0"},
     "bf16 stage 1": {"precision__dtype": "bf16"},
@@ -16,16 +17,21 @@ ENGINES: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two data-parallel ranks, two micro batches a step."""
+    """Two data-parallel ranks of two tensor-parallel ones, two micro batches a step."""
     runs = tmp_path_factory.mktemp("reduction")
     planned = {
         f"{name}, {overlap}": tiny_overrides(
-            tiny_shards, runs, f"{number}-{overlap}", performance__overlap_reduction=overlap, **engine
+            tiny_shards,
+            runs,
+            f"{number}-{overlap}",
+            **SHARDED,
+            performance__overlap_reduction=overlap,
+            **engine,
         )
         for number, (name, engine) in enumerate(ENGINES.items())
         for overlap in ("true", "false")
     }
-    return run_ranks(2, "tests.distributed.reduction_worker:steps", {"runs": planned})
+    return run_ranks(4, "tests.distributed.reduction_worker:steps", {"runs": planned})
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -33,7 +39,8 @@ def test_overlapped_or_not_the_training_is_the_same_bit_for_bit(engine: str, fou
     overlapped, after = (found[f"{engine}, {overlap}"] for overlap in ("true", "false"))
     for quantity in ("losses", "norms", "weights"):
         assert overlapped[quantity] == after[quantity], quantity
-    assert len(set(overlapped["weights"])) == 1  # the ranks agree
+    one, other, *replicas = overlapped["weights"]
+    assert replicas == [one, other] and one != other  # each tensor-parallel rank's part, on both replicas
     assert overlapped["losses"][-1] < overlapped["losses"][0]
 
 

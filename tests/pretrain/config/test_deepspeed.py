@@ -39,14 +39,15 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     assert given["train_micro_batch_size_per_gpu"] == 2
     assert given["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
     assert given["gradient_clipping"] == 0.5
-    assert given["bf16"] == {"enabled": True}
+    assert given["bf16"]["enabled"] is True
+    assert given["bf16"].get("immediate_grad_update", False) == (stage == "zero1")
     assert given["data_types"] == {"grad_accum_dtype": "fp32"}
     assert given["communication_data_type"] == "fp32"
     assert given["zero_optimization"]["stage"] == zero_stage(config, 4) == int(stage[-1])
 
 
 def test_fp32_switches_bf16_off() -> None:
-    assert deepspeed_config(demo(), 4)["bf16"] == {"enabled": False}
+    assert deepspeed_config(demo(), 4)["bf16"]["enabled"] is False
 
 
 def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
@@ -82,8 +83,9 @@ def test_every_shipped_key_is_explained() -> None:
     readme = files("ds_configs").joinpath("README.md").read_text(encoding="utf-8")
     for stage in STAGES:
         settings = json.loads(files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8"))
-        for key in [*settings, *settings["zero_optimization"]]:
-            assert key == "zero_optimization" or re.search(rf"`(zero_optimization\.)?{key}`", readme), key
+        for key in [*settings, *settings["zero_optimization"], *settings.get("bf16", {})]:
+            known = key in ("zero_optimization", "bf16")
+            assert known or re.search(rf"`((zero_optimization|bf16)\.)?{key}`", readme), key
 
 
 def test_the_known_keys_are_deepspeeds() -> None:
