@@ -5,7 +5,8 @@
 
 Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward
 and backward over the micro batches, clip, update if the numbers are good, record; validate and save when due;
-stop in good order when a signal asks for it, or when the numbers stay bad.
+stop in good order when a signal asks for it, or when the numbers stay bad. A checkpoint is copied between two
+steps and written behind those that follow.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         validation = None
         if state == FINISHED or _due(position.step, config.data.validate_every):
             validation = held_out_losses(run.engine, run.data, config, run.context)
-        saved, seconds_checkpoint = None, None
+        stall = None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
-            saved = run.checkpoints.save(run.engine, position)
-            seconds_checkpoint = time.perf_counter() - started
-        run.record(StepRecord(position, result, seconds_checkpoint, validation))
-        if saved is not None:
+            run.save(position, behind=config.checkpoint.asynchronous and state is None)
+            stall = time.perf_counter() - started
+        run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written()))
+        if stall is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.checkpoints.commit(saved, proven=validation is not None)
+            run.checkpoints.commit(proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -141,10 +142,15 @@ def _agree_on(
     """Loss and terms over all ranks, and the state that a signal to any rank asks for (one small all-reduce).
 
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
+
+    Raises:
+        UserError: on every rank, if the save that runs behind the training has failed on one.
     """
     context = run.context
-    own = [loss, float(signals.stop), float(signals.continue_later), *auxiliary.values()]
-    loss_total, stop, continue_later, *totals = agree(own, context.device)
+    own = [loss, float(signals.stop), float(signals.continue_later), float(run.checkpoints.has_failed())]
+    loss_total, stop, continue_later, failed, *totals = agree([*own, *auxiliary.values()], context.device)
+    if failed > 0:
+        run.checkpoints.give_up()
     terms = {name: total / context.data_parallel_size for name, total in zip(auxiliary, totals, strict=True)}
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     return loss_total / context.world_size, terms, asked

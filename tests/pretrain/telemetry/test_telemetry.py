@@ -29,7 +29,7 @@ from tests.pretrain.telemetry.records import (
 def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path)
     telemetry.log(make_record(1))
-    telemetry.log(make_record(2, validated=True, seconds_checkpoint=0.7))
+    telemetry.log(make_record(2, validated=True, seconds_stall=0.7))
     telemetry.close()
     plain, full = read_strictly(tmp_path)
     place = {"step", "tokens", "samples"}
@@ -161,7 +161,7 @@ def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path, every=4, total_steps=14)
     for step in range(1, 15):
-        telemetry.log(make_record(step, validated=step == 6, seconds_checkpoint=0.1 if step == 7 else None))
+        telemetry.log(make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None))
     telemetry.close()
     records = read_strictly(tmp_path)
     assert [record["step"] for record in records] == [4, 6, 7, 8, 12, 14]
