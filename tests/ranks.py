@@ -32,10 +32,20 @@ def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float =
     """Call `module:function(payload)` on `ranks` processes; returns what rank 0 returned (JSON types)."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
-        arguments = [target, json.dumps(payload), str(result)]
-        done = _on_warm_ranks(ranks, "function", arguments, timeout)
+        done = run_ranks_that_may_die(ranks, target, payload, timeout, result)
         assert done.returncode == 0, f"{target} on {ranks} ranks failed:\n{done.stdout}\n{done.stderr}"
         return json.loads(result.read_text())
+
+
+def run_ranks_that_may_die(
+    ranks: int,
+    target: str,
+    payload: dict[str, Any],
+    timeout: float = 500,
+    result: Path = Path(os.devnull),
+) -> subprocess.CompletedProcess[str]:
+    """The same to its end, whatever that is."""
+    return _on_warm_ranks(ranks, "function", [target, json.dumps(payload), str(result)], timeout)
 
 
 def train_on_warm_ranks(
