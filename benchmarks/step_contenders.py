@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -54,11 +55,11 @@ class Layout:
     deepspeed: str
 
 
-def benchmark_config(shape: Shape, variant: str, layout: Layout) -> Config:
+def benchmark_config(shape: Shape, variant: str, layout: Layout, directory: Path = Path("runs")) -> Config:
     """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU."""
     return parse_config(
         {
-            "run": {"name": variant},
+            "run": {"name": variant, "directory": str(directory)},
             "model": {
                 "num_layers": shape.layers,
                 "hidden_size": shape.hidden,

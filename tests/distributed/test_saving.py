@@ -34,9 +34,7 @@ KILLED = {  # where: the newest checkpoint then, and what is left of the other
 
 def overrides(tiny_shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
     standard = {"schedule__steps": STEPS, "checkpoint__every": 2, "checkpoint__keep_last": 10}
-    return tiny_overrides(
-        tiny_shards, runs, name, attention__variant="orthogonal", **{**standard, **changes}
-    )
+    return tiny_overrides(tiny_shards, runs, name, attention__variant="orthogonal", **{**standard, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +124,17 @@ def test_saves_back_to_back_wait_for_each_other_and_say_so(
         assert [place for place in theirs if not equal(ours[place], theirs[place])] == []
 
 
-def test_many_saves_take_no_more_memory_threads_or_files_than_a_few(tiny_shards: Path, tmp_path: Path) -> None:
+def test_many_saves_take_no_more_memory_threads_or_files_than_a_few(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
     planned = overrides(
-        tiny_shards, tmp_path, "many", checkpoint__every=1, checkpoint__keep_last=1, schedule__steps=14, **LARGE
+        tiny_shards,
+        tmp_path,
+        "many",
+        checkpoint__every=1,
+        checkpoint__keep_last=1,
+        schedule__steps=14,
+        **LARGE,
     )
     samples = run_ranks(1, WORKER + "many_saves", {"overrides": planned})
     threads, files = zip(*samples[3:], strict=True)
