@@ -45,7 +45,7 @@ from pretrain.training.engines import Trainer  # noqa: E402
 WARM_UP_ROUNDS = 1
 PLAIN_STEPS = 3
 ASSUMED = {"copy": 20e9, "hash": 1.0e9, "disk": 1.0e9}
-"""Bytes per second of one rank: device to pinned memory, SHA-256 on one core, its share of the file system."""
+"""Bytes per second of a rank: device to pinned memory, SHA-256 on a core, its share of the file system."""
 
 
 def main() -> None:

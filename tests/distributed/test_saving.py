@@ -124,18 +124,9 @@ def test_saves_back_to_back_wait_for_each_other_and_say_so(
         assert [place for place in theirs if not equal(ours[place], theirs[place])] == []
 
 
-def test_many_saves_take_no_more_memory_threads_or_files_than_a_few(
-    tiny_shards: Path, tmp_path: Path
-) -> None:
-    planned = overrides(
-        tiny_shards,
-        tmp_path,
-        "many",
-        checkpoint__every=1,
-        checkpoint__keep_last=1,
-        schedule__steps=14,
-        **LARGE,
-    )
+def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_path: Path) -> None:
+    changes = {"checkpoint__every": 1, "checkpoint__keep_last": 1, "schedule__steps": 14, **LARGE}
+    planned = overrides(tiny_shards, tmp_path, "many", **changes)
     samples = run_ranks(1, WORKER + "many_saves", {"overrides": planned})
     threads, files = zip(*samples[3:], strict=True)
     assert max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2  # a save may be under way, or not
