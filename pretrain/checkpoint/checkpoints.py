@@ -199,7 +199,7 @@ class Checkpoints:
             if wait:
                 self._saving.finish(self.config.parallel.timeout_seconds)
             self._saving.abandon()
-            self._saving.join(self.config.parallel.timeout_seconds / 4)
+            self._saving.join(LONGEST_SILENCE)  # it ends after the chunk or the fsync that it is in
             self._saving = None
 
     def prove(self) -> None:
@@ -231,6 +231,8 @@ class Checkpoints:
         left = self.run.unfinished_checkpoints()
         for path in left:
             shutil.rmtree(path)
+        for path in self.run.checkpoints.glob(f".{self.run.latest.name}.*"):
+            path.unlink()
         return [path.name for path in left]
 
     def _about(self, engine: Any, position: Position) -> About:

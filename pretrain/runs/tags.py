@@ -20,7 +20,7 @@ class When(Enum):
     TERM_ADDED = "where the model adds a term to the training loss"
     VALIDATED = "after a validation"
     SAVED = "of a step with a checkpoint"
-    WRITTEN = "the first after a checkpoint is written"
+    WRITTEN = "the first once a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
 

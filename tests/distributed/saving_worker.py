@@ -54,6 +54,18 @@ def slow_saves(payload: dict[str, Any]) -> str:
     return train(load_config("demo", payload["overrides"]), StopSignals())
 
 
+def a_rank_that_does_not_come(payload: dict[str, Any]) -> list[Any]:
+    """Rank 1's file system does not answer; what every rank is told."""
+    _when_opened("rank_00001.safetensors", lambda: time.sleep(600))
+    told: list[Any] = [None] * dist.get_world_size()
+    try:
+        answer = train(load_config("demo", payload["overrides"]), StopSignals())
+    except UserError as error:
+        answer = str(error)
+    dist.all_gather_object(told, answer)
+    return told
+
+
 def refused_and_again(payload: dict[str, Any]) -> dict[str, Any]:
     """Rank 1 may write `bytes` a file at most; then the limit is lifted and the same command starts again.
 

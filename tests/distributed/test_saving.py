@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,22 @@ def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half
     assert answer["left"] == []
     assert answer["state"] == "finished"
     assert_same_run(tmp_path / "refused", synchronous)
+
+
+def test_a_rank_whose_part_does_not_come_is_named_within_the_timeout(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned = overrides(tiny_shards, tmp_path, "missing", parallel__timeout_seconds=10)
+    started = time.monotonic()
+    told = run_ranks(2, WORKER + "a_rank_that_does_not_come", {"overrides": planned})
+    assert time.monotonic() - started < 60
+    path = tmp_path / "missing/checkpoints/step_00000002"
+    sentence = (
+        f"rank 1 has not written its part of {path} within 10 s (parallel.timeout_seconds); look for its "
+        "own error, and at the file system"
+    )
+    assert told == [sentence] * 2
+    assert RunDirectory(tmp_path / "missing").newest_checkpoint() is None and not path.exists()
 
 
 def test_saves_back_to_back_wait_for_each_other_and_say_so(
