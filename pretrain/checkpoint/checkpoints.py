@@ -159,6 +159,8 @@ class Checkpoints:
         saving = self._saving
         if saving is None or saving.running:
             return False
+        if saving.error is None and saving.proven and self.context.is_first:
+            saving.error = self._mark_proven_late(saving.path)
         if saving.error is not None:
             if not isinstance(saving.error, (OSError, UserError)):
                 raise saving.error
@@ -166,12 +168,10 @@ class Checkpoints:
         self._saving = None
         if self._behind:
             self._written = SaveSeconds(saving.seconds_write, self._stall + saving.seconds_write)
-        if saving.proven and self.context.is_first and not (saving.path / PROVEN).exists():
-            self._mark_proven(saving.path)
         return False
 
     def give_up(self) -> NoReturn:
-        """Stop everywhere for what a rank could not write, and leave nothing of it (collective).
+        """Stop everywhere for what a rank could not write (collective).
 
         Raises:
             UserError: on every rank, that of the first rank that has failed.
@@ -181,12 +181,17 @@ class Checkpoints:
             sentence = self._sentence(saving, saving.error)
         sentences: list[str | None] = [None] * self.context.world_size
         dist.all_gather_object(sentences, sentence)
+        self.drop()
+        raise UserError(next(each for each in sentences if each is not None))
+
+    def drop(self) -> None:
+        """Leave nothing of a save that is not complete (collective)."""
+        path = self._saving.path if self._saving is not None else None
         self.close(wait=False)
         self._unproven = None
         dist.barrier()  # nobody writes there any more
-        if saving is not None and self.context.is_first:
-            shutil.rmtree(saving.path, ignore_errors=True)
-        raise UserError(next(each for each in sentences if each is not None))
+        if self.context.is_first and path is not None and not (path / MARKER).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
     def take_written(self) -> SaveSeconds | None:
         """How long the save took that was last seen to be written; None if there is nothing new to say."""
@@ -247,6 +252,15 @@ class Checkpoints:
     def _mark_proven(self, checkpoint: Path) -> None:
         write_text_atomically(checkpoint / PROVEN, "")
         self._remove_oldest()
+
+    def _mark_proven_late(self, checkpoint: Path) -> OSError | None:
+        """What its thread has ended too early for; what the file system has answered, if it would not."""
+        try:
+            if not (checkpoint / PROVEN).exists():
+                self._mark_proven(checkpoint)
+        except OSError as error:
+            return error
+        return None
 
     def _on_complete(self, checkpoint: Path) -> None:
         """On the thread of the save."""
