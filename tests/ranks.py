@@ -32,20 +32,19 @@ def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float =
     """Call `module:function(payload)` on `ranks` processes; returns what rank 0 returned (JSON types)."""
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "result.json"
-        done = run_ranks_that_may_die(ranks, target, payload, timeout, result)
+        arguments = [target, json.dumps(payload), str(result)]
+        done = _on_warm_ranks(ranks, "function", arguments, timeout)
         assert done.returncode == 0, f"{target} on {ranks} ranks failed:\n{done.stdout}\n{done.stderr}"
         return json.loads(result.read_text())
 
 
-def run_ranks_that_may_die(
-    ranks: int,
-    target: str,
-    payload: dict[str, Any],
-    timeout: float = 500,
-    result: Path = Path(os.devnull),
+def function_on_warm_ranks(
+    ranks: int, target: str, payload: dict[str, Any], timeout: float = 500
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end, whatever that is."""
-    return _on_warm_ranks(ranks, "function", [target, json.dumps(payload), str(result)], timeout)
+    """The same, of ranks that are to end in their own way: exit code, and what they said."""
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = [target, json.dumps(payload), str(Path(directory) / "result.json")]
+        return _on_warm_ranks(ranks, "function", arguments, timeout)
 
 
 def train_on_warm_ranks(

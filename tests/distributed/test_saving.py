@@ -13,7 +13,7 @@ from pretrain.checkpoint.verify import verify
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import read_metrics
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
-from tests.ranks import run_ranks, run_ranks_that_may_die, train_on_warm_ranks
+from tests.ranks import function_on_warm_ranks, run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 WORKER = "tests.distributed.saving_worker:"
@@ -65,7 +65,7 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
     planned, run = overrides(tiny_shards, tmp_path, "killed"), RunDirectory(tmp_path / "killed")
     for place, (newest, leaves_something) in KILLED.items():
         payload = {"overrides": planned, "place": place}
-        done = run_ranks_that_may_die(2, WORKER + "killed_at_open", payload)
+        done = function_on_warm_ranks(2, WORKER + "killed_at_open", payload)
         assert done.returncode != 0, f"nobody opened {place}"
         assert run.trained_steps() == newest, place
         for complete in run.complete_checkpoints():
@@ -83,7 +83,7 @@ def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(tiny_shards: Path, 
     planned = overrides(tiny_shards, tmp_path, "cut", checkpoint__every=1, **LARGE)
     file = tmp_path / "cut/checkpoints/step_00000002/rank_00000.safetensors"
     payload = {"overrides": planned, "file": str(file), "bytes": 2**24}
-    done = run_ranks_that_may_die(1, WORKER + "killed_at_size", payload)
+    done = function_on_warm_ranks(1, WORKER + "killed_at_size", payload)
     assert done.returncode != 0
     run = RunDirectory(tmp_path / "cut")
     whole = (run.checkpoint(1) / file.name).stat().st_size
@@ -125,7 +125,7 @@ def test_saves_back_to_back_wait_for_each_other_and_say_so(
     synchronous: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
     planned = overrides(tiny_shards, tmp_path, "slow", checkpoint__every=1)
-    done = run_ranks_that_may_die(2, WORKER + "slow_saves", {"overrides": planned, "seconds": 0.4})
+    done = function_on_warm_ranks(2, WORKER + "slow_saves", {"overrides": planned, "seconds": 0.4})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("s for the one before, which was still being written; raise check") == 1
     run = RunDirectory(tmp_path / "slow")
