@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from pretrain.checkpoint.verb import checkpoint
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 app.add_typer(evaluate, name="evaluate")
+app.add_typer(checkpoint, name="checkpoint")
 
 
 def _print_versions(wanted: bool) -> None:

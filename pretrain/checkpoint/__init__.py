@@ -1,6 +1,7 @@
 """Saving a run so that it goes on as if it had never stopped, on these ranks or on others.
 
 checkpoints  save, commit, keep the last few
+saving       one save on a thread behind the training
 resuming     find the newest, prove it whole and the run's own
 format       the files, and every way in which they can be wrong
 writing      snapshot in host memory, then files, without collectives
@@ -10,6 +11,8 @@ weights      the weights of a checkpoint, without an engine
 blocks       where a rank's parameters lie in the whole model's
 slices       what a rank's optimizer holds of them (DeepSpeed's internals)
 verify       sizes and SHA-256
+listing      what a run has saved, for people
+verb         `python -m pretrain checkpoint list|verify`
 identity     whether a checkpoint belongs to this run
 layout       by which layout it was written
 health       whether weights are fit to be saved

@@ -19,30 +19,7 @@ from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.attention import FrozenQueryKeyValueLinear
 from megatron_patches.orthonormal import ROLES
 from megatron_patches.shards import HeadSplit, split_heads
-
-
-@dataclass(frozen=True)
-class Block:
-    """The elements of a tensor whose index along `dim` is from `first` up to, without, `last`."""
-
-    dim: int
-    first: int
-    last: int
-
-    @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Block:
-        return cls(0, 0, shape[0])
-
-    def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
-        """The block's own shape, in a tensor of shape `full`."""
-        return (*full[: self.dim], self.last - self.first, *full[self.dim + 1 :])
-
-    def rows(self, full: tuple[int, ...]) -> tuple[int, int] | None:
-        """Its place in the flattened tensor, [start, stop); None if it does not lie there in one piece."""
-        if self.shape(full) == full:
-            return 0, math.prod(full)
-        row = math.prod(full[1:])
-        return (self.first * row, self.last * row) if self.dim == 0 else None
+from pretrain.checkpoint.format import Block
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from pretrain.checkpoint.blocks import Block
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER
 from pretrain.runs.position import Position
@@ -49,6 +48,30 @@ def rank_file(rank: int) -> str:
 def tensor_key(kind: str, name: str) -> str:
     """Under which a rank's file has its slice of the logical parameter `name`."""
     return f"{kind}/{name}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The elements of a tensor whose index along `dim` is from `first` up to, without, `last`."""
+
+    dim: int
+    first: int
+    last: int
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Block:
+        return cls(0, 0, shape[0])
+
+    def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
+        """The block's own shape, in a tensor of shape `full`."""
+        return (*full[: self.dim], self.last - self.first, *full[self.dim + 1 :])
+
+    def rows(self, full: tuple[int, ...]) -> tuple[int, int] | None:
+        """Its place in the flattened tensor, [start, stop); None if it does not lie there in one piece."""
+        if self.shape(full) == full:
+            return 0, math.prod(full)
+        row = math.prod(full[1:])
+        return (self.first * row, self.last * row) if self.dim == 0 else None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from pretrain.checkpoint.blocks import Block
-from pretrain.checkpoint.format import StoredParameter, damaged, read_about, read_index, tensor_key
+from pretrain.checkpoint.format import Block, StoredParameter, damaged, read_about, read_index, tensor_key
 from pretrain.errors import UserError
 
 

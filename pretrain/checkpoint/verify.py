@@ -36,14 +36,15 @@ def verify(
     """
     files = read_marker(checkpoint)
     for name, expected in files.items():
-        _check_size(checkpoint / name, expected)
+        check_size(checkpoint / name, expected)
     if by_hash:
         rank, size = share
         largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
         _check_hashes(checkpoint, {name: files[name] for name in largest_first[rank::size]}, say)
 
 
-def _check_size(file: Path, expected: StoredFile) -> None:
+def check_size(file: Path, expected: StoredFile) -> None:
+    """Raises UserError: it is missing, unreadable, or of another size than it was saved with."""
     try:
         size = file.stat().st_size
     except FileNotFoundError:
@@ -58,7 +59,7 @@ def _check_hashes(checkpoint: Path, files: Mapping[str, StoredFile], say: Callab
     total = sum(file.bytes for file in files.values())
     done, told = 0, time.monotonic()
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        hashing = {name: pool.submit(_sha256, checkpoint / name) for name in files}
+        hashing = {name: pool.submit(sha256_of, checkpoint / name) for name in files}
         for name, future in hashing.items():
             if future.result() != files[name].sha256:
                 pool.shutdown(cancel_futures=True)
@@ -69,12 +70,18 @@ def _check_hashes(checkpoint: Path, files: Mapping[str, StoredFile], say: Callab
                 say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank")
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path, progress: Callable[[int], None] = lambda count: None) -> str:
+    """The SHA-256 of a file, in hexadecimal digits; `progress` takes the bytes of every chunk.
+
+    Raises:
+        UserError: it cannot be read.
+    """
     digest = hashlib.sha256()
     try:
         with open(file, "rb", buffering=0) as content:
             while chunk := content.read(CHUNK):
                 digest.update(chunk)
+                progress(len(chunk))
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from None
     return digest.hexdigest()

@@ -1,8 +1,9 @@
 """Writing a checkpoint: a snapshot in host memory at a step boundary, then files, without any collective.
 
     snapshot = take_snapshot(engine, context, buffer)    # at a step boundary: copies, nothing else
-    write_snapshot(snapshot, path)                       # file work only: may run behind the training
-    complete(path, world_size, about, timeout)           # rank 0, once every rank has written or will write
+    write_snapshot(snapshot, path, abandoned)            # file work only: runs behind the training
+    files = join_parts(path, world_size, about, timeout, abandoned)    # rank 0: waits for the others' files
+    declare_complete(path, files)                        # rank 0: from then on it counts
 
 Each rank writes one safetensors file with the slices that its optimizer owns, hashed on the way and made
 durable, and then a small file that says so. Nothing is gathered, and no element is written twice: what is
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -47,6 +49,10 @@ from pretrain.runs.directory import MARKER, write_text_atomically
 CHUNK = 2**24
 """Bytes that are hashed and written at a time."""
 POLL_SECONDS = 0.05
+
+
+class Abandoned(Exception):
+    """Who asked for a save wants it no more."""
 
 
 class HostBuffer:
@@ -148,11 +154,12 @@ def _steps(own: list[OwnSlice]) -> dict[int, int]:
     return {key: int(state["step"]) if state else 0 for key, state in states.items()}
 
 
-def write_snapshot(snapshot: Snapshot, path: Path) -> None:
+def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -> None:
     """Write and fsync this rank's file in the directory `path`, then the file beside it that says so.
 
     Raises:
         OSError: with the file's name, as when the disk is full.
+        Abandoned: that was set meanwhile.
     """
     file = path / rank_file(snapshot.rank)
     digest, size = hashlib.sha256(), 0
@@ -160,6 +167,8 @@ def write_snapshot(snapshot: Snapshot, path: Path) -> None:
     with open(file, "wb", buffering=0) as output:
         try:
             for chunk in (memoryview(_header(snapshot)), *_chunks(content)):
+                if abandoned.is_set():
+                    raise Abandoned
                 digest.update(chunk)
                 size += len(chunk)
                 _write_all(output.fileno(), chunk)
@@ -207,11 +216,17 @@ def _write_all(descriptor: int, content: memoryview) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def complete(path: Path, world_size: int, about: About, timeout: float) -> None:
-    """Wait for what every rank writes, join their indices, and declare the checkpoint complete (rank 0).
+def join_parts(
+    path: Path, world_size: int, about: About, timeout: float, abandoned: threading.Event
+) -> dict[str, StoredFile]:
+    """Wait for what every rank writes and join their indices (rank 0).
+
+    Returns:
+        Every file of the checkpoint, for `declare_complete`.
 
     Raises:
         UserError: a rank did not come within `timeout` seconds; it is named.
+        Abandoned: that was set meanwhile.
     """
     deadline = time.monotonic() + timeout
     sidecars = []
@@ -219,10 +234,11 @@ def complete(path: Path, world_size: int, about: About, timeout: float) -> None:
         while not sidecar_of(path, rank).is_file():
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"rank {rank} has not written its part of {path} within {timeout:.0f} s; look for its "
-                    "own error, and at the file system"
+                    f"rank {rank} has not written its part of {path} within {timeout:.0f} s "
+                    "(parallel.timeout_seconds); look for its own error, and at the file system"
                 )
-            time.sleep(POLL_SECONDS)
+            if abandoned.wait(POLL_SECONDS):
+                raise Abandoned
         sidecars.append(read_sidecar(sidecar_of(path, rank)))
     files = {rank_file(rank): file for rank, (file, _) in enumerate(sidecars)}
     parameters = merged(path, [parameters for _, parameters in sidecars])
@@ -231,8 +247,14 @@ def complete(path: Path, world_size: int, about: About, timeout: float) -> None:
         files[name] = StoredFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
     for rank in range(world_size):
         sidecar_of(path, rank).unlink()
+    return files
+
+
+def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
+    """Write COMPLETE, durably and after everything else (rank 0)."""
     _fsync_directory(path)
     write_text_atomically(path / MARKER, marker_json(files))
+    _fsync_directory(path)  # older checkpoints may go only once this one cannot be lost
 
 
 def sidecar_of(path: Path, rank: int) -> Path:

@@ -76,6 +76,7 @@ NO_EFFECT = (
     "data.cache_directory",
     "data.allow_change",
     "parallel.timeout_seconds",
+    "checkpoint.asynchronous",
     "checkpoint.verify",
     "checkpoint.fall_back",
 )

@@ -242,6 +242,10 @@ class PrecisionSection(Section):
 class CheckpointSection(Section):
     every: Int = Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
+    asynchronous: bool = Field(
+        default=True,
+        description="Copy what is to be saved, and write it behind the training; else training waits.",
+    )
     verify: Literal["full", "size"] = Field(
         default="full",
         description="What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",

@@ -120,6 +120,11 @@ class RunDirectory:
             (path for path in marked if _CHECKPOINT.fullmatch(path.name)), key=step_of, reverse=True
         )
 
+    def unfinished_checkpoints(self) -> list[Path]:
+        """Checkpoints that nobody finished to write, or to remove: no marker says what they are."""
+        found = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
+        return sorted(path for path in found if not any((path / mark).exists() for mark in (MARKER, RUINED)))
+
     def newest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint; None where there is none."""
         return next(iter(self.complete_checkpoints()), None)

@@ -19,7 +19,8 @@ class When(Enum):
     ALWAYS = "always"
     TERM_ADDED = "where the model adds a term to the training loss"
     VALIDATED = "after a validation"
-    SAVED = "after a checkpoint"
+    SAVED = "of a step with a checkpoint"
+    WRITTEN = "the first once a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
 
@@ -185,12 +186,28 @@ OPTIMIZER_SECONDS = Metric(
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
+CHECKPOINT_STALL_SECONDS = Metric(
+    "time/checkpoint_stall",
+    "s",
+    "the training stood still for the checkpoint: waiting for the one before, and copying",
+    (Page.THROUGHPUT, "seconds per checkpoint"),
+    When.SAVED,
+    measured=True,
+)
+CHECKPOINT_WRITE_SECONDS = Metric(
+    "time/checkpoint_write",
+    "s",
+    "writing, hashing and making durable rank 0's part of it, behind the training",
+    (Page.THROUGHPUT, "seconds per checkpoint"),
+    When.WRITTEN,
+    measured=True,
+)
 CHECKPOINT_SECONDS = Metric(
     "time/checkpoint",
     "s",
-    "writing the checkpoint",
+    "both: from the end of the checkpoint's step until rank 0's part was on the disk",
     (Page.THROUGHPUT, "seconds per checkpoint"),
-    When.SAVED,
+    When.WRITTEN,
     measured=True,
 )
 

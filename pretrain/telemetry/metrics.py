@@ -8,7 +8,7 @@ import psutil
 import torch
 
 from pretrain.runs import tags
-from pretrain.telemetry.records import HeldOutLosses, RunFacts, StepRecord
+from pretrain.telemetry.records import HeldOutLosses, RunFacts, SaveSeconds, StepRecord
 
 
 def step_metrics(
@@ -30,9 +30,19 @@ def step_metrics(
         tags.FORWARD_BACKWARD_SECONDS.tag: seconds.forward_backward,
         tags.OPTIMIZER_SECONDS.tag: seconds.optimizer,
     }
-    if record.seconds_checkpoint is not None:
-        metrics[tags.CHECKPOINT_SECONDS.tag] = record.seconds_checkpoint
+    if record.seconds_stall is not None:
+        metrics[tags.CHECKPOINT_STALL_SECONDS.tag] = record.seconds_stall
     return metrics
+
+
+def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
+    """Those of a checkpoint that has been written; none without one."""
+    if written is None:
+        return {}
+    return {
+        tags.CHECKPOINT_WRITE_SECONDS.tag: written.write,
+        tags.CHECKPOINT_SECONDS.tag: written.total,
+    }
 
 
 def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:

@@ -39,13 +39,27 @@ class StepResult:
 
 
 @dataclass(frozen=True)
+class SaveSeconds:
+    """Seconds of rank 0's part of a checkpoint: for writing it, and in all, from the end of its step on."""
+
+    write: float
+    total: float
+
+
+@dataclass(frozen=True)
 class StepRecord:
-    """A step's result, with where the run is after it and what else was done then."""
+    """A step's result, with where the run is after it and what else was done then.
+
+    Attributes:
+        seconds_stall: for which the training stood still for this step's checkpoint.
+        written: of the checkpoint, of this step or one before, that was last seen to be written.
+    """
 
     position: Position
     result: StepResult
-    seconds_checkpoint: float | None = None
+    seconds_stall: float | None = None
     validation: HeldOutLosses | None = None
+    written: SaveSeconds | None = None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from pretrain.telemetry.console import StepDisplay
 from pretrain.telemetry.event_file import EventFile
 from pretrain.telemetry.hparams import FIRST, HParam
 from pretrain.telemetry.loss_window import LossWindow
-from pretrain.telemetry.metrics import memory_metrics, step_metrics
-from pretrain.telemetry.records import RunFacts, StepRecord
+from pretrain.telemetry.metrics import memory_metrics, save_metrics, step_metrics
+from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
 
 
 class Telemetry:
@@ -31,7 +31,8 @@ class Telemetry:
 
     A run resumed at `resume_step` first drops everything later from both; 0 means from the beginning and
     drops all. To lose no step, call `log` for a step and then `sync` before its checkpoint is declared
-    complete; `seconds_checkpoint` is therefore the time up to then.
+    complete. When a checkpoint is written is a matter of speed, so it decides nothing about which steps are:
+    its seconds wait for the next record.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Telemetry:
         self._metrics_file = MetricsFile(run.metrics)
         self._event_file = EventFile(run.tensorboard, resume_step) if tensorboard else None
         self._display = StepDisplay(total_steps, resume_step, console, seconds_between_lines)
+        self._written: SaveSeconds | None = None
         self._closed = False
         self._say_what_is_missing(run.metrics, resume_step)
 
@@ -74,7 +76,10 @@ class Telemetry:
         self._last_step, self._last_tokens = position.step, position.consumed_tokens
         variance = self._losses.variance(position.step, record.result.loss)
         metrics = step_metrics(record, self._facts, step_tokens, variance)
+        self._written = record.written or self._written
         if self._is_written(record):
+            metrics.update(save_metrics(self._written))
+            self._written = None
             metrics.update(memory_metrics(self._facts))
             self._metrics_file.append(position, metrics)
             if self._event_file is not None:
@@ -117,7 +122,7 @@ class Telemetry:
             record.position.step % self._every == 0
             or record.position.step == self._total_steps
             or record.validation is not None
-            or record.seconds_checkpoint is not None
+            or record.seconds_stall is not None
             or not record.result.updated
         )
 

@@ -57,16 +57,19 @@ class Trainer:
         self._reduction: OverlappedReduction | None
         self._build(state)
 
+    def is_in(self, step: int) -> bool:
+        """Whether the live engine is that of the phase of `step`."""
+        return phase_at(self._config, step) == self.phase
+
     def enter(self, step: int) -> bool:
         """Be in the phase of `step` (collective). True if that took a new engine; the old one is gone."""
-        phase = phase_at(self._config, step)
-        if phase == self.phase:
+        if self.is_in(step):
             return False
         state = TrainingState.of(self.engine)
         self.close()
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.phase = phase
+        self.phase = phase_at(self._config, step)
         self._build(state)
         return True
 

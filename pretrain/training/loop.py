@@ -5,7 +5,8 @@
 
 Set up ranks, data, model and engine; resume from the newest complete checkpoint; then for every step: forward
 and backward over the micro batches, clip, update if the numbers are good, record; validate and save when due;
-stop in good order when a signal asks for it, or when the numbers stay bad.
+stop in good order when a signal asks for it, or when the numbers stay bad. A checkpoint is copied between two
+steps and written behind those that follow.
 """
 
 from __future__ import annotations
@@ -63,16 +64,16 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         validation = None
         if state == FINISHED or _due(position.step, config.data.validate_every):
             validation = held_out_losses(run.engine, run.data, config, run.context)
-        saved, seconds_checkpoint = None, None
+        stall = None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
-            saved = run.checkpoints.save(run.engine, position)
-            seconds_checkpoint = time.perf_counter() - started
-        run.record(StepRecord(position, result, seconds_checkpoint, validation))
-        if saved is not None:
+            run.save(position, behind=config.checkpoint.asynchronous and state is None)
+            stall = time.perf_counter() - started
+        run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written()))
+        if stall is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.checkpoints.commit(saved, proven=validation is not None)
+            run.checkpoints.commit(proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -94,7 +95,8 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     clock.mark()
     loss, auxiliary = accumulate_gradients(run, batch, step)
     clock.mark()
-    sums = _sum_over_ranks([loss, *auxiliary.values()], signals, device)
+    flags = [signals.stop, signals.continue_later, run.checkpoints.has_failed()]
+    sums = _sum_over_ranks(flags, [loss, *auxiliary.values()])
     clock.mark()
     update = run.trainer.update.make(allowed=sums.isfinite().all())
     clock.mark()
@@ -146,12 +148,13 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
     return max(1.0, total / run.context.tensor_parallel_size)
 
 
-def _sum_over_ranks(numbers: list[torch.Tensor], signals: StopSignals, device: torch.device) -> torch.Tensor:
-    """This rank's numbers and what its signals ask for, summed over all ranks (one small all-reduce)."""
-    asked = torch.tensor([signals.stop, signals.continue_later], dtype=torch.float64)
-    if device.type == "cuda":
-        asked = asked.pin_memory().to(device, non_blocking=True)
-    sums = torch.cat([asked, torch.stack([number.double() for number in numbers])])
+def _sum_over_ranks(flags: Sequence[bool], numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """This rank's flags, known on the host, and numbers, summed over all ranks (one small all-reduce)."""
+    on_device = torch.stack([number.double() for number in numbers])
+    raised = torch.tensor(flags, dtype=torch.float64)
+    if on_device.is_cuda:
+        raised = raised.pin_memory().to(on_device.device, non_blocking=True)
+    sums = torch.cat([raised, on_device])
     dist.all_reduce(sums)
     return sums
 
@@ -162,8 +165,13 @@ def _over_ranks(
     """The loss, the state that a signal to any rank asks for, and the terms: from `_sum_over_ranks`.
 
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
+
+    Raises:
+        UserError: on every rank, if the save that runs behind the training has failed on one.
     """
-    stop, continue_later, loss, *terms = sums
+    stop, continue_later, failed, loss, *terms = sums
+    if failed > 0:
+        run.checkpoints.give_up()
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     named = {
         name: total / run.context.data_parallel_size for name, total in zip(auxiliary, terms, strict=True)

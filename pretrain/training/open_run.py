@@ -72,6 +72,8 @@ class Run:
 
     def enter_phase_of(self, step: int) -> None:
         """Where other weights are trained from `step` on than before, rebuild the engine (collective)."""
+        if not self.trainer.is_in(step):
+            self.checkpoints.wait()  # the host has no room for two phases' copies
         if not self.trainer.enter(step):
             return
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
@@ -79,6 +81,12 @@ class Run:
             write_audit(self.config, self.trainer)
             facts = run_facts(self.config, self.context, self.trainer)
             self.telemetry.change_facts(facts, phase_line(self.trainer, facts))
+
+    def save(self, position: Position, behind: bool) -> None:
+        """Begin a checkpoint, as `Checkpoints.save` (collective)."""
+        note = self.checkpoints.save(self.engine, position, behind)
+        if note is not None:
+            self.say(note)
 
     def record(self, record: StepRecord) -> None:
         """Hand one step's numbers to telemetry (rank 0)."""
@@ -128,7 +136,11 @@ def open_run(config: Config) -> Iterator[Run]:
         run = _build(config, context, blend)
         try:
             yield run
+        except (UserError, DataError, MethodError):
+            run.checkpoints.close(wait=True)  # all ranks raise these together, so all finish what they write
+            raise
         finally:
+            run.checkpoints.close(wait=False)
             run.batches.close()
             if run.telemetry is not None:
                 run.telemetry.close()
@@ -166,6 +178,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
         telemetry.say(headline(config, context, trainer.audit, position, changes))
         for note in start.notes:
             telemetry.say(note)
+        for name in checkpoints.remove_unfinished():
+            telemetry.say(f"removed {name}, which a killed run had not finished to save")
         return telemetry
 
     telemetry = _on_first_rank(context, open_run_files)

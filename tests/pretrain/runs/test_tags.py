@@ -32,6 +32,8 @@ PUBLIC = [
     "time/data",
     "time/forward_backward",
     "time/optimizer",
+    "time/checkpoint_stall",
+    "time/checkpoint_write",
     "time/checkpoint",
     "memory/trainable_parameters",
     "memory/frozen_parameters",

@@ -38,7 +38,7 @@ def make_facts(peak: float | None = 1e12, device_name: str = "cpu") -> RunFacts:
 
 
 def make_record(
-    step: int, loss: float | None = None, validated: bool = False, seconds_checkpoint: float | None = None
+    step: int, loss: float | None = None, validated: bool = False, seconds_stall: float | None = None
 ) -> StepRecord:
     """A record whose every number is a function of the step."""
     result = StepResult(
@@ -51,7 +51,7 @@ def make_record(
     return StepRecord(
         position=Position(step, 8 * step, 1024 * step),
         result=result,
-        seconds_checkpoint=seconds_checkpoint,
+        seconds_stall=seconds_stall,
         validation={"topics": (30.0, 10), "prose": (100.0, 40)} if validated else None,
     )
 

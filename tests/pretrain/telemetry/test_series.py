@@ -34,9 +34,9 @@ from tests.ranks import ROOT
 def test_resumed_equals_uninterrupted(tmp_path: Path, every: int) -> None:
     def log(telemetry: Telemetry, first: int, last: int) -> None:
         for step in range(first, last + 1):
-            seconds_checkpoint = 0.2 if step % 8 == 0 else None
-            telemetry.log(make_record(step, validated=step == 10, seconds_checkpoint=seconds_checkpoint))
-            if seconds_checkpoint is not None:
+            seconds_stall = 0.2 if step % 8 == 0 else None
+            telemetry.log(make_record(step, validated=step == 10, seconds_stall=seconds_stall))
+            if seconds_stall is not None:
                 telemetry.sync()
 
     straight = open_telemetry(tmp_path / "straight", every=every)
@@ -64,7 +64,7 @@ def test_an_extra_record_at_a_signal_does_not_change_later_variances(tmp_path: P
     for step in range(1, 21):
         straight.log(make_record(step))
     for step in range(1, 11):
-        stopped.log(make_record(step, seconds_checkpoint=0.3 if step == 10 else None))
+        stopped.log(make_record(step, seconds_stall=0.3 if step == 10 else None))
     stopped.close()
     resumed = open_telemetry(tmp_path / "stopped", every=4, resume_step=10)
     for step in range(11, 21):
@@ -112,7 +112,7 @@ resume_step = int(done.read_text()) if done.exists() else 0
 telemetry = open_telemetry(run, total_steps=total, resume_step=resume_step)
 for step in range(resume_step + 1, total + 1):
     due = step % 50 == 0
-    telemetry.log(make_record(step, seconds_checkpoint=0.1 if due else None))
+    telemetry.log(make_record(step, seconds_stall=0.1 if due else None))
     if due:
         telemetry.sync()
         partial = done.with_suffix(".partial")
@@ -151,7 +151,7 @@ def test_kill_nine_then_resume_neither_repeats_nor_loses_a_step(tmp_path: Path) 
     scalars = read_scalars(tmp_path)
     for tag in ALWAYS | WITH_PEAK:
         assert [step for step, _ in scalars[tag]] == expected
-    assert [step for step, _ in scalars["time/checkpoint"]] == list(range(50, total + 1, 50))
+    assert [step for step, _ in scalars["time/checkpoint_stall"]] == list(range(50, total + 1, 50))
     losses = [value for _, value in scalars["loss/train"]]
     assert losses == pytest.approx([make_record(step).result.loss for step in expected], rel=1e-6)
 

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from pretrain.runs.tags import METRICS, metric_of
+from pretrain.telemetry.records import SaveSeconds
 from tests.pretrain.telemetry.records import (
     ALWAYS,
     WITH_CHECKPOINT,
@@ -29,7 +30,7 @@ from tests.pretrain.telemetry.records import (
 def test_tags_and_values_are_the_same_in_both_files(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path)
     telemetry.log(make_record(1))
-    telemetry.log(make_record(2, validated=True, seconds_checkpoint=0.7))
+    telemetry.log(make_record(2, validated=True, seconds_stall=0.7))
     telemetry.close()
     plain, full = read_strictly(tmp_path)
     place = {"step", "tokens", "samples"}
@@ -161,13 +162,25 @@ def test_facts_may_change_on_the_way_and_it_is_said(tmp_path: Path) -> None:
 def test_every_keeps_regular_steps_and_those_with_something_to_tell(tmp_path: Path) -> None:
     telemetry = open_telemetry(tmp_path, every=4, total_steps=14)
     for step in range(1, 15):
-        telemetry.log(make_record(step, validated=step == 6, seconds_checkpoint=0.1 if step == 7 else None))
+        telemetry.log(make_record(step, validated=step == 6, seconds_stall=0.1 if step == 7 else None))
     telemetry.close()
     records = read_strictly(tmp_path)
     assert [record["step"] for record in records] == [4, 6, 7, 8, 12, 14]
     assert [step for step, _ in read_scalars(tmp_path)["loss/train"]] == [4, 6, 7, 8, 12, 14]
     # Speed is that of the step itself, also after steps that were not written.
     assert records[3]["throughput/tokens_per_second"] == pytest.approx(1024 / 0.508)
+
+
+def test_when_a_checkpoint_is_written_decides_nothing_about_which_steps_are(tmp_path: Path) -> None:
+    telemetry = open_telemetry(tmp_path, every=4, total_steps=8)
+    for step in range(1, 9):
+        written = SaveSeconds(write=0.5, total=0.6) if step == 5 else None
+        telemetry.log(replace(make_record(step), written=written))
+    telemetry.close()
+    first, second = read_strictly(tmp_path)
+    assert (first["step"], second["step"]) == (4, 8)
+    assert "time/checkpoint_write" not in first
+    assert (second["time/checkpoint_write"], second["time/checkpoint"]) == (0.5, 0.6)
 
 
 def test_without_tensorboard_only_metrics_are_written(tmp_path: Path) -> None:

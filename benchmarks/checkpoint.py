@@ -1,0 +1,202 @@
+"""How long training stands still for a checkpoint, written behind it and not, side by side in one process.
+
+    OMP_NUM_THREADS=1 python benchmarks/checkpoint.py --directory DIR
+    torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory DIR --deepspeed zero3
+
+A real engine saves real checkpoints by the program's own code, in rounds: a save that training waits for,
+then, after a step, one behind training, whose stall is the time until the next step may begin. Steps follow
+until it is written: their time is set against that of steps beside no save, for a thread that writes and
+hashes takes memory bandwidth and, where there is no idle core, a core. Reported: medians over the rounds,
+and of the ratio within a round. Last, by formula, what the same costs for `large` on GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_patches.compat import silence_expected_warnings
+
+silence_expected_warnings()
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from step_contenders import VOCABULARY, Layout, Shape, benchmark_config  # noqa: E402
+
+from pretrain.checkpoint.checkpoints import Checkpoints, bank_digests  # noqa: E402
+from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters  # noqa: E402
+from pretrain.config.load import load_config  # noqa: E402
+from pretrain.config.tree import Config  # noqa: E402
+from pretrain.model.build import token_losses  # noqa: E402
+from pretrain.ranks.groups import (  # noqa: E402
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
+from pretrain.runs.position import Position  # noqa: E402
+from pretrain.training.engines import Trainer  # noqa: E402
+
+WARM_UP_ROUNDS = 1
+PLAIN_STEPS = 3
+ASSUMED = {"copy": 20e9, "hash": 1.0e9, "disk": 1.0e9}
+"""Bytes per second of a rank: device to pinned memory, SHA-256 on a core, its share of the file system."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, 1, timeout_seconds=600)
+    bench = Bench(arguments.shape, arguments.deepspeed, arguments.directory, context)
+    report = bench.measure(arguments.rounds)
+    if context.is_first:
+        report["large"] = by_formula(load_config("large"), arguments.ranks, ASSUMED)
+        print_report(report)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    shutdown_distributed(context)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--directory", type=Path, required=True, help="on the file system to write to")
+    parser.add_argument("--rounds", type=int, default=9, help="that count")
+    parser.add_argument(
+        "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
+    )
+    parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
+    parser.add_argument("--ranks", type=int, default=64, help="of the formula for `large`")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+class Bench:
+    """One engine, and the checkpoints of a run that it pretends to be."""
+
+    def __init__(self, shape: Shape, deepspeed: str, directory: Path, context: ParallelContext) -> None:
+        settings = f"deepspeed.config={deepspeed} run.directory={directory}"
+        layout = Layout(1, context.data_parallel_size)
+        self.config = benchmark_config(shape, "orthogonal", layout, settings)
+        self.context = context
+        self.trainer = Trainer(self.config, context)
+        bank = bank_digests(self.trainer.engine.module, context)
+        identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
+        self.checkpoints = Checkpoints(self.config, context, identity, None)
+        generator = torch.Generator().manual_seed(context.rank)
+        size = (shape.batch, shape.length + 1)
+        self.tokens = torch.randint(0, VOCABULARY, size, generator=generator).to(context.device)
+        self.number = 0
+
+    def step(self) -> float:
+        """Seconds of a training step."""
+        started = time.perf_counter()
+        self.trainer.engine.backward(token_losses(self.trainer.engine, self.tokens).mean())
+        self.trainer.update.make(allowed=torch.tensor(True))
+        if self.context.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    def save(self, behind: bool) -> float:
+        """Seconds until training may go on."""
+        dist.barrier()
+        self.number += 1
+        started = time.perf_counter()
+        self.checkpoints.save(self.trainer.engine, Position(step=self.number), behind)
+        self.checkpoints.commit(proven=True)
+        return time.perf_counter() - started
+
+    def measure(self, rounds: int) -> dict[str, Any]:
+        """One process; the other ranks do the same beside it."""
+        found: dict[str, list[float]] = {
+            name: [] for name in ("synchronous", "stall", "write", "step", "step beside a save")
+        }
+        for number in range(rounds + WARM_UP_ROUNDS):
+            of_round = self.round()
+            if number >= WARM_UP_ROUNDS:
+                for name, seconds in of_round.items():
+                    found[name].append(seconds)
+        pairs = zip(found["stall"], found["synchronous"], strict=True)
+        files = self.checkpoints.run.checkpoint(self.number).iterdir()
+        total = sum(file.stat().st_size for file in files)
+        shutil.rmtree(self.config.run_path, ignore_errors=True)
+        return {
+            "device": str(self.context.device),
+            "ranks": self.context.world_size,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "rounds": rounds,
+            "bytes": total,
+            "seconds": {name: statistics.median(values) for name, values in found.items()},
+            "stall / synchronous": statistics.quantiles(
+                [stall / whole for stall, whole in pairs], n=4, method="inclusive"
+            ),
+        }
+
+    def round(self) -> dict[str, float]:
+        plain = [self.step() for _ in range(PLAIN_STEPS)]
+        synchronous = self.save(behind=False)
+        self.step()
+        stall = self.save(behind=True)
+        beside = [self.step()]
+        while not self.checkpoints.has_failed() and self.context.world_size == 1 and self.is_writing():
+            beside.append(self.step())
+        self.checkpoints.wait()
+        written = self.checkpoints.take_written()
+        assert written is not None
+        return {
+            "synchronous": synchronous,
+            "stall": stall,
+            "write": written.write,
+            "step": statistics.median(plain),
+            "step beside a save": statistics.median(beside),
+        }
+
+    def is_writing(self) -> bool:
+        return self.checkpoints.newest() != self.checkpoints.run.checkpoint(self.number)
+
+
+def by_formula(config: Config, ranks: int, rates: dict[str, float]) -> dict[str, float]:
+    """Bytes and seconds of a checkpoint of `config`, if every rank has the same share of it."""
+    shape = config.shape()
+    total = checkpoint_bytes(count_parameters(shape, count_attention(shape, config.policy())))
+    own = total / ranks
+    return {
+        "ranks": ranks,
+        "bytes": total,
+        "bytes_of_a_rank": own,
+        "stall_seconds": own / rates["copy"],
+        "write_seconds": own * (1 / rates["hash"] + 1 / rates["disk"]),
+    }
+
+
+def print_report(report: dict[str, Any]) -> None:
+    seconds = report["seconds"]
+    print(
+        f"{report['bytes'] / 1e6:.0f} MB by {report['ranks']} rank{'s' if report['ranks'] > 1 else ''} on "
+        f"{report['device']}, {report['threads']} thread, {report['rounds']} rounds; medians"
+    )
+    print(f"{'a save that training waits for':42}{seconds['synchronous']:9.3f} s")
+    print(f"{'a save behind training: the stall':42}{seconds['stall']:9.3f} s")
+    low, median, high = report["stall / synchronous"]
+    print(f"{'stall / the save that is waited for':42}{median:9.1%}   ({low:.1%} – {high:.1%})")
+    print(f"{'a save behind training: written after':42}{seconds['write']:9.3f} s")
+    print(f"{'a step':42}{seconds['step']:9.3f} s")
+    print(f"{'a step beside a save':42}{seconds['step beside a save']:9.3f} s")
+    large = report["large"]
+    rates = ", ".join(f"{name} {rate / 1e9:g} GB/s" for name, rate in ASSUMED.items())
+    print(
+        f"\nby formula, `large` on {large['ranks']} GPUs: {large['bytes'] / 1e9:.2f} GB, "
+        f"{large['bytes_of_a_rank'] / 1e6:.0f} MB a rank: stall {large['stall_seconds']:.3f} s, written "
+        f"{large['write_seconds']:.2f} s later, if a rank has {rates}"
+    )
+
+
+if __name__ == "__main__":
+    main()

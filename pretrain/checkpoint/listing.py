@@ -1,0 +1,185 @@
+"""What checkpoints a run has and whether their files are what was saved: without ranks, model or torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pretrain.checkpoint.format import About, StoredFile, damaged, read_about, read_index, read_marker
+from pretrain.checkpoint.verify import check_size, sha256_of
+from pretrain.errors import UserError
+from pretrain.runs.directory import MARKER, PROVEN, RUINED, RunDirectory, step_of
+
+DAMAGED_SUFFIX = ".damaged"
+MOST_THREADS = 16
+
+
+class State(Enum):
+    """What a checkpoint is worth."""
+
+    GOOD = "good"
+    UNPROVEN = "no loss of it yet"
+    WITHDRAWN = "withdrawn: no finite loss"
+    UNFINISHED = "unfinished"
+    DAMAGED = "damaged"
+    ASIDE = "damaged, kept aside"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One directory of RUN/checkpoints.
+
+    Attributes:
+        bytes: of all its files, as they are on the disk.
+        saved: when it was complete, in seconds since the epoch; if it is not, when it last changed.
+        about: None where that cannot be read.
+        files: what COMPLETE names; empty where it is not there, or nonsense.
+        problems: what is wrong with the files, a sentence each.
+    """
+
+    path: Path
+    state: State
+    bytes: int
+    saved: float
+    about: About | None
+    files: dict[str, StoredFile]
+    problems: tuple[str, ...]
+
+    @property
+    def counts(self) -> bool:
+        """Whether a run may go on from it."""
+        return self.state in (State.GOOD, State.UNPROVEN)
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        about = self.about
+        return {
+            "path": str(self.path),
+            "step": about.position.step if about else None,
+            "tokens": about.position.consumed_tokens if about else None,
+            "bytes": self.bytes,
+            "layout": about.layout if about else None,
+            "age_seconds": round(now - self.saved, 3),
+            "state": self.state.name.lower(),
+            "problems": list(self.problems),
+        }
+
+
+def list_checkpoints(run: Path) -> list[Listed]:
+    """Every checkpoint of a run, oldest first; of their files only the sizes are looked at.
+
+    Raises:
+        UserError: there is no such run, or it cannot be read.
+    """
+    directory = RunDirectory(run).checkpoints
+    if not directory.is_dir():
+        raise UserError(f"{run} has no directory {directory.name}; give the directory of a run")
+    try:
+        return [_listed(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)]
+    except PermissionError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        step_of(path.with_name(path.name.partition(".")[0]))
+    except ValueError:
+        return False
+    return path.is_dir()
+
+
+def _listed(path: Path) -> Listed:
+    sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
+    marker = path / MARKER
+    saved = (marker if marker.exists() else path).stat().st_mtime
+    about, files, problems = None, {}, []
+    try:
+        about = read_about(path)
+    except UserError as error:
+        problems.append(_problem(error))
+    if marker.exists():
+        try:
+            files = read_marker(path)
+            read_index(path)
+        except UserError as error:
+            problems.append(_problem(error))
+        problems += _found(lambda name: check_size(path / name, files[name]), files)
+    unique = tuple(dict.fromkeys(problems))
+    return Listed(path, _state(path, bool(unique)), sum(sizes), saved, about, files, unique)
+
+
+def _state(path: Path, has_problems: bool) -> State:
+    if DAMAGED_SUFFIX in path.name:
+        return State.ASIDE
+    if not (path / MARKER).exists():
+        return State.WITHDRAWN if (path / RUINED).exists() else State.UNFINISHED
+    if has_problems:
+        return State.DAMAGED
+    return State.GOOD if (path / PROVEN).exists() else State.UNPROVEN
+
+
+def verify_all(
+    checkpoints: list[Listed], progress: Callable[[int], None]
+) -> Iterator[tuple[Listed, tuple[str, ...]]]:
+    """Hash every file of each checkpoint, many files at once.
+
+    Args:
+        progress: takes the number of bytes that were read further, on any thread.
+
+    Yields:
+        (checkpoint, what is wrong with it: a sentence for each damaged or missing file).
+    """
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        for checkpoint in checkpoints:
+            hashing = {
+                pool.submit(_hash_problem, checkpoint.path / name, file, progress): name
+                for name, file in checkpoint.files.items()
+                if (checkpoint.path / name).is_file()
+            }
+            found = [problem for future in as_completed(hashing) if (problem := future.result())]
+            yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(found)]))
+
+
+def _hash_problem(file: Path, expected: StoredFile, progress: Callable[[int], None]) -> str | None:
+    try:
+        if file.stat().st_size == expected.bytes and sha256_of(file, progress) != expected.sha256:
+            return _problem(damaged(file, "does not have the SHA-256 that it was saved with"))
+    except UserError as error:
+        return _problem(error)
+    return None
+
+
+def _found(check: Callable[[str], None], names: dict[str, StoredFile]) -> Iterator[str]:
+    for name in names:
+        try:
+            check(name)
+        except UserError as error:
+            yield _problem(error)
+
+
+def _problem(error: UserError) -> str:
+    """Without the remedy, which is for one who wants to train."""
+    return str(error).partition("; ")[0]
+
+
+def age_text(seconds: float) -> str:
+    """In the unit that leaves a number from 1 on."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def layout_text(layout: dict[str, Any] | None) -> str:
+    """`4 ranks: TP 2 x DP 2, ZeRO 1, fp32`."""
+    if layout is None:
+        return ""
+    ranks = layout.get("world_size")
+    return (
+        f"{ranks} rank{'' if ranks == 1 else 's'}: TP {layout.get('tensor_model_parallel_size')} x "
+        f"DP {layout.get('data_parallel_size')}, ZeRO {layout.get('zero_stage')}, {layout.get('dtype')}"
+    )

@@ -1,0 +1,137 @@
+"""`python -m pretrain checkpoint VERB`: what a run has saved, and whether it is still what was saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pretrain.checkpoint.listing import Listed
+
+SECONDS_BETWEEN_LINES = 10.0
+MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
+
+checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
+
+RunArgument = Annotated[Path, typer.Argument(help="Run directory, such as runs/demo.", metavar="RUN")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@checkpoint.command("list")
+def list_(run: RunArgument, as_json: JsonOption = False) -> None:
+    """List every checkpoint: step, tokens, size, layout it was written by, age, good or not.
+
+    Good: a loss of its weights was finite. Files are checked by their sizes; `verify` reads them.
+
+    Example: python -m pretrain checkpoint list runs/demo
+    """
+    from pretrain.checkpoint.listing import list_checkpoints
+
+    found = list_checkpoints(run)
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        typer.echo(f"{run} has no checkpoint yet")
+        return
+    _print_table(found)
+    for each in found:
+        for problem in each.problems if each.counts or each.state.name == "DAMAGED" else ():
+            typer.echo(problem)
+
+
+@checkpoint.command()
+def verify(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Read every file of every complete checkpoint and compare its SHA-256.
+
+    Exit code 0: all are whole; 1: a file is damaged or missing (each is named).
+
+    Example: python -m pretrain checkpoint verify runs/demo
+    """
+    from dataclasses import replace
+
+    from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
+
+    found = [each for each in list_checkpoints(run) if each.counts or each.state is State.DAMAGED]
+    total = sum(file.bytes for each in found for file in each.files.values())
+    verified = []
+    with _progress(total) as progress:
+        for each, problems in verify_all(found, progress):
+            state = State.DAMAGED if problems else each.state
+            verified.append(replace(each, state=state, problems=problems))
+    if as_json:
+        _print_json(verified)
+    else:
+        _print_verdicts(run, verified)
+    raise typer.Exit(1 if any(each.problems for each in verified) else 0)
+
+
+def _print_json(found: Sequence[Listed]) -> None:
+    typer.echo(json.dumps([each.as_json(time.time()) for each in found], indent=1))
+
+
+def _print_table(found: Sequence[Listed]) -> None:
+    from shutil import get_terminal_size
+
+    from rich.console import Console
+
+    from pretrain.checkpoint.listing import age_text, layout_text
+    from pretrain.reporting.tables import Table, rich_table
+    from pretrain.reporting.text import NOTHING, byte_count
+
+    rows = []
+    for each in found:
+        tokens = f"{each.about.position.consumed_tokens:,}" if each.about else NOTHING
+        layout = layout_text(each.about.layout) if each.about else NOTHING
+        age = age_text(time.time() - each.saved)
+        rows.append((each.path.name, tokens, byte_count(each.bytes), layout, age, each.state.value))
+    header = ("checkpoint", "tokens", "size", "written by", "age", "state")
+    table = rich_table(Table(header, rows, text_columns=(0, 3, 5)), bare=True)
+    width = max(MIN_WIDTH, get_terminal_size().columns)
+    Console(width=width, highlight=False, markup=False).print(table)
+
+
+def _print_verdicts(run: Path, verified: Sequence[Listed]) -> None:
+    from pretrain.reporting.text import byte_count
+
+    for each in verified:
+        size = byte_count(sum(file.bytes for file in each.files.values()))
+        verdict = "damaged" if each.problems else f"whole, {each.state.value}"
+        typer.echo(f"{each.path.name}: {len(each.files)} files, {size}: {verdict}")
+        for problem in each.problems:
+            typer.echo(f"  {problem}")
+    if not verified:
+        typer.echo(f"{run} has no complete checkpoint")
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """Takes bytes that are done, on any thread, and shows them on stderr: a bar, or a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    if sys.stderr.isatty():
+        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda count: bar.advance(task, count)
+        return
+    lock, done, told = threading.Lock(), 0, time.monotonic()
+
+    def line(count: int) -> None:
+        nonlocal done, told
+        with lock:
+            done += count
+            if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                typer.echo(f"verified {done / 1e9:.1f} of {total / 1e9:.1f} GB", err=True)
+
+    yield line

@@ -1,0 +1,152 @@
+"""Saves behind training: killed at any place, slow, refused by the file system, many. On one or two ranks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pretrain.checkpoint.verify import verify
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.metrics_file import read_metrics
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tests.ranks import function_on_warm_ranks, run_ranks, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+WORKER = "tests.distributed.saving_worker:"
+STEPS = 6
+LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and steps that take no time
+    "model__hidden_size": 512,
+    "data__global_batch_size": 2,
+    "telemetry__tensorboard": "false",
+}
+KILLED = {  # where: the newest checkpoint then, and what is left of the other
+    "step_00000002/rank_00001.safetensors": (0, True),
+    "step_00000002/.rank_00000.written": (0, True),
+    "step_00000002/.COMPLETE": (0, True),
+    "checkpoints/.latest": (2, False),  # step 2 is complete
+    "step_00000004/rank_00000.safetensors": (2, True),
+    "step_00000004/.parameters.json": (2, True),
+}
+
+
+def overrides(tiny_shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
+    standard = {"schedule__steps": STEPS, "checkpoint__every": 2, "checkpoint__keep_last": 10}
+    return tiny_overrides(tiny_shards, runs, name, attention__variant="orthogonal", **{**standard, **changes})
+
+
+@pytest.fixture(scope="module")
+def synchronous(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks whose every save the training waited for."""
+    runs = tmp_path_factory.mktemp("synchronous")
+    planned = overrides(tiny_shards, runs, "run", checkpoint__asynchronous="false")
+    assert run_ranks(2, WORKER + "trained", {"runs": [planned]}) == "finished"
+    return runs / "run"
+
+
+def assert_same_run(run: Path, reference: Path) -> None:
+    assert (run / "state").read_text() == "finished\n"
+    assert logged_steps(run) == list(range(1, STEPS + 1))
+    assert deterministic_metrics(run) == deterministic_metrics(reference)
+    for ours in RunDirectory(run).complete_checkpoints():
+        verify(ours, by_hash=True)
+        theirs = checkpoint_tensors(reference / "checkpoints" / ours.name)
+        found = checkpoint_tensors(ours)
+        assert found.keys() == theirs.keys() and len(found) > 20
+        assert [place for place in found if not equal(found[place], theirs[place])] == []
+
+
+def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkpoint(
+    synchronous: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned, run = overrides(tiny_shards, tmp_path, "killed"), RunDirectory(tmp_path / "killed")
+    for place, (newest, leaves_something) in KILLED.items():
+        payload = {"overrides": planned, "place": place}
+        done = function_on_warm_ranks(2, WORKER + "killed_at_open", payload)
+        assert done.returncode != 0, f"nobody opened {place}"
+        assert run.trained_steps() == newest, place
+        for complete in run.complete_checkpoints():
+            verify(complete, by_hash=True)
+        assert bool(run.unfinished_checkpoints()) == leaves_something, place
+        assert max(logged_steps(run.path), default=0) >= newest
+    done = train_on_warm_ranks(planned, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "removed step_00000004, which a killed run had not finished to save" in done.stdout
+    assert_same_run(run.path, synchronous)
+    assert len(run.complete_checkpoints()) == 3 and run.unfinished_checkpoints() == []
+
+
+def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(tiny_shards: Path, tmp_path: Path) -> None:
+    planned = overrides(tiny_shards, tmp_path, "cut", checkpoint__every=1, **LARGE)
+    file = tmp_path / "cut/checkpoints/step_00000002/rank_00000.safetensors"
+    payload = {"overrides": planned, "file": str(file), "bytes": 2**24}
+    done = function_on_warm_ranks(1, WORKER + "killed_at_size", payload)
+    assert done.returncode != 0
+    run = RunDirectory(tmp_path / "cut")
+    whole = (run.checkpoint(1) / file.name).stat().st_size
+    assert 2**24 <= file.stat().st_size < whole
+    assert run.complete_checkpoints() == [run.checkpoint(1)]
+
+
+def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half_written(
+    synchronous: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
+    payload = {"overrides": overrides(tiny_shards, tmp_path, "refused"), "bytes": 4096}
+    answer = run_ranks(2, WORKER + "refused_and_again", payload)
+    file = tmp_path / "refused/checkpoints/step_00000002/rank_00001.safetensors"
+    assert answer["told"][0] == answer["told"][1]
+    assert answer["told"][0].startswith(f"{file} cannot be written ({os.strerror(errno.EFBIG)}; about ")
+    assert "ulimit -f" in answer["told"][0]
+    assert answer["left"] == []
+    assert answer["state"] == "finished"
+    assert_same_run(tmp_path / "refused", synchronous)
+
+
+def test_a_rank_whose_part_does_not_come_is_named_within_the_timeout(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned = overrides(tiny_shards, tmp_path, "missing", parallel__timeout_seconds=10)
+    started = time.monotonic()
+    told = run_ranks(2, WORKER + "a_rank_that_does_not_come", {"overrides": planned})
+    assert time.monotonic() - started < 60
+    path = tmp_path / "missing/checkpoints/step_00000002"
+    sentence = (
+        f"rank 1 has not written its part of {path} within 10 s (parallel.timeout_seconds); look for its "
+        "own error, and at the file system"
+    )
+    assert told == [sentence] * 2
+    assert RunDirectory(tmp_path / "missing").newest_checkpoint() is None and not path.exists()
+
+
+def test_saves_back_to_back_wait_for_each_other_and_say_so(
+    synchronous: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
+    planned = overrides(tiny_shards, tmp_path, "slow", checkpoint__every=1)
+    done = function_on_warm_ranks(2, WORKER + "slow_saves", {"overrides": planned, "seconds": 0.4})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("s for the one before, which was still being written; raise check") == 1
+    run = RunDirectory(tmp_path / "slow")
+    assert len(run.complete_checkpoints()) == STEPS
+    records = list(read_metrics(run.metrics))
+    stalls = [record["time/checkpoint_stall"] for record in records]
+    assert stalls[0] < 0.4 and max(stalls[1:-1]) > 0.1 and stalls[-1] >= 0.4
+    assert [record["time/checkpoint_write"] >= 0.4 for record in records[1:]] == [True] * (STEPS - 1)
+    for step in (2, 4, 6):
+        ours, theirs = (
+            checkpoint_tensors(path / f"checkpoints/step_{step:08d}") for path in (run.path, synchronous)
+        )
+        assert [place for place in theirs if not equal(ours[place], theirs[place])] == []
+
+
+def test_many_saves_take_no_more_memory_threads_or_files(tiny_shards: Path, tmp_path: Path) -> None:
+    changes = {"checkpoint__every": 1, "checkpoint__keep_last": 1, "schedule__steps": 14, **LARGE}
+    planned = overrides(tiny_shards, tmp_path, "many", **changes)
+    samples = run_ranks(1, WORKER + "many_saves", {"overrides": planned})
+    threads, files = zip(*samples[3:], strict=True)
+    assert max(threads) <= threads[0] + 1 and max(files) <= files[0] + 2  # a save may be under way, or not
+    resident = [record["memory/host_rss"] for record in read_metrics(tmp_path / "many/metrics.jsonl")]
+    checkpoint = (tmp_path / "many/checkpoints/step_00000014/rank_00000.safetensors").stat().st_size
+    assert max(resident[4:]) - resident[3] < checkpoint / 4

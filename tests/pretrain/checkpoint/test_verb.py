@@ -1,0 +1,112 @@
+"""`python -m pretrain checkpoint list|verify`: what they say of whole and of damaged checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import assert_refused, cli
+from tests.ranks import ROOT, rank_environment, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.distributed
+NEWEST = "step_00000004"
+RANK_FILE = "rank_00001.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints after steps 2 and 4, by two ranks."""
+    runs = tmp_path_factory.mktemp("listed")
+    overrides = tiny_overrides(tiny_shards, runs, "run", schedule__steps=4, checkpoint__every=2)
+    done = train_on_warm_ranks(overrides, ranks=2)
+    assert done.returncode == 0, done.stderr
+    return runs / "run"
+
+
+def test_list_tells_what_there_is_without_loading_torch(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    checkpoints = copy / "checkpoints"
+    (checkpoints / "step_00000001").mkdir()
+    shutil.copytree(checkpoints / NEWEST, checkpoints / "step_00000003")
+    (checkpoints / "step_00000003/COMPLETE").rename(checkpoints / "step_00000003/RUINED")
+    shutil.copytree(checkpoints / NEWEST, checkpoints / f"{NEWEST}.damaged")
+    shutil.copytree(checkpoints / "step_00000002", checkpoints / "step_00000005")
+    (checkpoints / "step_00000005/PROVEN").unlink()
+    program = (
+        "import sys; from pretrain.__main__ import main\n"
+        "try: main()\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "checkpoint", "list", str(copy)],
+        cwd=ROOT,
+        env=rank_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    header, *rows = (" ".join(line.split()) for line in done.stdout.splitlines())
+    assert header == "checkpoint tokens size written by age state"
+    size = rows[1].split()[2:4]
+    layout = "2 ranks: TP 1 x DP 2, ZeRO 1, fp32"
+    assert [row.split()[0] for row in rows] == sorted(path.name for path in checkpoints.glob("step_*"))
+    assert rows[0].startswith("step_00000001 – 0 B – ") and rows[0].endswith("unfinished")
+    assert rows[1].startswith(f"step_00000002 512 {' '.join(size)} {layout} ") and rows[1].endswith(" s good")
+    ends = ["withdrawn: no finite loss", "good", "damaged, kept aside", "no loss of it yet"]
+    assert all(row.endswith(end) for row, end in zip(rows[2:], ends, strict=True)), rows
+
+
+def test_verify_of_whole_checkpoints_ends_with_0(run: Path) -> None:
+    done = cli(["checkpoint", "verify", str(run)])
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines()[1].startswith(f"{NEWEST}: 4 files, ")
+    assert done.stdout.count(": whole, good\n") == 2
+    found = json.loads(cli(["checkpoint", "verify", str(run), "--json"]).stdout)
+    assert [(each["step"], each["tokens"], each["state"]) for each in found] == [
+        (2, 512, "good"),
+        (4, 1024, "good"),
+    ]
+    assert found[1]["layout"]["world_size"] == 2 and found[1]["problems"] == []
+
+
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "a flipped bit": (RANK_FILE, _flip_a_bit, "does not have the SHA-256 that it was saved with"),
+    "a missing file": (RANK_FILE, Path.unlink, "is missing"),
+    "a cut file": (RANK_FILE, lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, but was saved"),
+    "a nonsense marker": ("COMPLETE", lambda file: file.write_text("nonsense"), "is not JSON"),
+}
+
+
+def test_verify_names_every_damaged_file_and_ends_with_1(run: Path, tmp_path: Path) -> None:
+    for number, (name, (file, damage, problem)) in enumerate(DAMAGE.items()):
+        copy = tmp_path / str(number)
+        shutil.copytree(run, copy)
+        damage(copy / "checkpoints" / NEWEST / file)
+        _flip_a_bit(copy / "checkpoints/step_00000002/parameters.json")
+        done = cli(["checkpoint", "verify", str(copy)])
+        assert done.returncode == 1, (name, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        lines = done.stdout.splitlines()
+        assert f"{copy}/checkpoints/step_00000002/parameters.json" in lines[1], name
+        (line,) = (line for line in lines if f"{NEWEST}/{file} " in line)
+        assert problem in line, name
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    for verb in ("list", "verify"):
+        done = cli(["checkpoint", verb, str(tmp_path / "nothing")])
+        assert_refused(done, "nothing has no directory checkpoints", "give the directory of a run")
