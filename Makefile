@@ -107,6 +107,7 @@ bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of
 		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) benchmarks/bank.py
 	$(RUN) benchmarks/step_time.py
+	$(RUN) benchmarks/checkpoint.py
 	$(RUN) -m benchmarks.samples
 	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 

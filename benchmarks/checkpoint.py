@@ -1,7 +1,7 @@
 """How long training stands still for a checkpoint, written behind it and not, side by side in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/checkpoint.py --directory DIR
-    torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory DIR --deepspeed zero3
+    OMP_NUM_THREADS=1 python benchmarks/checkpoint.py --directory runs
+    torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory runs --deepspeed zero3
 
 A real engine saves real checkpoints by the program's own code, in rounds: a save that training waits for,
 then, after a step, one behind training, whose stall is the time until the next step may begin. Steps follow
@@ -16,7 +16,10 @@ import argparse
 import json
 import shutil
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +55,8 @@ def main() -> None:
     arguments = parse_arguments()
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, 1, timeout_seconds=600)
-    bench = Bench(arguments.shape, arguments.deepspeed, arguments.directory, context)
-    report = bench.measure(arguments.rounds)
+    with own_directory(arguments.directory, context) as directory:
+        report = Bench(arguments.shape, arguments.deepspeed, directory, context).measure(arguments.rounds)
     if context.is_first:
         report["large"] = by_formula(load_config("large"), arguments.ranks, ASSUMED)
         print_report(report)
@@ -66,7 +69,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--directory", type=Path, required=True, help="on the file system to write to")
+    parser.add_argument("--directory", type=Path, default=Path(), help="on the file system to write to")
     parser.add_argument("--rounds", type=int, default=9, help="that count")
     parser.add_argument(
         "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
@@ -75,6 +78,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=64, help="of the formula for `large`")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
+
+
+@contextmanager
+def own_directory(parent: Path, context: ParallelContext) -> Iterator[Path]:
+    """A new directory, the same for all ranks, that is removed at the end."""
+    made: list[Any] = [None]
+    if context.is_first:
+        parent.mkdir(parents=True, exist_ok=True)
+        made = [tempfile.mkdtemp(prefix="checkpoint-benchmark-", dir=parent)]
+    dist.broadcast_object_list(made, src=0)
+    try:
+        yield Path(made[0])
+    finally:
+        if context.is_first:
+            shutil.rmtree(made[0], ignore_errors=True)
 
 
 class Bench:
@@ -125,7 +143,7 @@ class Bench:
         pairs = zip(found["stall"], found["synchronous"], strict=True)
         files = self.checkpoints.run.checkpoint(self.number).iterdir()
         total = sum(file.stat().st_size for file in files)
-        shutil.rmtree(self.config.run_path, ignore_errors=True)
+        dist.barrier()  # all have counted
         return {
             "device": str(self.context.device),
             "ranks": self.context.world_size,
