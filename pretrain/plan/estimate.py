@@ -49,12 +49,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the step's seconds come to. mfu and hfu count causal attention by half, mfu_full in full."""
+    """What the step's seconds come to.
+
+    mfu and hfu count causal attention by half, mfu_full in full; None in fp32, which has no one peak.
+    """
 
     tokens_per_second: float
-    mfu: float
-    mfu_full: float
-    hfu: float
+    mfu: float | None
+    mfu_full: float | None
+    hfu: float | None
     days: float
     gpu_hours: float
     kwh: float
@@ -149,14 +152,14 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
 
 
 def _speed(config: Config, gpu: Gpu, request: Request, flops: Flops, step: float) -> Speed:
-    peak = request.gpus * gpu.peak_tflops * 1e12 * step
+    peak = request.gpus * gpu.peak_tflops * 1e12 * step if config.precision.dtype == "bf16" else None
     hours = config.total_steps * step / 3600
     gpu_hours = hours * request.gpus
     return Speed(
         tokens_per_second=config.tokens_per_step / step,
-        mfu=flops.model / peak,
-        mfu_full=flops.model_full / peak,
-        hfu=flops.executed / peak,
+        mfu=None if peak is None else flops.model / peak,
+        mfu_full=None if peak is None else flops.model_full / peak,
+        hfu=None if peak is None else flops.executed / peak,
         days=hours / 24,
         gpu_hours=gpu_hours,
         kwh=gpu_hours * gpu.watts / 1000,

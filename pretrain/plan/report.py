@@ -1,10 +1,9 @@
-"""A plan as text of 100 columns, and as JSON with the units in the names."""
+"""A plan as text of 100 columns."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
-from typing import Any
 
 from rich.console import Console
 
@@ -15,7 +14,7 @@ from pretrain.plan.estimate import Estimate, Plan
 from pretrain.plan.memory import CONTEXT_BYTES, layout_of
 from pretrain.plan.roofline import HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH
 from pretrain.reporting.tables import Table, rich_table
-from pretrain.reporting.text import percent
+from pretrain.reporting.text import number, percent
 
 WIDTH = 100
 EXACT, ESTIMATE = "=", "~"
@@ -75,13 +74,12 @@ def _headline(plan: Plan) -> list[str]:
     layout = layout_of(config, request.gpus)
     parallel = f"TP {config.parallel.tensor_model_parallel_size} × DP {layout.data_parallel_size}"
     passes = config.gradient_accumulation_steps(request.gpus)
-    batch = (
-        f"{passes} × {config.data.micro_batch_size} × {config.data.sequence_length} tokens a rank and step"
-    )
+    many = f"{passes} micro batch{'es' if passes > 1 else ''}"
+    batch = f"{many} of {config.data.micro_batch_size} × {config.data.sequence_length} tokens"
     return [
         f"{config.run.name}: {plan.chosen.variant} on {request.gpus} × {plan.gpu.name} ({nodes}), "
         f"{parallel}, ZeRO {layout.zero_stage}, {layout.dtype}",
-        batch,
+        f"a step: {batch} on each data-parallel rank",
         "",
         f"{EXACT} exact   {ESTIMATE} estimate. No GPU was used: times are a roofline, to about ±15 % if",
         "  the assumptions below hold; nothing here has been checked against a run on a GPU.",
@@ -95,10 +93,15 @@ def _table(plan: Plan, title: str, rows: Sequence[tuple[str, ...]]) -> Table:
     return Table(header, [[*row, *[""] * (len(header) - len(row))] for row in rows], text_columns=(0, 1))
 
 
-def _row(plan: Plan, mark: str, name: str, value: Callable[[Estimate], float], shown: str) -> tuple[str, ...]:
-    """`shown` is a format; the difference is in percent of the baseline."""
+def _row(
+    plan: Plan, mark: str, name: str, value: Callable[[Estimate], float], digits: int
+) -> tuple[str, ...]:
+    """`digits` after the point, more where the number is small; the difference is of the baseline."""
     found = [value(estimate) for estimate in _estimates(plan)]
-    cells = [format(number, shown) for number in found]
+    largest = max(found)
+    if 0 < largest < 1:
+        digits = max(digits, 2 - math.floor(math.log10(largest)))
+    cells = [number(one, digits) for one in found]
     if len(found) == 2:
         cells.append("" if not found[1] or found[0] == found[1] else percent(found[0] / found[1]))
     return (mark, name, *cells)
@@ -108,7 +111,7 @@ def _memory(plan: Plan) -> Table:
     def in_gb(value: Callable[[Estimate], int]) -> Callable[[Estimate], float]:
         return lambda found: value(found) / 1e9
 
-    rows = [_row(plan, mark, name, in_gb(value), ",.3f") for mark, name, value in MEMORY_ROWS]
+    rows = [_row(plan, mark, name, in_gb(value), 3) for mark, name, value in MEMORY_ROWS]
     return _table(plan, "memory of one rank, GB (1e9 bytes)", rows)
 
 
@@ -117,35 +120,45 @@ def _step(plan: Plan) -> Table:
         return lambda found: 1e3 * float(getattr(found.seconds, part))
 
     rows = [
-        _row(plan, ESTIMATE, name, in_ms(part), ",.1f")
+        _row(plan, ESTIMATE, name, in_ms(part), 1)
         for part, name in PARTS.items()
         if any(getattr(found.seconds, part) for found in _estimates(plan))
     ]
-    rows.append(_row(plan, ESTIMATE, "step", lambda found: found.seconds.total * 1e3, ",.1f"))
+    rows.append(_row(plan, ESTIMATE, "step", lambda found: found.seconds.total * 1e3, 1))
     return _table(plan, "one step, ms", rows)
 
 
 def _run(plan: Plan) -> Table:
     gpus = plan.request.gpus
     rows = [
-        _row(plan, EXACT, "parameters, M", lambda found: found.parameters.total / 1e6, ",.2f"),
-        _row(plan, EXACT, "of them trainable, M", lambda found: found.parameters.trainable / 1e6, ",.2f"),
-        _row(plan, EXACT, "model TFLOP a step", lambda found: found.flops.model / 1e12, ",.1f"),
-        _row(plan, EXACT, "executed TFLOP a step", lambda found: found.flops.executed / 1e12, ",.1f"),
-        _row(plan, ESTIMATE, "tokens/s", lambda found: found.speed.tokens_per_second, ",.0f"),
-        _row(plan, ESTIMATE, "tokens/s a GPU", lambda found: found.speed.tokens_per_second / gpus, ",.0f"),
-        _row(plan, ESTIMATE, "MFU, %", lambda found: 100 * found.speed.mfu, ".1f"),
-        _row(plan, ESTIMATE, "MFU, attention in full, %", lambda found: 100 * found.speed.mfu_full, ".1f"),
-        _row(plan, ESTIMATE, "HFU, %", lambda found: 100 * found.speed.hfu, ".1f"),
-        _row(plan, ESTIMATE, "days", lambda found: found.speed.days, ",.2f"),
-        _row(plan, ESTIMATE, "GPU-hours", lambda found: found.speed.gpu_hours, ",.1f"),
-        _row(plan, ESTIMATE, "kWh", lambda found: found.speed.kwh, ",.1f"),
+        _row(plan, EXACT, "parameters, M", lambda found: found.parameters.total / 1e6, 2),
+        _row(plan, EXACT, "of them trainable, M", lambda found: found.parameters.trainable / 1e6, 2),
+        _row(plan, EXACT, "model TFLOP a step", lambda found: found.flops.model / 1e12, 1),
+        _row(plan, EXACT, "executed TFLOP a step", lambda found: found.flops.executed / 1e12, 1),
+        _row(plan, ESTIMATE, "tokens/s", lambda found: found.speed.tokens_per_second, 0),
+        _row(plan, ESTIMATE, "tokens/s a GPU", lambda found: found.speed.tokens_per_second / gpus, 0),
+        *_utilisation(plan),
+        _row(plan, ESTIMATE, "days", lambda found: found.speed.days, 2),
+        _row(plan, ESTIMATE, "GPU-hours", lambda found: found.speed.gpu_hours, 1),
+        _row(plan, ESTIMATE, "kWh", lambda found: found.speed.kwh, 1),
     ]
     if plan.request.price is not None:
-        rows.append(_row(plan, ESTIMATE, "cost", lambda found: found.speed.cost or 0.0, ",.2f"))
+        rows.append(_row(plan, ESTIMATE, "cost", lambda found: found.speed.cost or 0.0, 2))
     config = plan.config
     tokens = config.tokens_per_step * config.total_steps
     return _table(plan, f"the run: {config.total_steps:,} steps, {tokens:,} tokens", rows)
+
+
+def _utilisation(plan: Plan) -> list[tuple[str, ...]]:
+    """In fp32 there is no peak to compare with: it depends on whether TF32 is allowed."""
+
+    def in_percent(share: str) -> Callable[[Estimate], float]:
+        return lambda found: 100 * float(getattr(found.speed, share))
+
+    if plan.chosen.speed.mfu is None:
+        return []
+    names = {"MFU, %": "mfu", "MFU, attention in full, %": "mfu_full", "HFU, %": "hfu"}
+    return [_row(plan, ESTIMATE, name, in_percent(share), 1) for name, share in names.items()]
 
 
 def _fit(plan: Plan) -> list[str]:
@@ -220,86 +233,3 @@ def assumptions(config: Config, gpu: Gpu, plan: Plan) -> list[str]:
 
 def _assumptions(plan: Plan) -> list[str]:
     return ["Assumed:", *(f"  {line}" for line in assumptions(plan.config, plan.gpu, plan))]
-
-
-def as_json(plan: Plan) -> dict[str, Any]:
-    """The same content; names carry the units, and what is exact stands apart from what is estimated."""
-    request, fit, layout = plan.request, plan.fit, layout_of(plan.config, plan.request.gpus)
-    return {
-        "config": request.config,
-        "overrides": list(request.overrides),
-        "gpus": request.gpus,
-        "nodes": plan.nodes,
-        "tensor_parallel_size": plan.config.parallel.tensor_model_parallel_size,
-        "data_parallel_size": layout.data_parallel_size,
-        "zero_stage": layout.zero_stage,
-        "gpu": plan.gpu.model_dump(),
-        "assumptions": assumptions(plan.config, plan.gpu, plan),
-        "chosen": _estimate_json(plan.chosen),
-        "baseline": None if plan.baseline is None else _estimate_json(plan.baseline),
-        "fit": {
-            "fits": fit.fits,
-            "memory_bytes": fit.memory,
-            "peak_bytes": fit.peak,
-            "largest_micro_batch_size": fit.micro_batch,
-            "largest_micro_batch_peak_bytes": fit.micro_batch_peak,
-            "advice": None if fit.fits else advice(plan),
-            "changes": [
-                {"settings": list(change.settings), "peak_bytes": change.peak, "fits": change.fits}
-                for change in fit.changes
-            ],
-        },
-    }
-
-
-def _estimate_json(found: Estimate) -> dict[str, Any]:
-    states, memory = asdict(found.memory.states), found.memory
-    updated, written = states.pop("own_elements"), states.pop("autograd_gradients")
-    flops, saving, speed = asdict(found.flops), asdict(found.saving), found.speed
-    return {
-        "variant": found.variant,
-        "exact": {
-            "parameters": {
-                "total": found.parameters.total,
-                "trainable": found.parameters.trainable,
-                "frozen": found.parameters.frozen,
-                "updated_by_a_rank": updated,
-            },
-            "memory_bytes": states,
-            "flops_a_step": flops,
-            "checkpoint_bytes": saving.pop("bytes"),
-        },
-        "estimate": {
-            "memory_bytes": {
-                "autograd_gradients": written,
-                "activations": memory.activations,
-                "logits": memory.logits,
-                "communication_buffers": memory.communication,
-                "update_buffers": memory.update,
-                "context": memory.context,
-                "peak": memory.peak,
-            },
-            "step_seconds": {
-                **{part.name: getattr(found.seconds, part.name) for part in fields(found.seconds)},
-                "total": found.seconds.total,
-            },
-            "tokens_per_second": speed.tokens_per_second,
-            "mfu": speed.mfu,
-            "mfu_full_attention": speed.mfu_full,
-            "hfu": speed.hfu,
-            "run_days": speed.days,
-            "run_gpu_hours": speed.gpu_hours,
-            "run_kwh": speed.kwh,
-            "run_cost": speed.cost,
-            "checkpoint": {
-                "write_seconds": saving["seconds"],
-                "mean_hours_between_failures": saving["failure_hours"],
-                "young_daly_seconds": saving["best_seconds"],
-                "young_daly_steps": saving["best_steps"],
-                "lost_share_at_young_daly": saving["lost_at_best"],
-                "every_steps": saving["every_steps"],
-                "every_seconds": saving["every_seconds"],
-                "lost_share": saving["lost"],
-            },
-        },
-    }

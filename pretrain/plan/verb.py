@@ -29,16 +29,16 @@ def plan(
         str, typer.Option(help="The variant to put beside the configuration's own.")
     ] = ORDINARY,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Of one GPU for an hour; gives the cost.")
+        float | None, typer.Option(min=0, max=1e9, help="Of one GPU for an hour; gives the cost.")
     ] = None,
     mtbf_hours: Annotated[
-        float, typer.Option(min=0.001, help="Mean hours between failures of one node (assumed).")
+        float, typer.Option(min=0.001, max=1e9, help="Mean hours between failures of one node (assumed).")
     ] = 1000,
     write_gb_s: Annotated[
         float,
-        typer.Option(min=1e-6, help="Checkpoint bandwidth of all ranks together, 1e9 bytes/s (assumed)."),
+        typer.Option(min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."),
     ] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Memory, time, energy and cost of a run before any GPU is touched, beside the same run of vanilla.
 
@@ -46,10 +46,11 @@ def plan(
 
     Example: python -m pretrain plan large --gpus 16 --gpu a100-80gb
     """
-    from pretrain.plan import report
+    from pretrain.plan.as_json import as_json
     from pretrain.plan.estimate import Request, make_plan
+    from pretrain.plan.report import render
 
     made = make_plan(
         Request(config, tuple(overrides or ()), gpus, gpu, baseline, price, mtbf_hours, write_gb_s)
     )
-    typer.echo(json.dumps(report.as_json(made), indent=1) if as_json else report.render(made))
+    typer.echo(json.dumps(as_json(made), indent=1) if in_json else render(made))
