@@ -56,7 +56,7 @@ def fit_of(config: Config, world_size: int, gpu: Gpu) -> Fit:
 
 
 def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
-    """Memory only grows with the micro batch, so the divisors are tried from the largest down by halves."""
+    """(size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
     share = config.data.global_batch_size // config.data_parallel_size(world_size)
     sizes = divisors(share)
     low, high, found = 0, len(sizes) - 1, None
