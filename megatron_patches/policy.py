@@ -254,6 +254,9 @@ VARIANTS: dict[str, QKPolicy] = {
     "synthesizer_factorized": QKPolicy(init="default", trainable=True, scores="synthesizer_factorized"),
 }
 
+ORDINARY = "vanilla"
+"""The variant that others are compared with where nothing else is said."""
+
 
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """The policy of a named variant, with the axes that are given (not None) replaced.

@@ -14,6 +14,7 @@ from pretrain.checkpoint.verb import checkpoint
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
+from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.signals import StopSignals
@@ -182,6 +183,7 @@ def doctor(
     os._exit(code)  # a check that hangs was left behind in a thread, for which Python would wait at its end
 
 
+app.command()(plan)
 app.command()(sweep)
 
 

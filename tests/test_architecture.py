@@ -50,7 +50,7 @@ FLOORS = (
     ("errors",),
     ("runs", "ranks"),
     ("config", "reporting"),
-    ("telemetry", "model", "data", "compare"),
+    ("telemetry", "model", "data", "compare", "plan"),
     ("checkpoint", "doctor", "sweep"),
     ("training", "job"),
     ("evaluation",),

@@ -1,0 +1,144 @@
+"""What fits a card, which switch brings how much if it does not, and what numbers of GPUs go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from megatron_patches.errors import MethodError
+from pretrain.config.deepspeed import zero_stage
+from pretrain.config.load import parse_config
+from pretrain.config.refusals import check_layout
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.plan.devices import Gpu
+from pretrain.plan.memory import memory_of
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings to change together, and what the peak is then."""
+
+    settings: tuple[str, ...]
+    peak: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether the run fits, and what would.
+
+    Attributes:
+        micro_batch: the largest data.micro_batch_size that fits and divides the ranks' share; None: none.
+        changes: where it does not fit, single changes and what each brings, the gentlest first.
+    """
+
+    memory: int
+    peak: int
+    micro_batch: int | None
+    micro_batch_peak: int | None
+    changes: tuple[Change, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.memory
+
+
+def fit_of(config: Config, world_size: int, gpu: Gpu) -> Fit:
+    """What fits `gpu`."""
+    memory, peak = int(gpu.memory_gb * 1e9), memory_of(config, world_size).peak
+    largest, at_largest = _largest_micro_batch(config, world_size, memory)
+    changes: tuple[Change, ...] = ()
+    if peak > memory:
+        changes = tuple(_changes(config, world_size, memory, largest))
+    return Fit(memory, peak, largest, at_largest, changes)
+
+
+def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
+    """(size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
+    share = config.data.global_batch_size // config.data_parallel_size(world_size)
+    sizes = divisors(share)
+    low, high, found = 0, len(sizes) - 1, None
+    while low <= high:
+        middle = (low + high) // 2
+        peak = memory_of(_changed(config, {"data.micro_batch_size": sizes[middle]}), world_size).peak
+        if peak <= memory:
+            found, low = (sizes[middle], peak), middle + 1
+        else:
+            high = middle - 1
+    return found or (None, None)
+
+
+def _changes(config: Config, world_size: int, memory: int, micro_batch: int | None) -> Iterator[Change]:
+    """Each that is allowed and brings something."""
+    now = memory_of(config, world_size).peak
+    for settings in _candidates(config, micro_batch):
+        try:
+            changed = _changed(config, settings)
+            check_layout(changed, world_size)
+        except (UserError, MethodError):
+            continue  # this run cannot have it
+        peak = memory_of(changed, world_size).peak
+        if peak < now:
+            named = tuple(f"{key}={_written(value)}" for key, value in settings.items())
+            yield Change(named, peak, peak <= memory)
+
+
+def _candidates(config: Config, micro_batch: int | None) -> Iterator[dict[str, Any]]:
+    yield {"data.micro_batch_size": micro_batch or 1}
+    stage, size = zero_stage(config), config.parallel.tensor_model_parallel_size
+    for higher in range(max(1, stage + 1), 4):
+        yield {"deepspeed.config": f"zero{higher}"}
+    for larger in (2, 4, 8):
+        if larger > size:
+            yield {
+                "parallel.tensor_model_parallel_size": larger,
+                "parallel.sequence_parallel": True,
+            }
+    if size > 1 and not config.parallel.sequence_parallel:
+        yield {"parallel.sequence_parallel": True}
+    yield {
+        "data.micro_batch_size": 1,
+        "deepspeed.config": "zero3",
+        "parallel.tensor_model_parallel_size": 8,
+        "parallel.sequence_parallel": True,
+    }
+
+
+def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
+    values = config.resolved()
+    for path, value in settings.items():
+        section, key = path.split(".")
+        values[section][key] = value
+    return parse_config(values)
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def divisors(number: int) -> list[int]:
+    """In rising order."""
+    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def nearest_counts(config: Config, world_size: int) -> str:
+    """What to say of the numbers of GPUs that the batch divides; "" if that is not what is wrong."""
+    size = config.parallel.tensor_model_parallel_size
+    passes = config.data.global_batch_size // config.data.micro_batch_size
+    counts = [size * ranks for ranks in divisors(passes)]
+    if world_size in counts:
+        return ""
+    least = [size * ranks for ranks in divisors(config.data.global_batch_size)]
+    others = [count for count in _around(least, world_size) if count not in counts]
+    named = " or ".join(f"{count:,}" for count in _around(counts, world_size))
+    more = f", with data.micro_batch_size=1 also {' or '.join(f'{n:,}' for n in others)}" if others else ""
+    return f" (the nearest numbers of GPUs that go: {named}{more})"
+
+
+def _around(counts: Sequence[int], count: int) -> list[int]:
+    """The next lower and the next higher, or itself."""
+    below = [known for known in counts if known <= count][-1:]
+    return below if below == [count] else below + [known for known in counts if known > count][:1]

@@ -1,0 +1,199 @@
+"""How long a step takes, part by part: each kernel at the rate its card is assumed to reach. An estimate.
+
+What each part moves was counted by reading the kernels; nothing here was fitted to a measurement on a GPU.
+Products run at the rate of products, all else at the rate of memory. Nothing overlaps but what DeepSpeed
+reduces during backward (ZeRO 2 and 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from pretrain.config.counting import (
+    AttentionCount,
+    ModelShape,
+    count_attention,
+    forward_flops_per_token,
+    score_products,
+)
+from pretrain.config.phases import phases_of
+from pretrain.config.tree import Config
+from pretrain.plan.devices import Gpu
+from pretrain.plan.memory import layout_of
+from pretrain.plan.sizes import Sizes, rank_sizes
+from pretrain.plan.states import BYTES, FP32, Layout, States
+
+FLASH_BACKWARD = 2.5
+"""Flash attention's backward pass makes five products where forward makes two."""
+
+BYTES_A_LOGIT = 52
+"""Traffic of cross entropy in fp32, forward and backward."""
+
+LAUNCHES_A_LAYER = 60
+SECONDS_A_LAUNCH = 6e-6
+HOST_SECONDS = 1e-3
+"""A step's waits for the host that are left: the gradient norm and the agreement of the ranks."""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of one optimizer step by part; the attributes are what takes them.
+
+    Attributes:
+        accumulation: adding a micro batch's gradients to the sum.
+        tensor_parallel: collectives inside the layers.
+        reduction, gathering: data-parallel collectives that nothing hides.
+        launches: what the GPU waits for the host to launch kernels, where they are too short.
+    """
+
+    products: float
+    attention: float
+    elementwise: float
+    cross_entropy: float
+    accumulation: float
+    tensor_parallel: float
+    reduction: float
+    gathering: float
+    update: float
+    launches: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, part.name) for part in fields(self)))
+
+
+def step_seconds(config: Config, world_size: int, gpu: Gpu, states: States, trainable: int) -> StepSeconds:
+    """The step of one rank; all ranks work alike.
+
+    Args:
+        states, trainable: of that rank, for what the update moves.
+    """
+    sizes, layout = rank_sizes(config, on_cuda=True), layout_of(config, world_size)
+    passes = config.gradient_accumulation_steps(world_size)
+    products, attention = _products(config, sizes, gpu), _attention(config, sizes, gpu)
+    elementwise = _elementwise(config, sizes) / _memory_rate(gpu)
+    entropy = sizes.tokens * sizes.vocabulary * BYTES_A_LOGIT / _memory_rate(gpu)
+    accumulation = trainable * (18 if layout.bf16_optimizer else 12) / _memory_rate(gpu)
+    parallel = _tensor_parallel(config, sizes, gpu)
+    one_pass = products + attention + elementwise + entropy + accumulation + parallel
+    launches = max(0.0, config.model.num_layers * LAUNCHES_A_LAYER * SECONDS_A_LAUNCH - one_pass)
+    reduction, gathering = _data_parallel(config, world_size, gpu, layout, trainable, passes, one_pass)
+    return StepSeconds(
+        products=passes * products,
+        attention=passes * attention,
+        elementwise=passes * elementwise,
+        cross_entropy=passes * entropy,
+        accumulation=passes * accumulation,
+        tensor_parallel=passes * parallel,
+        reduction=reduction,
+        gathering=gathering,
+        update=_update_bytes(layout, states, trainable) / _memory_rate(gpu),
+        launches=passes * launches,
+        host=HOST_SECONDS,
+    )
+
+
+def counted_attention(config: Config) -> tuple[ModelShape, AttentionCount]:
+    """Shape and attention in the phase of the run in which most trains."""
+    shape = config.shape()
+    return shape, count_attention(shape, config.policy(), len(phases_of(config)) - 1)
+
+
+def _memory_rate(gpu: Gpu) -> float:
+    return gpu.bandwidth_tb_s * 1e12
+
+
+def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
+    """Forward, input gradients, and the weight gradients of what trains."""
+    shape, attention = counted_attention(config)
+    forward = forward_flops_per_token(shape, attention, causal_share=0)
+    forward += 2 * attention.adapter_multiplications
+    weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
+    tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
+    if config.precision.dtype == "fp32":
+        return tokens * (2 * forward + weight_gradient) / (gpu.fp32_tflops * 1e12)
+    seconds = 2 * forward / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
+    return tokens * seconds / 1e12
+
+
+def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
+    shape, attention = counted_attention(config)
+    tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
+    if attention.scores:  # one product with probabilities, over the full square
+        rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
+        return tokens * score_products(shape, 1.0) * (2 if attention.frozen else 3) / (rate * 1e12)
+    rate = gpu.attention_tflops * sizes.length / (sizes.length + gpu.attention_half_length)
+    if config.precision.dtype == "fp32":  # there is no flash kernel for it
+        rate = min(rate, gpu.fp32_tflops / 2)
+    # A dense mask, which documents that stand alone need, skips nothing.
+    share = 1.0 if config.data.reset_at_document_end else 0.5
+    return tokens * 2 * score_products(shape, share) * (1 + FLASH_BACKWARD) / (rate * 1e12)
+
+
+def _elementwise(config: Config, sizes: Sizes) -> float:
+    """Bytes that norms, dropout, residuals, GELU and what surrounds Q, K and V move in one pass."""
+    policy, dropout = config.policy(), config.model.dropout > 0
+    between = sizes.between * sizes.hidden * (26 + (10 if dropout else 0))
+    inner = sizes.tokens * sizes.ffn * 5
+    query_key = sizes.tokens * (sizes.heads + sizes.groups) * sizes.head_dim
+    frozen = not policy.trainable and not policy.synthesizer
+    joined = query_key * 2 if frozen else sizes.tokens * (sizes.heads + 2 * sizes.groups) * sizes.head_dim * 2
+    added = sizes.tokens * sizes.hidden * 3 * (1 + ("low_rank" in policy.adapters)) if frozen else 0
+    rotary = query_key * 10 if config.model.position_embedding == "rope" else 0
+    passes = {"low_rank": 5, "core": 5, "qk_norm": 24, "logit_scale": 4}
+    adapters = sum(query_key * passes[name] for name in policy.adapters)
+    mixed = query_key * 8 if policy.frozen_heads else 0
+    scores = 0
+    if policy.synthesizer:
+        joined = rotary = 0
+        samples = sizes.batch if dropout or config.data.reset_at_document_end else 1
+        scores = samples * sizes.heads * sizes.length**2 * 24
+    moved = between + inner + joined + added + rotary + adapters + mixed + scores
+    return config.model.num_layers * moved * sizes.element
+
+
+def _tensor_parallel(config: Config, sizes: Sizes, gpu: Gpu) -> float:
+    """Four all-reduces a layer, or what sequence parallelism makes of them with one more gather each way."""
+    size = config.parallel.tensor_model_parallel_size
+    if size == 1:
+        return 0.0
+    rate = (gpu.node_gb_s if size <= gpu.gpus_per_node else gpu.network_gb_s) * 1e9
+    one = 2 * (size - 1) / size * sizes.tokens * sizes.hidden * sizes.element / rate
+    return one * (config.model.num_layers * (5 if config.parallel.sequence_parallel else 4) + 2)
+
+
+def _data_parallel(
+    config: Config,
+    world_size: int,
+    gpu: Gpu,
+    layout: Layout,
+    trainable: int,
+    passes: int,
+    one_pass: float,
+) -> tuple[float, float]:
+    """(reduction of gradients, gathering of weights), as far as nothing hides them."""
+    ranks = layout.data_parallel_size
+    if ranks == 1:
+        return 0.0, 0.0
+    size = config.parallel.tensor_model_parallel_size
+    rate = gpu.node_gb_s * 1e9
+    if world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
+        rate = gpu.network_gb_s * 1e9 / min(size, gpu.gpus_per_node)
+    once = (ranks - 1) / ranks * trainable / rate
+    weights, gradients = once * BYTES[layout.dtype], once * BYTES[layout.grad_accum_dtype]
+    if layout.zero_stage <= 1:
+        return 2 * gradients, weights if layout.zero_stage else 0.0
+    if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
+        return passes * max(0.0, gradients - one_pass * 2 / 3), weights
+    return passes * max(0.0, gradients + 2 * weights - one_pass), 0.0
+
+
+def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
+    """Norm, clipping, staging copies and AdamW."""
+    own = states.own_elements
+    if layout.zero_stage == 0:
+        return 8 * FP32 * trainable
+    if layout.bf16_optimizer:
+        return 46 * trainable + 30 * own
+    return 68 * own + (16 * trainable if layout.zero_stage == 1 else 0)

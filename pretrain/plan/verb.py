@@ -1,0 +1,56 @@
+"""The verb `plan`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from megatron_patches.policy import ORDINARY
+
+
+def plan(
+    config: Annotated[
+        str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, max=2**20, help="GPUs in all, one rank each.")] = 8,
+    gpu: Annotated[
+        str,
+        typer.Option(
+            help="a100-40gb, a100-80gb, h100-80gb, h200, l40s, or a YAML or JSON file describing yours."
+        ),
+    ] = "a100-80gb",
+    baseline: Annotated[
+        str, typer.Option(help="The variant to put beside the configuration's own.")
+    ] = ORDINARY,
+    price: Annotated[
+        float | None, typer.Option(min=0, max=1e9, help="Of one GPU for an hour; gives the cost.")
+    ] = None,
+    mtbf_hours: Annotated[
+        float, typer.Option(min=0.001, max=1e9, help="Mean hours between failures of one node (assumed).")
+    ] = 1000,
+    write_gb_s: Annotated[
+        float,
+        typer.Option(min=1e-6, max=1e9, help="Of checkpoints, all ranks together, 1e9 bytes/s (assumed)."),
+    ] = 2,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Memory, time, energy and cost of a run before any GPU is touched, beside the same run of vanilla.
+
+    What is exact and what is estimated is marked. Needs no GPU, builds no model.
+
+    Example: python -m pretrain plan large --gpus 16 --gpu a100-80gb
+    """
+    from pretrain.plan.as_json import as_json
+    from pretrain.plan.estimate import Request, make_plan
+    from pretrain.plan.report import render
+
+    made = make_plan(
+        Request(config, tuple(overrides or ()), gpus, gpu, baseline, price, mtbf_hours, write_gb_s)
+    )
+    typer.echo(json.dumps(as_json(made), indent=1) if in_json else render(made))

@@ -1,0 +1,172 @@
+"""The plan against what is there: the audit of live engines, saved-tensor hooks, the allocator's peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
+from pretrain.plan.activations import activation_bytes, logits_kept
+from pretrain.plan.memory import layout_of, logit_bytes
+from pretrain.plan.sizes import rank_sizes
+from pretrain.plan.states import rank_states
+from pretrain.plan.tensors import rank_tensors
+from tests.distributed.designs import DESIGNS
+from tests.ranks import run_ranks
+
+RANKS = 4
+# Odd on purpose: every stage has to pad, and no two tensors are equally large by chance.
+ODD = {
+    "run.name": "plan",
+    "run.device": "cpu",
+    "model.num_layers": 2,
+    "model.hidden_size": 33,
+    "model.head_dim": 4,
+    "model.ffn_hidden_size": 64,
+    "model.num_attention_heads": 8,
+    "model.num_query_groups": 4,
+    "model.vocab_size": 128,
+    "data.sequence_length": 16,
+    "data.micro_batch_size": 1,
+    "data.global_batch_size": 4,
+    "schedule.steps": 10,
+    "schedule.warmup_steps": 1,
+}
+LEARNED = {"model.position_embedding": "learned", "model.tied_embeddings": "false"}
+BF16_SUMS = {"precision.grad_accum_dtype": "bf16"}
+ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, dtype, TP, changes
+    ("vanilla", 0, "fp32", 2, {}),
+    ("vanilla", 1, "fp32", 2, LEARNED),
+    ("vanilla", 3, "bf16", 2, {}),
+    ("orthogonal", 0, "bf16", 1, BF16_SUMS),
+    ("orthogonal", 1, "bf16", 2, LEARNED),
+    ("orthogonal", 2, "bf16", 4, {}),
+    ("orthogonal", 3, "fp32", 2, LEARNED),
+    ("orthogonal", 1, "bf16", 2, BF16_SUMS),
+    ("unfreeze", 1, "bf16", 2, {}),
+    ("unfreeze", 2, "fp32", 1, {}),
+    ("hybrid", 2, "fp32", 2, {}),
+    ("hybrid-all-adapters", 1, "fp32", 4, {}),
+    ("hybrid-all-adapters", 3, "bf16", 2, {}),
+    ("synthesizer_random-frozen", 1, "bf16", 2, {}),
+    ("synthesizer_factorized", 2, "bf16", 2, {}),
+]
+# Large enough that the small change, which the estimate leaves out, is not five percent.
+ROUND = ODD | {
+    "model.hidden_size": 96,
+    "model.head_dim": 24,
+    "model.num_attention_heads": 4,
+    "model.num_query_groups": 4,
+    "model.ffn_hidden_size": 320,
+    "model.vocab_size": 512,
+    "data.sequence_length": 64,
+    "data.micro_batch_size": 3,
+    "data.global_batch_size": 6,
+    "model.position_embedding": "learned",
+}
+ROPE, GROUPED = {"model.position_embedding": "rope"}, {"model.num_query_groups": "2"}
+DROPOUT, APART = {"model.dropout": "0.1"}, {"data.reset_at_document_end": "true"}
+SPLIT = {"parallel.sequence_parallel": "true"}
+PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, changes
+    ("vanilla", "fp32", 1, {}),
+    ("vanilla", "bf16", 1, DROPOUT),
+    ("vanilla", "bf16", 1, ROPE | GROUPED),
+    ("vanilla", "fp32", 1, APART | GROUPED),
+    ("vanilla", "bf16", 2, DROPOUT),
+    ("orthogonal", "bf16", 1, ROPE),
+    ("orthogonal", "fp32", 1, DROPOUT),
+    ("orthogonal", "bf16", 2, GROUPED),
+    ("orthogonal", "bf16", 2, SPLIT | ROPE),
+    ("orthogonal_penalty", "bf16", 1, {}),
+    ("unfreeze", "bf16", 1, {}),
+    ("hybrid", "bf16", 2, GROUPED | ROPE),
+    ("hybrid", "bf16", 2, SPLIT | DROPOUT),
+    ("hybrid-all-adapters", "fp32", 1, {}),
+    ("hybrid-all-adapters", "bf16", 1, ROPE | GROUPED),
+    ("synthesizer_random", "bf16", 1, {}),
+    ("synthesizer_random", "fp32", 2, DROPOUT),
+    ("synthesizer_factorized", "bf16", 1, APART),
+    ("synthesizer_random-frozen", "bf16", 1, DROPOUT),
+]
+PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
+    ("vanilla", "bf16", 1, {"model.vocab_size": "8192"}),
+    ("orthogonal", "fp32", 1, {"model.vocab_size": "8192"}),
+    ("orthogonal", "bf16", 2, {"model.num_layers": "8"}),
+]
+
+
+def overrides(base: dict[str, Any], design: str, dtype: str, size: int, changes: dict[str, str]) -> list[str]:
+    attention = {f"attention.{key}": value for key, value in DESIGNS[design].items()}
+    parallel = {"parallel.tensor_model_parallel_size": size, "precision.dtype": dtype}
+    return [f"{key}={value}" for key, value in {**base, **attention, **parallel, **changes}.items()]
+
+
+def of_passes(
+    cases: list[tuple[str, str, int, dict[str, str]]], target: str
+) -> list[tuple[Config, list[int]]]:
+    """(configuration, what `target` measured on each rank) of every case."""
+    found: dict[int, Any] = {}
+    for size in {case[2] for case in cases}:
+        own = [overrides(ROUND, *case) for case in cases if case[2] == size]
+        found[size] = iter(run_ranks(size, f"tests.distributed.plan_worker:{target}", {"configs": own}))
+    return [(load_config("demo", overrides(ROUND, *case)), next(found[case[2]])) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def audits() -> list[list[dict[str, Any]]]:
+    configs = [
+        overrides(ODD, design, dtype, size, {"deepspeed.config": f"zero{stage}", **changes})
+        for design, stage, dtype, size, changes in ENGINES
+    ]
+    return run_ranks(RANKS, "tests.distributed.plan_worker:audits", {"configs": configs})
+
+
+@pytest.mark.parametrize(
+    "number", range(len(ENGINES)), ids=lambda number: "-".join(map(str, ENGINES[number][:4]))
+)
+def test_the_states_of_every_rank_are_those_that_the_audit_finds(
+    audits: list[list[dict[str, Any]]], number: int
+) -> None:
+    design, stage, dtype, size, changes = ENGINES[number]
+    config = load_config(
+        "demo", overrides(ODD, design, dtype, size, {"deepspeed.config": f"zero{stage}", **changes})
+    )
+    assert len(audits[number]) == RANKS
+    for rank in audits[number]:
+        tensors = rank_tensors(config, rank["tensor_parallel_rank"])
+        states = rank_states(tensors, layout_of(config, RANKS))
+        assert {
+            "trainable": states.weights,
+            "frozen": states.frozen_bank,
+            "gradients": states.gradients,
+            "master_weights": states.master_weights,
+            "optimizer_state": states.adam_moments,
+        } == {
+            part: rank[part]["bytes"]
+            for part in ("trainable", "frozen", "gradients", "master_weights", "optimizer_state")
+        }
+
+
+@pytest.fixture(scope="module")
+def kept() -> list[tuple[Config, list[int]]]:
+    return of_passes(PASSES, "kept_for_backward")
+
+
+@pytest.mark.parametrize("number", range(len(PASSES)), ids=lambda number: "-".join(map(str, PASSES[number])))
+def test_activations_are_those_that_saved_tensor_hooks_see(
+    kept: list[tuple[Config, list[int]]], number: int
+) -> None:
+    config, measured = kept[number]
+    sizes = rank_sizes(config, on_cuda=False)
+    for rank, found in enumerate(measured):
+        layers = rank_tensors(config, rank).layers
+        assert activation_bytes(config, sizes, layers) + logits_kept(sizes) == pytest.approx(found, rel=0.05)
+
+
+def test_the_peak_of_a_pass_is_the_allocators() -> None:
+    for config, measured in of_passes(PEAKS, "peaks"):
+        sizes = rank_sizes(config, on_cuda=False)
+        planned = activation_bytes(config, sizes, rank_tensors(config, 0).layers) + logit_bytes(config, sizes)
+        assert measured == pytest.approx([planned] * len(measured), rel=0.05), config.to_yaml()

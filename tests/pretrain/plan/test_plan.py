@@ -1,0 +1,251 @@
+"""`plan` without ranks: sums that must agree, what it prints, what it refuses, what it advises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.load import load_config
+from pretrain.config.phases import phases_of
+from pretrain.errors import UserError
+from pretrain.plan import report
+from pretrain.plan.advice import divisors, fit_of
+from pretrain.plan.as_json import as_json
+from pretrain.plan.devices import GPUS, find_gpu
+from pretrain.plan.estimate import Plan, Request, make_plan
+from pretrain.plan.memory import memory_of
+from pretrain.plan.saving import saving
+from pretrain.plan.tensors import rank_tensors
+from tests.distributed.designs import DESIGNS
+from tests.ranks import ROOT
+
+
+def planned(
+    config: str, *overrides: str, gpus: int = 16, gpu: str = "a100-80gb", price: float | None = None
+) -> Plan:
+    return make_plan(Request(config, overrides, gpus, gpu, "vanilla", price))
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_tensors_of_a_rank_add_up_to_the_formulas(design: str) -> None:
+    axes = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
+    for position in ("rope", "learned"):
+        changes = ["model.num_layers=2", f"model.position_embedding={position}", "run.device=cpu"]
+        config = load_config("demo", [*changes, "parallel.tensor_model_parallel_size=1", *axes])
+        count = count_parameters(
+            config.shape(), count_attention(config.shape(), config.policy(), len(phases_of(config)) - 1)
+        )
+        tensors = rank_tensors(config, 0)
+        assert (tensors.trainable, tensors.frozen) == (count.trainable, count.frozen)
+
+
+def test_the_roofline_of_large_is_the_one_that_was_counted_by_hand() -> None:
+    """Each cost by name, in ms, for 25 × 512 tokens a GPU on 16: worked out on paper first."""
+    by_hand = {
+        "a100-80gb": (114.5, 14.1, 24.0, 12.9, 3.1, 13.4, 3.3),
+        "h100-80gb": (43.7, 8.1, 14.7, 7.9, 1.9, 6.7, 1.7),
+    }
+    names = (
+        "products",
+        "attention",
+        "elementwise",
+        "cross_entropy",
+        "accumulation",
+        "reduction",
+        "gathering",
+    )
+    for gpu, milliseconds in by_hand.items():
+        found = planned("large", gpu=gpu).chosen.seconds
+        assert [1e3 * getattr(found, name) for name in names] == pytest.approx(milliseconds, abs=0.06)
+
+
+def test_freezing_takes_its_weight_gradients_and_nothing_else_of_the_products() -> None:
+    plan = planned("large")
+    assert plan.baseline is not None and plan.baseline.variant == "vanilla"
+    chosen, vanilla = plan.chosen, plan.baseline
+    frozen = 2 * 50_331_648 * plan.config.tokens_per_step
+    assert vanilla.flops.executed - chosen.flops.executed == pytest.approx(frozen)
+    assert vanilla.flops.model == chosen.flops.model == vanilla.flops.executed
+    # On 16 GPUs, at the rate of weight gradients.
+    saved = vanilla.seconds.products - chosen.seconds.products
+    assert saved == pytest.approx(frozen / 16 / 190e12)
+    assert chosen.memory.activations == vanilla.memory.activations
+    assert planned("large", "attention.variant=vanilla").baseline is None
+
+
+def test_the_run_follows_from_the_step() -> None:
+    plan = planned("large", price=2.5)
+    speed, step = plan.chosen.speed, plan.chosen.seconds.total
+    assert speed.gpu_hours == pytest.approx(16 * step * plan.config.total_steps / 3600)
+    assert speed.days == pytest.approx(speed.gpu_hours / 16 / 24)
+    assert speed.kwh == pytest.approx(speed.gpu_hours * 0.4) and speed.cost == pytest.approx(
+        speed.gpu_hours * 2.5
+    )
+    assert speed.mfu == pytest.approx(plan.chosen.flops.model / (step * 16 * 312e12))
+    assert speed.hfu is not None and speed.mfu is not None and speed.mfu_full is not None
+    assert speed.hfu < speed.mfu < speed.mfu_full
+    assert planned("demo", gpus=2).chosen.speed.mfu is None  # fp32
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "vanilla", "hybrid", "unfreeze", "synthesizer_factorized"])
+@pytest.mark.parametrize("config", ["demo", "small", "base", "large"])
+def test_the_text_is_a_hundred_columns_wide_and_marks_every_number(config: str, variant: str) -> None:
+    plan = planned(config, f"attention.variant={variant}", gpus=2, gpu="l40s", price=1)
+    lines = report.render(plan).splitlines()
+    assert [line for line in lines if len(line) > 100] == []
+    tables = [line for line in lines if line[:3].strip() in ("=", "~")]
+    assert len(tables) > 20
+    names = {name for _, name, _ in report.MEMORY_ROWS} | {"step", "tokens/s", "days", "kWh", "cost"}
+    names |= {"MFU, %", "HFU, %"} if config != "demo" else set()
+    assert [name for name in names if not any(line[3:].startswith(name) for line in tables)] == []
+    assert "No GPU was used" in lines[3] and "Assumed:" in lines
+
+
+def test_json_has_the_same_content() -> None:
+    plan = planned("large", price=2.5)
+    answer = json.loads(json.dumps(as_json(plan), allow_nan=False))
+    assert answer["chosen"]["variant"] == "orthogonal" and answer["baseline"]["variant"] == "vanilla"
+    exact, estimate = answer["chosen"]["exact"], answer["chosen"]["estimate"]
+    assert exact["memory_bytes"] == {
+        "weights": 570_101_760,
+        "frozen_bank": 100_663_296,
+        "gradients": 1_140_203_520,
+        "master_weights": 71_262_720,
+        "adam_moments": 142_525_440,
+    }
+    in_passing = ("autograd_gradients", "activations", "logits", "communication_buffers", "context")
+    parts = sum(estimate["memory_bytes"][name] for name in in_passing)
+    assert sum(exact["memory_bytes"].values()) + parts == estimate["memory_bytes"]["peak"]
+    seconds = dict(estimate["step_seconds"])
+    assert seconds.pop("total") == pytest.approx(sum(seconds.values()))
+    assert answer["gpu"]["watts"] == 400 and len(answer["assumptions"]) == 8
+
+
+def test_it_answers_without_torch_and_without_deepspeed() -> None:
+    program = (
+        "import sys; sys.argv = ['pretrain', 'plan', 'large', 'data.micro_batch_size=1',"
+        " 'data.global_batch_size=1024', '--gpus', '1024', '--json']\n"
+        "from pretrain.__main__ import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'deepspeed', 'megatron.core'} & sys.modules.keys(), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and done.stderr == "set()\n"
+    assert json.loads(done.stdout)["nodes"] == 128
+
+
+@pytest.mark.parametrize(
+    ("gpus", "overrides", "said"),
+    [
+        (1024, (), ("times 1024 data-parallel ranks", "that go: 16, with data.micro_batch_size=1 also 400)")),
+        (12, (), ("times 12 data-parallel ranks", "that go: 8 or 16, with data.micro_batch_size=1 also 10)")),
+        (
+            3,
+            ("parallel.tensor_model_parallel_size=2",),
+            ("3 processes cannot be divided", "that go: 2 or 4)"),
+        ),
+        (1, ("parallel.tensor_model_parallel_size=2",), ("too few ranks", "that go: 2)")),
+    ],
+)
+def test_a_number_of_gpus_that_does_not_go_is_answered_with_those_that_do(
+    gpus: int, overrides: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        planned("large", *overrides, gpus=gpus)
+    assert all(part in str(refused.value) for part in said), refused.value
+    assert "\n" not in str(refused.value)
+
+
+def test_a_card_of_ones_own(tmp_path: Path) -> None:
+    card = find_gpu("h200").model_dump() | {"name": "mine", "memory_gb": 16, "watts": 250}
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    plan = planned("large", gpu=str(path))
+    assert plan.gpu.watts == 250 and not plan.fit.fits
+    for changed, said in (
+        ({"wats": 3}, "unknown key 'wats'; did you mean 'watts'?"),
+        ({"watts": -1}, "'watts' is -1"),
+        ({"gpus_per_node": "many"}, "'gpus_per_node' is 'many'"),
+    ):
+        path.write_text(json.dumps(card | changed))
+        with pytest.raises(UserError, match=r"card .*card\.json: ") as refused:
+            find_gpu(str(path))
+        assert said in str(refused.value)
+    path.write_text(json.dumps({key: value for key, value in card.items() if key != "watts"}))
+    with pytest.raises(UserError, match="'watts' is missing: Power of the board"):
+        find_gpu(str(path))
+
+
+def test_a_card_that_is_not_known_is_answered_with_the_nearest() -> None:
+    with pytest.raises(
+        UserError, match="--gpu 'a100-80' is not a card that is known; did you mean 'a100-80gb'"
+    ):
+        find_gpu("a100-80")
+    with pytest.raises(UserError, match=r"'nowhere.yaml' cannot be read|nowhere.yaml cannot be read"):
+        find_gpu("nowhere.yaml")
+    assert find_gpu("H200") is GPUS["h200"]
+
+
+def test_a_baseline_that_is_not_known_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"--baseline vanila: .*known variants: vanilla"):
+        make_plan(Request("large", (), 16, "h200", "vanila"))
+
+
+def test_the_largest_micro_batch_is_the_largest() -> None:
+    plan = planned("large", "data.sequence_length=2048", "data.micro_batch_size=5", gpus=8, gpu="a100-40gb")
+    fit, share = plan.fit, plan.config.data.global_batch_size // 8
+    assert fit.micro_batch is not None and fit.fits
+
+    def peak(micro_batch: int) -> int:
+        changes = ["data.sequence_length=2048", f"data.micro_batch_size={micro_batch}"]
+        return memory_of(load_config("large", changes), 8).peak
+
+    assert {size for size in divisors(share) if peak(size) <= fit.memory} == set(
+        divisors(share)[: divisors(share).index(fit.micro_batch) + 1]
+    )
+    assert fit.micro_batch_peak == peak(fit.micro_batch)
+
+
+def test_what_is_advised_makes_it_fit() -> None:
+    changes = ("data.micro_batch_size=50", "data.sequence_length=4096")
+    plan = planned("large", *changes, gpus=8, gpu="a100-40gb")
+    assert not plan.fit.fits and plan.fit.changes
+    for change in plan.fit.changes:
+        again = planned("large", *changes, *change.settings, gpus=8, gpu="a100-40gb")
+        assert (again.fit.peak, again.fit.fits) == (change.peak, change.fits)
+    first = next(change for change in plan.fit.changes if change.fits)
+    assert f"Set {' '.join(first.settings)}: " in report.render(plan).replace("\n", " ")
+
+
+def test_nothing_makes_it_fit() -> None:
+    fit = fit_of(load_config("large"), 16, GPUS["a100-40gb"].model_copy(update={"memory_gb": 1.0}))
+    assert fit.micro_batch is None and not any(change.fits for change in fit.changes)
+
+
+def test_young_and_daly_lose_least() -> None:
+    def lost(every: int) -> float:
+        share = saving(4 * 10**9, every, 0.2, 2, 2.0, 1000.0).lost
+        assert share is not None
+        return share
+
+    found = saving(4 * 10**9, 0, 0.2, 2, 2.0, 1000.0)
+    assert found.lost is None and found.every_seconds is None and found.seconds == 2.0
+    assert (
+        found.lost_at_best
+        == lost(found.best_steps)
+        <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
+    )
+
+
+def test_the_verb_exits_with_two_and_a_sentence() -> None:
+    command = [sys.executable, "-m", "pretrain", "plan", "large", "--gpus", "16", "--gpu", "v100"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("error: --gpu 'v100' is not a card") and done.stderr.count("\n") == 1
