@@ -30,6 +30,7 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 
 from megatron_patches.adapters import QueryKeyAdapters
+from megatron_patches.collectives import all_gather_sequence, reduce_input_grad
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
 from megatron_patches.shards import layer_shard, split_heads
@@ -249,7 +250,7 @@ class _FrozenAndTrainableProducts(torch.autograd.Function):
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
         if sequence_parallel:
-            hidden_states, _ = _all_gather_sequence(hidden_states, tp_group, async_op=False)
+            hidden_states, _ = all_gather_sequence(hidden_states, tp_group, async_op=False)
         return tuple(hidden_states @ weight.t() for weight in (frozen_weight, *weights))
 
     @staticmethod
@@ -261,7 +262,7 @@ class _FrozenAndTrainableProducts(torch.autograd.Function):
         # gradient, and the reduction of the input gradient overlaps the weight gradients.
         gather = None
         if ctx.sequence_parallel:
-            hidden_states, gather = _all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
+            hidden_states, gather = all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
         input_grad = frozen_grad @ frozen_weight
         flat = input_grad.flatten(0, 1)
         for grad, weight in zip(grads, weights, strict=True):
@@ -269,29 +270,9 @@ class _FrozenAndTrainableProducts(torch.autograd.Function):
         input_grad = flat.view_as(input_grad)
         if gather is not None:
             gather.wait()
-        input_grad, reduction = _reduce_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
+        input_grad, reduction = reduce_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
         inputs = hidden_states.flatten(0, 1)
         weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in grads]
         if reduction is not None:
             reduction.wait()
         return input_grad, None, None, None, *weight_grads
-
-
-def _all_gather_sequence(
-    local: torch.Tensor, group: dist.ProcessGroup, async_op: bool
-) -> tuple[torch.Tensor, dist.Work | None]:
-    """Gather `[seq/tp, batch, hidden]` slices along the sequence; valid once the returned work is done."""
-    gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
-    return gathered, dist.all_gather_into_tensor(gathered, local.contiguous(), group=group, async_op=async_op)
-
-
-def _reduce_input_grad(
-    grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
-) -> tuple[torch.Tensor, dist.Work | None]:
-    """Start summing the input gradient over the ranks; with `sequence_parallel` each keeps its slice."""
-    if group.size() == 1:
-        return grad, None
-    if not sequence_parallel:
-        return grad, dist.all_reduce(grad, group=group, async_op=True)
-    local = grad.new_empty((grad.size(0) // group.size(), *grad.shape[1:]))
-    return local, dist.reduce_scatter_tensor(local, grad, group=group, async_op=True)

@@ -55,6 +55,7 @@ EFFECTIVE = (
     "data.validation_samples",
     "checkpoint.every",
     "checkpoint.keep_last",
+    "performance.cross_entropy",  # the same numbers up to rounding
     "stability.max_skipped",
     "telemetry.every",
     "telemetry.tensorboard",

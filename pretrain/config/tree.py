@@ -15,6 +15,7 @@ from megatron_patches.recipes import bank_recipe, score_recipe
 from megatron_patches.score_recipe import ScoreRecipe
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.counting import ModelShape
+from pretrain.config.performance import PerformanceSection
 from pretrain.config.sections import (
     CheckpointSection,
     DataSection,
@@ -43,6 +44,7 @@ class Config(Section):
     data: DataSection
     parallel: ParallelSection = ParallelSection()
     precision: PrecisionSection
+    performance: PerformanceSection = PerformanceSection()
     checkpoint: CheckpointSection
     stability: StabilitySection = StabilitySection()
     telemetry: TelemetrySection = TelemetrySection()

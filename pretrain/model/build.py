@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
+from megatron_patches.gpt import GPT
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
@@ -17,7 +17,7 @@ from pretrain.ranks.groups import ParallelContext
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPTModel:
+def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
     """This rank's shard of the model, initialised, on its device, in the compute dtype.
 
     Args:
@@ -27,7 +27,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
-    model = GPTModel(
+    model = GPT(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(
             policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
@@ -36,6 +36,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         max_sequence_length=config.data.sequence_length,
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
+        cross_entropy=config.performance.cross_entropy,
     )
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
