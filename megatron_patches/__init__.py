@@ -19,7 +19,12 @@ The layers
     synthesizer   scores that do not look at the tokens
     scores        scores -> context vectors, for all that have queries and keys
     output        logits, and cross-entropy without a copy of them in fp32
-    collectives   what column-parallel products exchange
+    layer         attention and MLP behind their norms; compiled, recomputed
+    linear        megatron-core's parallel layers, which a compiler can trace, by
+    products        several products of one input, and
+    collectives     what they exchange
+    recompute     activations made again in backward
+    random_streams  what dropout draws from
     norm          LayerNorm under sequence parallelism
     auxiliary     terms that layers add to the loss
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import TransformerConfig
 
-from megatron_patches.collectives import all_gather_sequence, reduce_input_grad
+from megatron_patches.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
 
 CrossEntropy = Literal["megatron", "in_place", "chunked"]
 LOGITS_AT_A_TIME = 2**23
@@ -98,7 +98,7 @@ class _TokenLosses(torch.autograd.Function):
     ) -> torch.Tensor:
         local = hidden_states
         if sequence_parallel:
-            hidden_states, _ = all_gather_sequence(local, tp_group, async_op=False)
+            hidden_states = finish(*start_all_gather(local, tp_group))
         inputs = hidden_states.flatten(0, 1)
         owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
         with_gradients = any(ctx.needs_input_grad)
@@ -129,26 +129,22 @@ class _TokenLosses(torch.autograd.Function):
         hidden_states, weight, kept, owned, columns = ctx.saved_tensors
         gather = None
         if ctx.sequence_parallel:
-            hidden_states, gather = all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
-        scale = loss_grad[:, None]
+            hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
+        scale, weight_grad = loss_grad[:, None], None
         if ctx.in_place:
             input_grad = _scaled(kept @ weight, scale)
-            weight_grad = None
         else:
-            if gather is not None:
-                gather.wait()
+            hidden_states = finish(hidden_states, gather)
             input_grad, weight_grad = _recomputed_gradients(
                 hidden_states.flatten(0, 1), weight, kept, owned, columns, scale
             )
-        input_grad, reduction = reduce_input_grad(
+        input_grad, reduction = start_input_grad(
             input_grad.view_as(hidden_states), ctx.tp_group, ctx.sequence_parallel
         )
         if weight_grad is None:
-            if gather is not None:
-                gather.wait()
+            hidden_states = finish(hidden_states, gather)
             weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
-        if reduction is not None:
-            reduction.wait()
+        input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
         return input_grad, weight_grad, None, None, None, None
 
 

@@ -11,12 +11,12 @@ import math
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
+from megatron_patches.random_streams import own_stream
 from megatron_patches.rotary import RotaryAngles
 
 
@@ -79,10 +79,7 @@ class CausalDotProductAttention(MegatronModule):
             key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
             grouped = False
         dropout = self.dropout if self.training else 0.0
-        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
-        # megatron-core has already entered the tensor-parallel stream around the whole layer.
-        own_stream = dropout > 0.0 and not self.config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext():
+        with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
             context = scaled_dot_product_attention(
                 query.permute(1, 2, 0, 3),
                 key.permute(1, 2, 0, 3),

@@ -15,3 +15,13 @@ class PerformanceSection(Section):
         description="Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
         "made twice; megatron: all of them in fp32.",
     )
+    compile: Literal["auto", "layers", "none"] = Field(
+        default="auto",
+        description="torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3; layers: always; "
+        "none: never.",
+    )
+    recompute: Literal["none", "attention", "full"] = Field(
+        default="none",
+        description="Activations of a layer made again in backward instead of kept: those of the attention "
+        "with its norm, or all.",
+    )

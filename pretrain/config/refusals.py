@@ -66,6 +66,7 @@ def check_layout(config: Config, world_size: int) -> None:
     filled_settings(config, world_size)
     _check_zero_stage(config)
     _check_unfreeze_stage(config)
+    _check_compiled_stage(config)
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -162,6 +163,14 @@ def _check_unfreeze_stage(config: Config) -> None:
         raise UserError(
             "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
             f"under ZeRO stage {stage}; set deepspeed.config=zero1 or zero2"
+        )
+
+
+def _check_compiled_stage(config: Config) -> None:
+    if config.performance.compile == "layers" and zero_stage(config) == 3:
+        raise UserError(
+            "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch the weights of "
+            "each module in Python; set performance.compile=none or deepspeed.config=zero2"
         )
 
 

@@ -56,6 +56,7 @@ EFFECTIVE = (
     "checkpoint.every",
     "checkpoint.keep_last",
     "performance.cross_entropy",  # the same numbers up to rounding
+    "performance.compile",  # the same but for the masks of dropout
     "stability.max_skipped",
     "telemetry.every",
     "telemetry.tensorboard",
@@ -69,6 +70,7 @@ NO_EFFECT = (
     "data.loader_workers",
     "data.cache_directory",
     "data.allow_change",
+    "performance.recompute",
     "parallel.timeout_seconds",
 )
 CLASSES = {

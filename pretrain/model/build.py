@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from shutil import which
+
 import torch
 from megatron.core.transformer import TransformerConfig
 
+from megatron_patches.compat import allow_graphs
 from megatron_patches.gpt import GPT
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.rotary import RotaryAngles
+from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
+from pretrain.errors import UserError
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 
@@ -38,10 +44,40 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
     )
+    for layer in model.decoder.layers:
+        layer.recompute = config.performance.recompute
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
+
+
+def compiles_layers(config: Config, device: torch.device) -> bool:
+    """Whether training runs the layers compiled: what `performance.compile` says, or stands for."""
+    wanted = config.performance.compile
+    if wanted == "auto":
+        return device.type == "cuda" and zero_stage(config) < 3
+    return wanted == "layers"
+
+
+def compile_layers(model: GPT, backend: str) -> None:
+    """Run the layers of `model` compiled from now on.
+
+    Args:
+        backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
+
+    Raises:
+        UserError: inductor has no compiler to make kernels for the CPU with.
+    """
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if backend == "inductor" and on_cpu and not any(map(which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError(
+            "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; install one, name "
+            "it in CXX, or set performance.compile=none"
+        )
+    allow_graphs(4 * len(model.decoder.layers) + 8)
+    for layer in model.decoder.layers:
+        layer.compile_parts(backend)
 
 
 def transformer_config(config: Config) -> TransformerConfig:

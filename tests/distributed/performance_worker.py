@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.utils import counters
 
 from megatron_patches.auxiliary import take_auxiliary_losses
 from megatron_patches.freeze import reduce_partial_gradients
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from pretrain.model.build import build_model, token_losses
+from pretrain.model.build import build_model, compile_layers, token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
@@ -39,6 +40,8 @@ def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
 
 
 def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, list[str]]) -> dict[str, Any]:
+    torch._dynamo.reset()
+    counters.clear()
     found = {name: _pass(context, load_config("demo", [*overrides, *own])) for name, own in ways.items()}
     (one, saved_one), (other, saved_other) = found["one"], found["other"]
     assert one.keys() == other.keys()
@@ -51,6 +54,8 @@ def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, lis
         "loss": worst[0].item(),
         "gradients": worst[1].item(),
         "compared": len(differences),
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": len(counters["graph_break"]),
         "saved": {"one": saved_one, "other": saved_other},
     }
 
@@ -59,6 +64,8 @@ def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Ten
     """Losses and all gradients of one micro batch, and the bytes that autograd kept."""
     model = build_model(config, context)
     reduce_partial_gradients(model, context.tensor_parallel_group)
+    if config.performance.compile == "layers":
+        compile_layers(model, "aot_eager")
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
     weights = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, int] = {}

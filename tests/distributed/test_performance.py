@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
+import torch
 
+from pretrain.config.load import load_config
+from pretrain.config.refusals import check_layout
+from pretrain.errors import UserError
+from pretrain.model.build import compile_layers, compiles_layers
+from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -29,6 +36,10 @@ def layout(tensor_parallel: int, sequence_parallel: bool) -> dict[str, object]:
 
 def ways(key: str, one: str, other: str) -> dict[str, list[str]]:
     return {"one": [f"performance.{key}={one}"], "other": [f"performance.{key}={other}"]}
+
+
+def attention(design: str) -> dict[str, object]:
+    return {f"attention__{key}": value for key, value in DESIGNS[design].items()}
 
 
 def compare(tensor_parallel: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -72,6 +83,70 @@ def test_cross_entropy_keeps_less_for_backward() -> None:
         assert spared / (tokens * vocabulary) == pytest.approx({"in_place": 2, "chunked": 4}[way], rel=0.02)
 
 
+# Of every kind of layer one, and all of them with `full`.
+COMPILED = {
+    1: ("vanilla", "orthogonal", "orthogonal_penalty", "hybrid-all-adapters", "synthesizer_factorized"),
+    2: ("vanilla", "orthogonal", "hybrid", "synthesizer_random"),
+}
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "designs"),
+    [
+        *COMPILED.items(),
+        *(pytest.param(size, tuple(DESIGNS), marks=pytest.mark.full, id=f"{size}-all") for size in (1, 2)),
+    ],
+)
+def test_a_compiled_layer_is_one_graph_and_computes_the_same(
+    tensor_parallel: int, designs: tuple[str, ...]
+) -> None:
+    """With dropout: aot_eager draws the same numbers. A graph that breaks would be an error."""
+    kinds = [(design, False) for design in designs]
+    kinds += [(design, True) for design in designs[:2] if tensor_parallel > 1]
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                **attention(design),
+                model__dropout=0.1,
+                model__position_embedding="learned",
+            ),
+            "ways": ways("compile", "none", "layers"),
+        }
+        for design, sequence_parallel in kinds
+    ]
+    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["loss"] < 1e-6 and report["gradients"] < 2e-6, (kind, report)
+        # Two layers; one graph serves both where they are alike.
+        assert report["breaks"] == 0 and 1 <= report["graphs"] <= 2, (kind, report)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: int) -> None:
+    """With dropout, bit by bit; and each form keeps less than the one before."""
+    kinds = list(itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full")))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel=tensor_parallel > 1 and design == "vanilla"),
+                **attention(design),
+                model__dropout=0.1,
+            ),
+            "ways": ways("recompute", "none", what),
+        }
+        for design, what in kinds
+    ]
+    kept: dict[tuple[str, str], float] = {}
+    for (design, what), report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["loss"] == 0.0 and report["gradients"] == 0.0, (design, what)
+        kept[design, what] = report["saved"]["other"] / report["saved"]["one"]
+    for design in ("orthogonal", "vanilla", "synthesizer_random"):
+        assert kept[design, "attention"] < 0.8 and kept[design, "full"] < 0.75 * kept[design, "attention"], (
+            design,
+            kept,
+        )
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_cross_entropy_under_zero(stage: int) -> None:
     runs = [
@@ -89,3 +164,54 @@ def test_cross_entropy_under_zero(stage: int) -> None:
         assert len(reference) == 6 and reference[-2] != reference[0]
         for other in others:
             assert other == pytest.approx(reference, rel=1e-5)
+
+
+@pytest.mark.skipif(not which("g++"), reason="inductor needs a C++ compiler")
+def test_kernels_of_inductor_train_to_the_same_losses() -> None:
+    runs = [
+        overrides(
+            performance__compile=way,
+            attention__variant="orthogonal",
+            model__num_layers=1,
+            model__position_embedding="rope",
+        )
+        for way in ("none", "layers")
+    ]
+    eager, compiled = run_ranks(1, f"{WORKER}:engine_losses", {"runs": runs})
+    assert compiled == pytest.approx(eager, rel=1e-5) and compiled != eager
+
+
+def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
+    """Under ZeRO-3 too, whose hooks fetch the weights once more."""
+    runs = [
+        overrides(
+            performance__recompute=way,
+            deepspeed__config=f"zero{stage}",
+            data__global_batch_size=4,
+            model__dropout=0.1,
+        )
+        for stage in (2, 3)
+        for way in ("none", "attention", "full")
+    ]
+    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for kept, *recomputed in (found[:3], found[3:]):
+        assert recomputed == [kept, kept]
+
+
+def test_compiled_layers_and_zero_3_are_refused(tmp_path: Path) -> None:
+    config = load_config("demo", overrides(performance__compile="layers", deepspeed__config="zero3"))
+    with pytest.raises(UserError, match=r"performance.compile=layers .* set performance.compile=none or"):
+        check_layout(config, 1)
+    assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"))
+    assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"))
+    zero3 = load_config("demo", overrides(deepspeed__config="zero3"))
+    assert not compiles_layers(zero3, torch.device("cuda"))
+
+
+def test_a_missing_compiler_is_named_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        compile_layers(torch.nn.Linear(1, 1), "inductor")  # type: ignore[arg-type]
