@@ -18,6 +18,7 @@ The layers
     penalty       trainable queries and keys that are kept nearly orthonormal
     synthesizer   scores that do not look at the tokens
     scores        scores -> context vectors, for all that have queries and keys
+    documents     the same for documents that must not see each other
     output        logits, and cross-entropy without a copy of them in fp32
     layer         attention and MLP behind their norms; compiled, recomputed
     linear        megatron-core's parallel layers, which a compiler can trace, by

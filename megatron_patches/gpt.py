@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
+from megatron_patches.documents import Documents, Visible
 from megatron_patches.output import CrossEntropy, OutputLayer
 
 
@@ -18,6 +19,7 @@ class GPT(GPTModel):
 
     Args:
         cross_entropy: how losses are made: see `output`.
+        flash_documents: documents that stand alone are attended one by one, else with a mask.
 
     The others are GPTModel's.
     """
@@ -31,6 +33,7 @@ class GPT(GPTModel):
         position_embedding_type: str,
         share_embeddings_and_output_weights: bool,
         cross_entropy: CrossEntropy,
+        flash_documents: bool,
     ) -> None:
         super().__init__(
             config=config,
@@ -41,6 +44,7 @@ class GPT(GPTModel):
             share_embeddings_and_output_weights=share_embeddings_and_output_weights,
         )
         self.cross_entropy = cross_entropy
+        self.flash_documents = flash_documents
         self.output_layer = OutputLayer(
             config,
             vocab_size,
@@ -54,15 +58,19 @@ class GPT(GPTModel):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Visible,
         labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits `[batch, seq, vocabulary/tp]`, or with labels `[batch, seq]` the losses `[batch, seq]`.
 
         Args:
             input_ids, position_ids: `[batch, seq]`.
-            attention_mask: as the core attention takes it; None: causal.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
+                included), or documents that stand alone; None: causal.
         """
+        if isinstance(attention_mask, Documents):
+            attend_alone = self.flash_documents
+            attention_mask = attention_mask.with_boundaries() if attend_alone else attention_mask.mask()
         hidden_states = self.decoder(
             hidden_states=self.embedding(input_ids=input_ids, position_ids=position_ids),
             attention_mask=attention_mask,

@@ -13,6 +13,7 @@ from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from megatron_patches.documents import Visible
 from megatron_patches.random_streams import has_own_stream, own_stream_by_default, replicated_mask
 from megatron_patches.recompute import recomputed
 
@@ -37,7 +38,7 @@ class Layer(TransformerLayer):
             setattr(self, name, self._in_its_streams(part))
 
     def _in_its_streams(self, part: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def run(hidden_states: torch.Tensor, *mask: torch.Tensor | None) -> torch.Tensor:
+        def run(hidden_states: torch.Tensor, *mask: Visible) -> torch.Tensor:
             drops = self.training and max(self.hidden_dropout, self.config.attention_dropout) > 0.0
             if not (drops and has_own_stream(self.config)):
                 return part(hidden_states, *mask)
@@ -49,7 +50,7 @@ class Layer(TransformerLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Visible = None,
         context: torch.Tensor | None = None,
         context_mask: torch.Tensor | None = None,
         rotary_pos_emb: torch.Tensor | None = None,
@@ -76,12 +77,10 @@ class Layer(TransformerLayer):
             return self._mlp_part(recomputed(self._attention_part, hidden_states, attention_mask)), None
         return self._whole(hidden_states, attention_mask), None
 
-    def _whole(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def _whole(self, hidden_states: torch.Tensor, attention_mask: Visible) -> torch.Tensor:
         return Layer._mlp_part(self, Layer._attention_part(self, hidden_states, attention_mask))
 
-    def _attention_part(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _attention_part(self, hidden_states: torch.Tensor, attention_mask: Visible) -> torch.Tensor:
         attended = self.self_attention(self.input_layernorm(hidden_states), attention_mask=attention_mask)
         return self._dropped(attended[0]) + hidden_states
 

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from megatron_patches.documents import Visible
 from megatron_patches.random_streams import random_numbers_from, random_states
 
 
 def recomputed(
-    function: Callable[..., torch.Tensor], hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
+    function: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    attention_mask: Visible,
 ) -> torch.Tensor:
     """`function(hidden_states, attention_mask)`, of which only the arguments are kept for backward."""
     device = hidden_states.device

@@ -20,6 +20,11 @@ class PerformanceSection(Section):
         description="torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3; layers: always; "
         "none: never.",
     )
+    document_attention: Literal["flash", "mask"] = Field(
+        default="flash",
+        description="With data.reset_at_document_end. flash: each document by itself, where there is a "
+        "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
+    )
     recompute: Literal["none", "attention", "full"] = Field(
         default="none",
         description="Activations of a layer made again in backward instead of kept: those of the attention "

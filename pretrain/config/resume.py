@@ -57,6 +57,7 @@ EFFECTIVE = (
     "checkpoint.keep_last",
     "performance.cross_entropy",  # the same numbers up to rounding
     "performance.compile",  # the same but for the masks of dropout
+    "performance.document_attention",  # the same numbers up to rounding
     "stability.max_skipped",
     "telemetry.every",
     "telemetry.tensorboard",

@@ -43,6 +43,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
+        flash_documents=flash_documents(config, context.device),
     )
     for layer in model.decoder.layers:
         layer.recompute = config.performance.recompute
@@ -50,6 +51,12 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
+
+
+def flash_documents(config: Config, device: torch.device) -> bool:
+    """Whether documents that stand alone are attended without a mask: `performance.document_attention`."""
+    kernel = device.type == "cpu" or config.precision.dtype == "bf16"
+    return config.performance.document_attention == "flash" and kernel and not config.policy().synthesizer
 
 
 def compiles_layers(config: Config, device: torch.device) -> bool:
@@ -124,5 +131,5 @@ def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | N
         positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
         return model(inputs, positions, None, labels=labels)
     layout = document_layout(inputs, boundary)
-    losses = model(inputs, layout.positions, layout.attention_mask, labels=labels)
+    losses = model(inputs, layout.positions, layout.documents, labels=labels)
     return losses.masked_fill(~layout.counted, 0.0)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from megatron_patches.documents import Documents, attend_within_documents
 from pretrain.config.load import load_config
 from pretrain.config.refusals import check_layout
 from pretrain.errors import UserError
-from pretrain.model.build import compile_layers, compiles_layers
+from pretrain.model.build import compile_layers, compiles_layers, flash_documents
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
@@ -215,3 +217,55 @@ def test_a_missing_compiler_is_named_before_the_first_step(
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
         compile_layers(torch.nn.Linear(1, 1), "inductor")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS[:3])
+def test_documents_attended_one_by_one_are_those_behind_a_mask(
+    tensor_parallel: int, sequence_parallel: bool
+) -> None:
+    designs = ("orthogonal", "vanilla", "hybrid-all-adapters")
+    kinds = list(itertools.product(designs, (4, 2), ("none", "attention")))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                **attention(design),
+                model__num_query_groups=groups,
+                data__reset_at_document_end="true",
+                performance__recompute=recompute,
+            ),
+            "ways": ways("document_attention", "mask", "flash"),
+        }
+        for design, groups, recompute in kinds
+    ]
+    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert 0 < report["loss"] < 1e-6 and report["gradients"] < 3e-6, (kind, report)
+
+
+def test_a_gpus_kernel_takes_documents_as_they_are_given() -> None:
+    """No GPU here: torch's own description of the kernel checks types and shapes, not numbers."""
+    with FakeTensorMode(), torch.no_grad():
+        starts = torch.zeros(2, 32, dtype=torch.int64, device="cuda")
+        documents = Documents(starts, torch.zeros(16, dtype=torch.int32, device="cuda"))
+        query = torch.empty(64, 4, 8, dtype=torch.bfloat16, device="cuda")
+        value = torch.empty(64, 2, 8, dtype=torch.bfloat16, device="cuda")
+        context = attend_within_documents(query, value, value, documents, 0.1, 0.5)
+        assert context.shape == query.shape and context.dtype == query.dtype
+
+
+def test_documents_begin_where_they_do() -> None:
+    starts = torch.tensor([[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]])
+    boundaries = Documents(starts).with_boundaries().boundaries
+    assert boundaries is not None and boundaries.dtype == torch.int32
+    assert boundaries.tolist() == [0, 2, 3, 5] + [10] * 12
+    alone = Documents(torch.arange(40)[None]).with_boundaries().boundaries  # every token a document
+    assert alone is not None and alone.tolist() == [*range(40)] + [40] * 24
+
+
+def test_which_way_documents_are_attended() -> None:
+    def flash(device: str, **changes: object) -> bool:
+        return flash_documents(load_config("demo", overrides(**changes)), torch.device(device))
+
+    assert flash("cuda", precision__dtype="bf16") and not flash("cuda", precision__dtype="fp32")
+    assert flash("cpu") and not flash("cpu", performance__document_attention="mask")
+    assert not flash("cuda", precision__dtype="bf16", attention__variant="synthesizer_random")
