@@ -18,10 +18,19 @@ The layers
     penalty       trainable queries and keys that are kept nearly orthonormal
     synthesizer   scores that do not look at the tokens
     scores        scores -> context vectors, for all that have queries and keys
+    documents     the same for documents that must not see each other
+    output        logits, and cross-entropy without a copy of them in fp32
+    layer         attention and MLP behind their norms; compiled, recomputed
+    linear        megatron-core's parallel layers, which a compiler can trace, by
+    products        several products of one input, and
+    collectives     what they exchange
+    recompute     activations made again in backward
+    random_streams  what dropout draws from
     norm          LayerNorm under sequence parallelism
     auxiliary     terms that layers add to the loss
 
 From a policy to a training
+    gpt           megatron-core's GPTModel with that output
     install       policy -> megatron-core's spec of the layers
     initialize    initial values of what trains, by
     streams         a random stream for each row of each weight

@@ -32,6 +32,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
+from megatron_patches.products import column_parallel_products
 from megatron_patches.shards import layer_shard, split_heads
 from megatron_patches.unfreeze import phases_of_layers
 
@@ -212,8 +213,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""
         own = {"value": self.value_weight, "trained": self.trained_query_key, "low_rank": self.low_rank_down}
         learned = {name: weight for name, weight in own.items() if weight is not None}
-        frozen, *others = _FrozenAndTrainableProducts.apply(
-            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, *learned.values()
+        frozen, *others = column_parallel_products(
+            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, [*learned.values()]
         )
         return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
 
@@ -229,69 +230,3 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         rows = rows.unflatten(-1, (queries + keys, self.recipe.head_dim))
         query, key = rows.split((queries, keys), dim=2)
         return query, key
-
-
-class _FrozenAndTrainableProducts(torch.autograd.Function):
-    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not W_f."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_states: torch.Tensor,
-        frozen_weight: torch.Tensor,
-        tp_group: dist.ProcessGroup,
-        sequence_parallel: bool,
-        *weights: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
-        # exists to save.
-        ctx.save_for_backward(hidden_states, frozen_weight, *weights)
-        ctx.tp_group = tp_group
-        ctx.sequence_parallel = sequence_parallel
-        if sequence_parallel:
-            hidden_states, _ = _all_gather_sequence(hidden_states, tp_group, async_op=False)
-        return tuple(hidden_states @ weight.t() for weight in (frozen_weight, *weights))
-
-    @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, frozen_grad: torch.Tensor, *grads: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
-        hidden_states, frozen_weight, *weights = ctx.saved_tensors
-        # Each collective overlaps a product that does not depend on it: the gather overlaps the input
-        # gradient, and the reduction of the input gradient overlaps the weight gradients.
-        gather = None
-        if ctx.sequence_parallel:
-            hidden_states, gather = _all_gather_sequence(hidden_states, ctx.tp_group, async_op=True)
-        input_grad = frozen_grad @ frozen_weight
-        flat = input_grad.flatten(0, 1)
-        for grad, weight in zip(grads, weights, strict=True):
-            flat = torch.addmm(flat, grad.flatten(0, 1), weight)
-        input_grad = flat.view_as(input_grad)
-        if gather is not None:
-            gather.wait()
-        input_grad, reduction = _reduce_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
-        inputs = hidden_states.flatten(0, 1)
-        weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in grads]
-        if reduction is not None:
-            reduction.wait()
-        return input_grad, None, None, None, *weight_grads
-
-
-def _all_gather_sequence(
-    local: torch.Tensor, group: dist.ProcessGroup, async_op: bool
-) -> tuple[torch.Tensor, dist.Work | None]:
-    """Gather `[seq/tp, batch, hidden]` slices along the sequence; valid once the returned work is done."""
-    gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
-    return gathered, dist.all_gather_into_tensor(gathered, local.contiguous(), group=group, async_op=async_op)
-
-
-def _reduce_input_grad(
-    grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
-) -> tuple[torch.Tensor, dist.Work | None]:
-    """Start summing the input gradient over the ranks; with `sequence_parallel` each keeps its slice."""
-    if group.size() == 1:
-        return grad, None
-    if not sequence_parallel:
-        return grad, dist.all_reduce(grad, group=group, async_op=True)
-    local = grad.new_empty((grad.size(0) // group.size(), *grad.shape[1:]))
-    return local, dist.reduce_scatter_tensor(local, grad, group=group, async_op=True)

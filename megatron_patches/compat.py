@@ -3,7 +3,7 @@
 megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
 (`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
 `prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
-on CUDA nothing is replaced.
+on CUDA nothing is replaced. What torch.compile may do is set here too.
 
 Version-sensitive, like every file of this package that imports megatron-core: each says what it leans on
 after this word. To support another version, read them all.
@@ -88,6 +88,16 @@ def prepare_megatron_core(device: torch.device) -> None:
     torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
     megatron_random._CUDA_RNG_STATE_TRACKER = _cpu_rng_tracker()
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+def allow_graphs(count: int) -> None:
+    """Let torch.compile make that many graphs of one function.
+
+    Layers share the function they run: each kind of layer, in training and in evaluation, is a graph of it.
+    """
+    import torch._dynamo  # takes a second
+
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
 def _cpu_rng_tracker() -> object:

@@ -19,6 +19,8 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 
+from megatron_patches.documents import Documents
+
 
 @dataclass(frozen=True)
 class HeadWeights:
@@ -93,6 +95,8 @@ def _hook(layer: int, observe: Observe) -> Callable[..., None]:
         length, batch, groups, _ = arguments["value"].shape
         unit = torch.eye(length, device=arguments["value"].device)[:, None, None]
         arguments["value"] = unit.expand(-1, batch, groups, -1)
+        if isinstance(arguments["attention_mask"], Documents):
+            arguments["attention_mask"] = arguments["attention_mask"].mask()
         for name in {"query", "key"} & arguments.keys():
             arguments[name] = arguments[name].float()
         context = core.forward(**arguments)  # not core(...), which would come here again

@@ -9,15 +9,16 @@ from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron_patches.attention import FrozenQueryKeySelfAttention
+from megatron_patches.layer import Layer
+from megatron_patches.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_patches.norm import LayerNorm
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.penalty import PenalizedQueryKeyValueLinear
@@ -60,7 +61,7 @@ def _layer_spec(
     rotary: RotaryAngles | None,
 ) -> ModuleSpec:
     return ModuleSpec(
-        module=TransformerLayer,
+        module=Layer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=LayerNorm,
             self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.model_parallel_config import ModelParallelConfig
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+
+from megatron_patches.linear import ColumnParallelLinear
 
 NAME = "orthogonal_penalty"
 

@@ -11,12 +11,13 @@ import math
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
+from megatron_patches.documents import Documents, Visible, attend_within_documents
+from megatron_patches.random_streams import own_stream
 from megatron_patches.rotary import RotaryAngles
 
 
@@ -54,7 +55,7 @@ class CausalDotProductAttention(MegatronModule):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        attention_mask: Visible,
         attn_mask_type: AttnMaskType | None = None,
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
@@ -65,7 +66,7 @@ class CausalDotProductAttention(MegatronModule):
             query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
             key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not rotated.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
-                included); None: causal.
+                included), or documents that stand alone, with their boundaries; None: causal.
 
         Returns:
             `[seq, batch, heads * head_dim]`.
@@ -73,16 +74,17 @@ class CausalDotProductAttention(MegatronModule):
         assert attention_bias is None and packed_seq_params is None
         if self.rotary is not None:
             query, key = self.rotary.rotate(query), self.rotary.rotate(key)
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(attention_mask, Documents):
+            if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
+                return self._within_documents(query, key, value, attention_mask, dropout)
+            attention_mask = attention_mask.mask()  # a graph cannot loop over what it does not know
         grouped = query.size(2) != key.size(2)
         if grouped and attention_mask is not None:
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
             key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
             grouped = False
-        dropout = self.dropout if self.training else 0.0
-        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
-        # megatron-core has already entered the tensor-parallel stream around the whole layer.
-        own_stream = dropout > 0.0 and not self.config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext():
+        with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
             context = scaled_dot_product_attention(
                 query.permute(1, 2, 0, 3),
                 key.permute(1, 2, 0, 3),
@@ -94,3 +96,17 @@ class CausalDotProductAttention(MegatronModule):
                 enable_gqa=grouped,
             )
         return context.permute(2, 0, 1, 3).flatten(2)
+
+    def _within_documents(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        documents: Documents,
+        dropout: float,
+    ) -> torch.Tensor:
+        length, batch = query.shape[:2]
+        query, key, value = (heads.transpose(0, 1).flatten(0, 1) for heads in (query, key, value))
+        with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
+            context = attend_within_documents(query, key, value, documents, dropout, self.scale)
+        return context.reshape(batch, length, -1).transpose(0, 1).contiguous()

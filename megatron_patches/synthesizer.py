@@ -15,7 +15,6 @@ Version-sensitive: has the constructor and the forward of megatron-core 0.16's S
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ import torch.distributed as dist
 from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import get_cuda_rng_tracker, set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from megatron_patches.errors import MethodError
+from megatron_patches.random_streams import own_stream
 from megatron_patches.score_recipe import ScoreRecipe
 from megatron_patches.shards import heads_of_rank
 from megatron_patches.streams import normal_rows
@@ -248,10 +248,7 @@ class SynthesizerCoreAttention(MegatronModule):
 
     def _drop(self, probabilities: torch.Tensor, batch: int) -> torch.Tensor:
         """Dropout, independent for every sample: `[batch, heads, seq, seq]`."""
-        # Heads are sharded, so each rank drops its own probabilities; under sequence parallelism
-        # megatron-core has already entered the tensor-parallel stream around the whole layer.
-        own_stream = not self.config.sequence_parallel
-        with get_cuda_rng_tracker().fork() if own_stream else contextlib.nullcontext():
+        with own_stream(self.config):
             return torch.nn.functional.dropout(
                 probabilities.expand(batch, *probabilities.shape[-3:]), self.dropout
             )

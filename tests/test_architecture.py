@@ -229,6 +229,7 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
     assert found == {
         "megatron_patches/compat.py": {
             "torch.cuda.current_device",
+            "torch._dynamo.config.recompile_limit",
             "megatron_random._CUDA_RNG_STATE_TRACKER",
             "megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED",
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from pretrain.config.types import Section
@@ -16,4 +18,24 @@ class PerformanceSection(Section):
     reduced_precision_reduction: bool = Field(
         default=False,
         description="On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32.",
+    )
+    cross_entropy: Literal["in_place", "chunked", "megatron"] = Field(
+        default="in_place",
+        description="Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
+        "made twice; megatron: all of them in fp32.",
+    )
+    compile: Literal["auto", "layers", "none"] = Field(
+        default="auto",
+        description="torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3; layers: always; "
+        "none: never.",
+    )
+    document_attention: Literal["flash", "mask"] = Field(
+        default="flash",
+        description="With data.reset_at_document_end. flash: each document by itself, where there is a "
+        "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
+    )
+    recompute: Literal["none", "attention", "full"] = Field(
+        default="none",
+        description="Activations of a layer made again in backward instead of kept: those of the attention "
+        "with its norm, or all.",
     )

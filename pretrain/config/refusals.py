@@ -68,6 +68,7 @@ def check_layout(config: Config, world_size: int) -> None:
     stage = zero_stage(config, world_size)
     _check_zero_stage(config, stage)
     _check_unfreeze_stage(config, stage)
+    _check_compiled_stage(config, stage)
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -172,6 +173,14 @@ def _check_unfreeze_stage(config: Config, stage: int) -> None:
         raise UserError(
             "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
             f"under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
+        )
+
+
+def _check_compiled_stage(config: Config, stage: int) -> None:
+    if config.performance.compile == "layers" and stage == 3:
+        raise UserError(
+            "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch the weights of "
+            "each module in Python; set performance.compile=none or deepspeed.config=zero2"
         )
 
 

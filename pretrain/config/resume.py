@@ -61,6 +61,9 @@ EFFECTIVE = (
     "performance.reduced_precision_reduction",
     "checkpoint.every",
     "checkpoint.keep_last",
+    "performance.cross_entropy",  # the same numbers up to rounding
+    "performance.compile",  # the same but for the masks of dropout
+    "performance.document_attention",  # the same numbers up to rounding
     "stability.max_skipped",
     "telemetry.every",
     "telemetry.tensorboard",
@@ -75,6 +78,7 @@ NO_EFFECT = (
     "data.loader_workers",
     "data.cache_directory",
     "data.allow_change",
+    "performance.recompute",
     "parallel.timeout_seconds",
     "checkpoint.asynchronous",
     "checkpoint.verify",

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from shutil import which
+
 import torch
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
+from megatron_patches.compat import allow_graphs
+from megatron_patches.gpt import GPT
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.rotary import RotaryAngles
+from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
+from pretrain.errors import UserError
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPTModel:
+def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
     """This rank's shard of the model, initialised, on its device, in the compute dtype.
 
     Args:
@@ -27,7 +33,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
     rotary = None
     if config.model.position_embedding == "rope":
         rotary = RotaryAngles(config.head_dim, config.model.rotary_base)
-    model = GPTModel(
+    model = GPT(
         config=transformer_config(config),
         transformer_layer_spec=gpt_block_spec(
             policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
@@ -36,11 +42,49 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         max_sequence_length=config.data.sequence_length,
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,
+        cross_entropy=config.performance.cross_entropy,
+        flash_documents=flash_documents(config, context.device),
     )
+    for layer in model.decoder.layers:
+        layer.recompute = config.performance.recompute
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start)
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
+
+
+def flash_documents(config: Config, device: torch.device) -> bool:
+    """Whether documents that stand alone are attended without a mask: `performance.document_attention`."""
+    kernel = device.type == "cpu" or config.precision.dtype == "bf16"
+    return config.performance.document_attention == "flash" and kernel and not config.policy().synthesizer
+
+
+def compiles_layers(config: Config, device: torch.device) -> bool:
+    """Whether training runs the layers compiled: what `performance.compile` says, or stands for."""
+    wanted = config.performance.compile
+    if wanted == "auto":
+        return device.type == "cuda" and zero_stage(config) < 3
+    return wanted == "layers"
+
+
+def compile_layers(model: GPT, backend: str) -> None:
+    """Run the layers of `model` compiled from now on.
+
+    Args:
+        backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
+
+    Raises:
+        UserError: inductor has no compiler to make kernels for the CPU with.
+    """
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    if backend == "inductor" and on_cpu and not any(map(which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise UserError(
+            "performance.compile=layers needs a C++ compiler on the CPU and finds no g++; install one, name "
+            "it in CXX, or set performance.compile=none"
+        )
+    allow_graphs(4 * len(model.decoder.layers) + 8)
+    for layer in model.decoder.layers:
+        layer.compile_parts(backend)
 
 
 def transformer_config(config: Config) -> TransformerConfig:
@@ -87,5 +131,5 @@ def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | N
         positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs)
         return model(inputs, positions, None, labels=labels)
     layout = document_layout(inputs, boundary)
-    losses = model(inputs, layout.positions, layout.attention_mask, labels=labels)
+    losses = model(inputs, layout.positions, layout.documents, labels=labels)
     return losses.masked_fill(~layout.counted, 0.0)

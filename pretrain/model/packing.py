@@ -16,18 +16,20 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_patches.documents import Documents
+
 
 @dataclass(frozen=True)
 class DocumentLayout:
     """What a packed batch of inputs means when documents stand alone.
 
     positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
-    attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (megatron-core's way).
+    documents: which tokens belong together, for the attention.
     counted: `[batch, seq]` bool, False where the input is the end-of-document id.
     """
 
     positions: torch.Tensor
-    attention_mask: torch.Tensor
+    documents: Documents
     counted: torch.Tensor
 
 
@@ -38,10 +40,7 @@ def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
     begins = torch.zeros_like(ends)
     begins[:, 1:] = ends[:, :-1]
     start = torch.where(begins, index, 0).cummax(dim=1).values
-    # Two tokens are in the same document exactly if their documents begin at the same place.
-    apart = start[:, None, :, None] != start[:, None, None, :]
-    future = index[None, :] > index[:, None]
-    return DocumentLayout(index - start, apart | future, ~ends)
+    return DocumentLayout(index - start, Documents(start), ~ends)
 
 
 def count_predictions(tokens: torch.Tensor, eod_id: int | None) -> int:

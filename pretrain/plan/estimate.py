@@ -136,7 +136,7 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
         model_full=tokens * model_flops_per_token(shape, attention, 1.0),
         executed=tokens * executed_flops_per_token(shape, attention),
     )
-    size = checkpoint_bytes(count, config.precision.dtype)
+    size = checkpoint_bytes(count)
     nodes = _nodes(request.gpus, gpu)
     return Estimate(
         variant=config.attention.variant,

@@ -19,7 +19,7 @@ from pretrain.checkpoint.resuming import together
 from pretrain.checkpoint.state import StoredState
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.tree import Config
-from pretrain.model.build import build_model
+from pretrain.model.build import build_model, compile_layers, compiles_layers
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
@@ -88,6 +88,8 @@ class Trainer:
         if state is not None:
             together(partial(state.give_weights, model))
         wrapped = wrap_model(model, self._config, self._context)
+        if compiles_layers(self._config, self._context.device):
+            compile_layers(model, "inductor")
         if state is not None:
             together(partial(state.give_optimizer, wrapped.engine))
         self.engine, self.audit = wrapped.engine, wrapped.audit

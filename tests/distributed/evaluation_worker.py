@@ -154,5 +154,5 @@ def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> f
     length = scores.size(-1)
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     if boundary is not None:
-        hidden = document_layout(tokens[:, :-1], boundary).attention_mask
+        hidden = document_layout(tokens[:, :-1], boundary).documents.mask()
     return float((observed[1] - scores.masked_fill(hidden, -math.inf).softmax(-1)).abs().max())

@@ -87,7 +87,7 @@ def _logits(model: torch.nn.Module, inputs: list[int], boundary: int | None) -> 
         if boundary is None:
             return model(ids, torch.arange(len(inputs))[None], None)[0]
         layout = document_layout(ids, boundary)
-        return model(ids, layout.positions, layout.attention_mask)[0]
+        return model(ids, layout.positions, layout.documents)[0]
 
 
 def _gradients(

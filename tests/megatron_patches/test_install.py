@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention import FrozenQueryKeySelfAttention
+from megatron_patches.linear import ColumnParallelLinear
 from megatron_patches.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.policy import VARIANTS
 from megatron_patches.scores import CausalDotProductAttention

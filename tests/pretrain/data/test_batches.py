@@ -39,7 +39,7 @@ def test_a_layout_done_by_hand() -> None:
     documents = torch.tensor([[0, 0, 0, 1, 1, 2, 3, 3], [0, 1, 1, 1, 1, 1, 1, 1]])
     for sample, query, key in np.ndindex(2, 8, 8):
         visible = key <= query and documents[sample, query] == documents[sample, key]
-        assert layout.attention_mask[sample, 0, query, key].item() is not bool(visible)
+        assert layout.documents.mask()[sample, 0, query, key].item() is not bool(visible)
     assert layout.counted.tolist() == [
         [True, True, False, True, False, False, True, True],
         [False, *[True] * 6, False],

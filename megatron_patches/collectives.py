@@ -1,0 +1,70 @@
+"""The collectives of parallel products, in a form that runs eagerly and one that a compiler can trace.
+
+Each is started and later finished, so that work in between overlaps it:
+
+    total, work = start_all_reduce(partial, group)
+    ...
+    total = finish(total, work)
+
+Compiled, a collective is a node of the graph (torch's functional collectives) and a group is its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Work = Any
+"""A running collective (`dist.Work`), or None for one that is over or a node of a graph."""
+
+
+def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
+    """`[seq/tp, batch, hidden]` slices -> `[seq, batch, hidden]`, gathered along the sequence."""
+    if torch.compiler.is_compiling():
+        return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
+    gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
+    return gathered, dist.all_gather_into_tensor(gathered, local.contiguous(), group=group, async_op=True)
+
+
+def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
+    """The sum over the ranks; eagerly it is written into `partial`."""
+    if torch.compiler.is_compiling():
+        return _functional.all_reduce(partial, "sum", group.group_name), None
+    return partial, dist.all_reduce(partial, group=group, async_op=True)
+
+
+def start_reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
+    """`[seq, batch, hidden]` -> this rank's `[seq/tp, batch, hidden]` of the sum."""
+    if torch.compiler.is_compiling():
+        return _functional.reduce_scatter_tensor(partial, "sum", group.size(), group.group_name), None
+    local = partial.new_empty((partial.size(0) // group.size(), *partial.shape[1:]))
+    return local, dist.reduce_scatter_tensor(local, partial, group=group, async_op=True)
+
+
+def finish(result: torch.Tensor, work: Work) -> torch.Tensor:
+    """Wait until `result` is there."""
+    if torch.compiler.is_compiling():
+        waited: torch.Tensor = _functional.wait_tensor(result)
+        return waited
+    if work is not None:
+        work.wait()
+    return result
+
+
+def start_input_grad(
+    grad: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool
+) -> tuple[torch.Tensor, Work]:
+    """Start summing the gradient of a column-parallel product's input; see `finish_input_grad`."""
+    if group.size() == 1:
+        return grad, None
+    return start_reduce_scatter(grad, group) if sequence_parallel else start_all_reduce(grad, group)
+
+
+def finish_input_grad(grad: torch.Tensor, work: Work, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over the ranks; under sequence parallelism this rank's slice of it."""
+    return grad if group.size() == 1 else finish(grad, work)
+
+
+_functional = torch.ops._c10d_functional

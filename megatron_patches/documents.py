@@ -1,0 +1,114 @@
+"""Attention of documents that share a sample and must not see each other, without a mask of seq × seq.
+
+Flash attention takes documents of any lengths one behind the other, with the places where they begin. On a
+GPU that is one kernel, in bf16; on the CPU it is a loop over the documents, which gives the same numbers and
+shows that the documents are cut where they should be.
+
+Version-sensitive: calls torch's `_flash_attention_forward`, which torch 2.9 to 2.15 have and do not document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+FEWEST = 16
+"""Boundaries are padded to a power of two from here on, so that compiled layers see few different sizes."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which tokens of a batch belong together.
+
+    starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
+    boundaries: int32, where each document begins among all `batch * seq` tokens, sample by sample, and from
+        there on the number of tokens, at least once; None until `with_boundaries`.
+    """
+
+    starts: torch.Tensor
+    boundaries: torch.Tensor | None = None
+
+    def mask(self) -> torch.Tensor:
+        """`[batch, 1, seq, seq]` bool, True where a query must not see a key (megatron-core's way)."""
+        # Two tokens are in the same document exactly if their documents begin at the same place.
+        apart = self.starts[:, None, :, None] != self.starts[:, None, None, :]
+        index = torch.arange(self.starts.size(1), device=self.starts.device)
+        return apart | (index[None, :] > index[:, None])
+
+    def with_boundaries(self) -> Documents:
+        """With the boundaries too. On a GPU this waits for it, once a batch: their number decides a shape."""
+        index = torch.arange(self.starts.size(1), device=self.starts.device)
+        begins = (self.starts == index).flatten().nonzero()[:, 0]
+        size = max(FEWEST, 1 << len(begins).bit_length())
+        boundaries = torch.full((size,), self.starts.numel(), dtype=torch.int32, device=self.starts.device)
+        boundaries[: len(begins)] = begins
+        return Documents(self.starts, boundaries)
+
+
+Visible = torch.Tensor | Documents | None
+"""What a query sees: a mask as `Documents.mask` makes it, its document, or all that came before."""
+
+
+def attend_within_documents(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Documents,
+    dropout: float,
+    scale: float,
+) -> torch.Tensor:
+    """Causal attention of each document alone.
+
+    Args:
+        query: `[batch * seq, heads, head_dim]`, sample by sample; key, value: `[batch * seq, groups, …]`.
+        documents: with boundaries.
+
+    Returns:
+        `[batch * seq, heads, head_dim]`.
+    """
+    assert documents.boundaries is not None
+    if query.device.type == "cpu":
+        return _one_by_one(query, key, value, documents.boundaries, dropout, scale)
+    longest = documents.starts.size(1)
+    context: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        documents.boundaries,
+        documents.boundaries,
+        longest,
+        longest,
+        dropout,
+        True,  # causal
+        False,  # no mask of dropout for debugging
+        scale=scale,
+    )[0]
+    return context
+
+
+def _one_by_one(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    boundaries: torch.Tensor,
+    dropout: float,
+    scale: float,
+) -> torch.Tensor:
+    lengths = boundaries.diff().tolist()
+    parts = (tensor.transpose(0, 1).split(lengths, dim=1) for tensor in (query, key, value))
+    contexts = [
+        scaled_dot_product_attention(
+            q[None],
+            k[None],
+            v[None],
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=len(q) != len(k),
+        )[0]
+        for q, k, v in zip(*parts, strict=True)
+        if q.size(1)
+    ]
+    return torch.cat(contexts, dim=1).transpose(0, 1)

@@ -1,0 +1,271 @@
+"""performance.*: every way of computing a step gives the same losses and gradients."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megatron_patches.documents import Documents, attend_within_documents
+from pretrain.config.load import load_config
+from pretrain.config.refusals import check_layout
+from pretrain.errors import UserError
+from pretrain.model.build import compile_layers, compiles_layers, flash_documents
+from tests.distributed.designs import DESIGNS
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+WORKER = "tests.distributed.performance_worker"
+LAYOUTS = [(1, False), (2, False), (2, True), (4, True)]  # tensor parallel, sequence parallel
+
+
+def overrides(**changes: object) -> list[str]:
+    defaults = {"model__init_std": 0.2, "data__global_batch_size": 2}
+    return tiny_overrides(Path("none"), Path("none"), "performance", **defaults | changes)
+
+
+def layout(tensor_parallel: int, sequence_parallel: bool) -> dict[str, object]:
+    return {
+        "parallel__tensor_model_parallel_size": tensor_parallel,
+        "parallel__sequence_parallel": str(sequence_parallel).lower(),
+    }
+
+
+def ways(key: str, one: str, other: str) -> dict[str, list[str]]:
+    return {"one": [f"performance.{key}={one}"], "other": [f"performance.{key}={other}"]}
+
+
+def attention(design: str) -> dict[str, object]:
+    return {f"attention__{key}": value for key, value in DESIGNS[design].items()}
+
+
+def compare(tensor_parallel: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return run_ranks(tensor_parallel, f"{WORKER}:compare", {"cases": cases})
+
+
+@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS)
+def test_cross_entropy_is_megatrons_without_its_fp32_logits(
+    tensor_parallel: int, sequence_parallel: bool
+) -> None:
+    kinds = list(itertools.product(("in_place", "chunked"), ("true", "false"), ("true", "false")))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                model__tied_embeddings=tied,
+                data__reset_at_document_end=alone,
+            ),
+            "ways": ways("cross_entropy", "megatron", way),
+        }
+        for way, tied, alone in kinds
+    ]
+    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["compared"] > 15
+        assert report["loss"] < 1e-6 and report["gradients"] < 1e-6, (kind, report)
+
+
+def test_cross_entropy_keeps_less_for_backward() -> None:
+    cases = [
+        {
+            "overrides": overrides(precision__dtype="bf16", model__vocab_size=8192, model__num_layers=1),
+            "ways": ways("cross_entropy", "megatron", way),
+        }
+        for way in ("in_place", "chunked")
+    ]
+    tokens, vocabulary = 2 * 32, 8192
+    for way, report in zip(("in_place", "chunked"), compare(1, cases), strict=True):
+        assert report["loss"] < 1e-5 and report["gradients"] < 2e-2, (way, report)
+        spared = report["saved"]["one"] - report["saved"]["other"]
+        # fp32 probabilities take four bytes a logit, bf16 ones two.
+        assert spared / (tokens * vocabulary) == pytest.approx({"in_place": 2, "chunked": 4}[way], rel=0.02)
+
+
+# Of every kind of layer one, and all of them with `full`.
+COMPILED = {
+    1: ("vanilla", "orthogonal", "orthogonal_penalty", "hybrid-all-adapters", "synthesizer_factorized"),
+    2: ("vanilla", "orthogonal", "hybrid", "synthesizer_random"),
+}
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "designs"),
+    [
+        *COMPILED.items(),
+        *(pytest.param(size, tuple(DESIGNS), marks=pytest.mark.full, id=f"{size}-all") for size in (1, 2)),
+    ],
+)
+def test_a_compiled_layer_is_one_graph_and_computes_the_same(
+    tensor_parallel: int, designs: tuple[str, ...]
+) -> None:
+    """With dropout: aot_eager draws the same numbers. A graph that breaks would be an error."""
+    kinds = [(design, False) for design in designs]
+    kinds += [(design, True) for design in designs[:2] if tensor_parallel > 1]
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                **attention(design),
+                model__dropout=0.1,
+                model__position_embedding="learned",
+            ),
+            "ways": ways("compile", "none", "layers"),
+        }
+        for design, sequence_parallel in kinds
+    ]
+    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["loss"] < 1e-6 and report["gradients"] < 2e-6, (kind, report)
+        # Two layers; one graph serves both where they are alike.
+        assert report["breaks"] == 0 and 1 <= report["graphs"] <= 2, (kind, report)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: int) -> None:
+    """With dropout, bit by bit; and each form keeps less than the one before."""
+    kinds = list(itertools.product(("orthogonal", "vanilla", "synthesizer_random"), ("attention", "full")))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel=tensor_parallel > 1 and design == "vanilla"),
+                **attention(design),
+                model__dropout=0.1,
+            ),
+            "ways": ways("recompute", "none", what),
+        }
+        for design, what in kinds
+    ]
+    kept: dict[tuple[str, str], float] = {}
+    for (design, what), report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["loss"] == 0.0 and report["gradients"] == 0.0, (design, what)
+        kept[design, what] = report["saved"]["other"] / report["saved"]["one"]
+    for design in ("orthogonal", "vanilla", "synthesizer_random"):
+        assert kept[design, "attention"] < 0.8 and kept[design, "full"] < 0.75 * kept[design, "attention"], (
+            design,
+            kept,
+        )
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_cross_entropy_under_zero(stage: int) -> None:
+    runs = [
+        overrides(
+            deepspeed__config=f"zero{stage}",
+            data__global_batch_size=4,
+            model__tied_embeddings=tied,
+            performance__cross_entropy=way,
+        )
+        for tied in ("true", "false")
+        for way in ("megatron", "in_place", "chunked")
+    ]
+    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for reference, *others in (found[:3], found[3:]):
+        assert len(reference) == 6 and reference[-2] != reference[0]
+        for other in others:
+            assert other == pytest.approx(reference, rel=1e-5)
+
+
+@pytest.mark.skipif(not which("g++"), reason="inductor needs a C++ compiler")
+def test_kernels_of_inductor_train_to_the_same_losses() -> None:
+    runs = [
+        overrides(
+            performance__compile=way,
+            attention__variant="orthogonal",
+            model__num_layers=1,
+            model__position_embedding="rope",
+        )
+        for way in ("none", "layers")
+    ]
+    eager, compiled = run_ranks(1, f"{WORKER}:engine_losses", {"runs": runs})
+    assert compiled == pytest.approx(eager, rel=1e-5) and compiled != eager
+
+
+def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
+    """Under ZeRO-3 too, whose hooks fetch the weights once more."""
+    runs = [
+        overrides(
+            performance__recompute=way,
+            deepspeed__config=f"zero{stage}",
+            data__global_batch_size=4,
+            model__dropout=0.1,
+        )
+        for stage in (2, 3)
+        for way in ("none", "attention", "full")
+    ]
+    found = run_ranks(2, f"{WORKER}:engine_losses", {"runs": runs})
+    for kept, *recomputed in (found[:3], found[3:]):
+        assert recomputed == [kept, kept]
+
+
+def test_compiled_layers_and_zero_3_are_refused(tmp_path: Path) -> None:
+    config = load_config("demo", overrides(performance__compile="layers", deepspeed__config="zero3"))
+    with pytest.raises(UserError, match=r"performance.compile=layers .* set performance.compile=none or"):
+        check_layout(config, 1)
+    assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"))
+    assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"))
+    zero3 = load_config("demo", overrides(deepspeed__config="zero3"))
+    assert not compiles_layers(zero3, torch.device("cuda"))
+
+
+def test_a_missing_compiler_is_named_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"needs a C\+\+ compiler"):
+        compile_layers(torch.nn.Linear(1, 1), "inductor")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS[:3])
+def test_documents_attended_one_by_one_are_those_behind_a_mask(
+    tensor_parallel: int, sequence_parallel: bool
+) -> None:
+    designs = ("orthogonal", "vanilla", "hybrid-all-adapters")
+    kinds = list(itertools.product(designs, (4, 2), ("none", "attention")))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                **attention(design),
+                model__num_query_groups=groups,
+                data__reset_at_document_end="true",
+                performance__recompute=recompute,
+            ),
+            "ways": ways("document_attention", "mask", "flash"),
+        }
+        for design, groups, recompute in kinds
+    ]
+    for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert 0 < report["loss"] < 1e-6 and report["gradients"] < 3e-6, (kind, report)
+
+
+def test_a_gpus_kernel_takes_documents_as_they_are_given() -> None:
+    """No GPU here: torch's own description of the kernel checks types and shapes, not numbers."""
+    with FakeTensorMode(), torch.no_grad():
+        starts = torch.zeros(2, 32, dtype=torch.int64, device="cuda")
+        documents = Documents(starts, torch.zeros(16, dtype=torch.int32, device="cuda"))
+        query = torch.empty(64, 4, 8, dtype=torch.bfloat16, device="cuda")
+        value = torch.empty(64, 2, 8, dtype=torch.bfloat16, device="cuda")
+        context = attend_within_documents(query, value, value, documents, 0.1, 0.5)
+        assert context.shape == query.shape and context.dtype == query.dtype
+
+
+def test_documents_begin_where_they_do() -> None:
+    starts = torch.tensor([[0, 0, 2, 3, 3], [0, 0, 0, 0, 0]])
+    boundaries = Documents(starts).with_boundaries().boundaries
+    assert boundaries is not None and boundaries.dtype == torch.int32
+    assert boundaries.tolist() == [0, 2, 3, 5] + [10] * 12
+    alone = Documents(torch.arange(40)[None]).with_boundaries().boundaries  # every token a document
+    assert alone is not None and alone.tolist() == [*range(40)] + [40] * 24
+
+
+def test_which_way_documents_are_attended() -> None:
+    def flash(device: str, **changes: object) -> bool:
+        return flash_documents(load_config("demo", overrides(**changes)), torch.device(device))
+
+    assert flash("cuda", precision__dtype="bf16") and not flash("cuda", precision__dtype="fp32")
+    assert flash("cpu") and not flash("cpu", performance__document_attention="mask")
+    assert not flash("cuda", precision__dtype="bf16", attention__variant="synthesizer_random")
