@@ -21,9 +21,10 @@ from pretrain.plan.tensors import LayerHeads
 INT64 = 8
 
 
-def logits_kept(sizes: Sizes) -> int:
-    """Bytes that cross entropy keeps: its softmax in fp32, with the labels it looked up."""
-    return sizes.tokens * (sizes.vocabulary * FP32 + INT64 + 1)
+def logits_kept(config: Config, sizes: Sizes) -> int:
+    """Bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
+    element = {"megatron": FP32, "in_place": sizes.element, "chunked": 0}[config.performance.cross_entropy]
+    return sizes.tokens * (sizes.vocabulary * element + INT64 + 1)
 
 
 def activation_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:

@@ -73,7 +73,7 @@ def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[
 def _changes(config: Config, world_size: int, memory: int, micro_batch: int | None) -> Iterator[Change]:
     """Each that is allowed and brings something."""
     now = memory_of(config, world_size).peak
-    for settings in _candidates(config, micro_batch):
+    for settings in _candidates(config, world_size, micro_batch):
         try:
             changed = _changed(config, settings)
             check_layout(changed, world_size)
@@ -85,9 +85,9 @@ def _changes(config: Config, world_size: int, memory: int, micro_batch: int | No
             yield Change(named, peak, peak <= memory)
 
 
-def _candidates(config: Config, micro_batch: int | None) -> Iterator[dict[str, Any]]:
+def _candidates(config: Config, world_size: int, micro_batch: int | None) -> Iterator[dict[str, Any]]:
     yield {"data.micro_batch_size": micro_batch or 1}
-    stage, size = zero_stage(config), config.parallel.tensor_model_parallel_size
+    stage, size = zero_stage(config, world_size), config.parallel.tensor_model_parallel_size
     for higher in range(max(1, stage + 1), 4):
         yield {"deepspeed.config": f"zero{higher}"}
     for larger in (2, 4, 8):

@@ -62,6 +62,7 @@ def _estimate_json(found: Estimate) -> dict[str, Any]:
                 "autograd_gradients": written,
                 "activations": memory.activations,
                 "logits": memory.logits,
+                "layer_gradients": memory.layer_gradients,
                 "communication_buffers": memory.communication,
                 "update_buffers": memory.update,
                 "context": memory.context,

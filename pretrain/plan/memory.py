@@ -14,6 +14,9 @@ from pretrain.plan.tensors import RankTensors, rank_tensors
 CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill."""
 
+LOGITS_AT_A_TIME = 2**23
+"""Of `megatron_patches.output`, which imports torch."""
+
 BUCKET = 500_000_000
 """Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
 
@@ -26,6 +29,7 @@ class Memory:
         states: exact; all else is an estimate.
         activations: kept between forward and backward.
         logits: at the moment of a pass when they need most.
+        layer_gradients: what the backward pass of one layer has at once, when the logits are gone.
         communication: buffers of collectives while backward runs.
         update: copies that reduction and update make, when activations are gone.
     """
@@ -33,6 +37,7 @@ class Memory:
     states: States
     activations: int
     logits: int
+    layer_gradients: int
     communication: int
     update: int
     context: int
@@ -40,17 +45,19 @@ class Memory:
     @property
     def peak(self) -> int:
         """Of the two moments that can need most, the end of a forward pass and the update, the larger."""
-        passing = self.activations + self.logits + self.communication
+        passing = self.activations + max(self.logits, self.layer_gradients) + self.communication
         return self.states.total + self.context + max(passing, self.update)
 
 
 def layout_of(config: Config, world_size: int) -> Layout:
     """How `world_size` ranks share the run."""
     return Layout(
-        zero_stage(config),
+        zero_stage(config, world_size),
         config.precision.dtype,
         config.precision.grad_accum_dtype,
         config.data_parallel_size(world_size),
+        bool(deepspeed_settings(config, world_size).get("bf16", {}).get("immediate_grad_update")),
+        config.performance.overlap_reduction,
     )
 
 
@@ -70,27 +77,43 @@ def _of_rank(config: Config, world_size: int, rank: int, on_cuda: bool) -> Memor
         states=states,
         activations=activation_bytes(config, sizes, tensors.layers),
         logits=logit_bytes(config, sizes),
-        communication=_communication(config, sizes, tensors, layout) if world_size > 1 else 0,
+        layer_gradients=layer_gradient_bytes(sizes),
+        communication=_communication(config, sizes, tensors, layout, world_size) if world_size > 1 else 0,
         update=_update(tensors, states, layout),
         context=CONTEXT_BYTES if on_cuda else 0,
     )
 
 
 def logit_bytes(config: Config, sizes: Sizes) -> int:
-    """The most that logits need at once, in the backward pass of cross entropy.
+    """The most that logits need at once, in cross entropy.
 
-    In bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a new weight gradient of the
-    output layer, which is then added to the one that is there.
+    By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a new weight
+    gradient of the output layer, which is then added to the one that is there. The others have no more than
+    `LOGITS_AT_A_TIME` in fp32.
     """
-    logits = sizes.tokens * sizes.vocabulary
+    logits, weight = sizes.tokens * sizes.vocabulary, sizes.vocabulary * sizes.hidden
+    at_a_time = min(logits, LOGITS_AT_A_TIME)
+    if config.performance.cross_entropy == "in_place":
+        in_fp32 = 4 if sizes.element == FP32 else 8
+        return logits * sizes.element + max(at_a_time * in_fp32, weight * sizes.element)
+    if config.performance.cross_entropy == "chunked":
+        return at_a_time * 22 + weight * sizes.element
     if config.precision.dtype == "bf16":
         return logits * (FP32 + BYTES["bf16"])
-    return (logits + sizes.vocabulary * sizes.hidden) * FP32
+    return (logits + weight) * FP32
 
 
-def _communication(config: Config, sizes: Sizes, tensors: RankTensors, layout: Layout) -> int:
+def layer_gradient_bytes(sizes: Sizes) -> int:
+    """In the MLP: before and after GELU, of the residual stream twice, and a new weight gradient."""
+    inner = 2 * sizes.tokens * sizes.ffn + sizes.hidden * sizes.ffn
+    return (inner + 2 * sizes.tokens * sizes.hidden) * sizes.element
+
+
+def _communication(
+    config: Config, sizes: Sizes, tensors: RankTensors, layout: Layout, world_size: int
+) -> int:
     """Buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
-    zero = deepspeed_settings(config).get("zero_optimization", {})
+    zero = deepspeed_settings(config, world_size).get("zero_optimization", {})
     element = BYTES[layout.dtype]
     bucket = min(int(zero.get("reduce_bucket_size", BUCKET)), tensors.trainable) * element
     gathered = sizes.tokens * sizes.hidden * element if config.parallel.sequence_parallel else 0
@@ -103,6 +126,8 @@ def _communication(config: Config, sizes: Sizes, tensors: RankTensors, layout: L
 
 
 def _update(tensors: RankTensors, states: States, layout: Layout) -> int:
+    if layout.reduces_in_backward:
+        return 0
     if layout.bf16_optimizer:
         return min(tensors.trainable, BUCKET) * FP32 if layout.data_parallel_size > 1 else 0
     return states.own_elements * FP32 if layout.zero_stage > 0 else 0

@@ -28,6 +28,7 @@ MEMORY_ROWS: tuple[tuple[str, str, Callable[[Estimate], int]], ...] = (
     (ESTIMATE, "gradients as backward writes them", lambda found: found.memory.states.autograd_gradients),
     (ESTIMATE, "activations kept for backward", lambda found: found.memory.activations),
     (ESTIMATE, "logits, at their most", lambda found: found.memory.logits),
+    (ESTIMATE, "or gradients of a layer, when logits are gone", lambda found: found.memory.layer_gradients),
     (ESTIMATE, "communication buffers during backward", lambda found: found.memory.communication),
     (ESTIMATE, "copies during the update, when activations are gone", lambda found: found.memory.update),
     (ESTIMATE, "CUDA context, NCCL, fragments (assumed)", lambda found: found.memory.context),

@@ -2,7 +2,7 @@
 
 What each part moves was counted by reading the kernels; nothing here was fitted to a measurement on a GPU.
 Products run at the rate of products, all else at the rate of memory. Nothing overlaps but what DeepSpeed
-reduces during backward (ZeRO 2 and 3).
+and `training.reduction` reduce during backward.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from pretrain.plan.states import BYTES, FP32, Layout, States
 FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
 
-BYTES_A_LOGIT = 52
-"""Traffic of cross entropy in fp32, forward and backward."""
+BYTES_A_LOGIT = {"megatron": 52, "in_place": 6, "chunked": 6}
+"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`; what is done in fp32 a part
+at a time stays in the second-level cache.
+"""
 
 LAUNCHES_A_LAYER = 60
 SECONDS_A_LAUNCH = 6e-6
@@ -73,7 +75,9 @@ def step_seconds(config: Config, world_size: int, gpu: Gpu, states: States, trai
     passes = config.gradient_accumulation_steps(world_size)
     products, attention = _products(config, sizes, gpu), _attention(config, sizes, gpu)
     elementwise = _elementwise(config, sizes) / _memory_rate(gpu)
-    entropy = sizes.tokens * sizes.vocabulary * BYTES_A_LOGIT / _memory_rate(gpu)
+    entropy = (
+        sizes.tokens * sizes.vocabulary * BYTES_A_LOGIT[config.performance.cross_entropy] / _memory_rate(gpu)
+    )
     accumulation = trainable * (18 if layout.bf16_optimizer else 12) / _memory_rate(gpu)
     parallel = _tensor_parallel(config, sizes, gpu)
     one_pass = products + attention + elementwise + entropy + accumulation + parallel
@@ -110,10 +114,14 @@ def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     forward = forward_flops_per_token(shape, attention, causal_share=0)
     forward += 2 * attention.adapter_multiplications
     weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
+    if config.performance.cross_entropy == "chunked":  # logits are made once more in backward
+        forward_again = 2.0 * shape.hidden_size * shape.vocab_size
+    else:
+        forward_again = 0.0
     tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
     if config.precision.dtype == "fp32":
-        return tokens * (2 * forward + weight_gradient) / (gpu.fp32_tflops * 1e12)
-    seconds = 2 * forward / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
+        return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
+    seconds = (2 * forward + forward_again) / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
     return tokens * seconds / 1e12
 
 
@@ -183,7 +191,8 @@ def _data_parallel(
     once = (ranks - 1) / ranks * trainable / rate
     weights, gradients = once * BYTES[layout.dtype], once * BYTES[layout.grad_accum_dtype]
     if layout.zero_stage <= 1:
-        return 2 * gradients, weights if layout.zero_stage else 0.0
+        hidden = one_pass * 2 / 3 if layout.reduces_in_backward else 0.0  # by the last pass's backward
+        return max(0.0, 2 * gradients - hidden), weights if layout.zero_stage else 0.0
     if layout.zero_stage == 2:  # at every micro batch, while backward runs: two thirds of a pass
         return passes * max(0.0, gradients - one_pass * 2 / 3), weights
     return passes * max(0.0, gradients + 2 * weights - one_pass), 0.0
@@ -194,6 +203,6 @@ def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
     own = states.own_elements
     if layout.zero_stage == 0:
         return 8 * FP32 * trainable
-    if layout.bf16_optimizer:
-        return 46 * trainable + 30 * own
+    if layout.bf16_optimizer:  # where gradients are reduced as they lie, no staging: three copies of 8 bytes
+        return (22 if layout.reduces_in_backward else 46) * trainable + 30 * own
     return 68 * own + (16 * trainable if layout.zero_stage == 1 else 0)

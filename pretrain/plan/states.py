@@ -19,17 +19,30 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread, and in which types."""
+    """How a run is spread, and in which types.
+
+    Attributes:
+        immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has made it.
+        overlap_reduction: as in section `performance`.
+    """
 
     zero_stage: int
     dtype: str
     grad_accum_dtype: str
     data_parallel_size: int
+    immediate_grad_update: bool = False
+    overlap_reduction: bool = False
 
     @property
     def bf16_optimizer(self) -> bool:
         """Whether DeepSpeed takes its BF16 optimizer, which adds up gradients in a flat fp32 copy."""
         return self.zero_stage == 1 and self.dtype == "bf16" and self.grad_accum_dtype == "fp32"
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Whether `training.reduction` sums gradients over ranks, where they lie, while backward runs."""
+        whole = self.zero_stage == 0 and self.dtype == "fp32"
+        return self.overlap_reduction and (whole or (self.bf16_optimizer and self.immediate_grad_update))
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def rank_states(tensors: RankTensors, layout: Layout) -> States:
         weights=held * size,
         frozen_bank=tensors.frozen * size,
         gradients=_gradients(trainable, own, layout),
-        autograd_gradients=trainable * size if layout.bf16_optimizer else 0,
+        autograd_gradients=_as_backward_writes(tensors, layout),
         master_weights=own * FP32 if keeps_masters else 0,
         adam_moments=2 * own * FP32,
         own_elements=own,
@@ -90,6 +103,14 @@ def _own_elements(weights: Iterable[Weight], layout: Layout) -> int:
     for weight in weights:
         groups[weight.group] += weight.elements
     return sum(2 * -(-elements // (2 * ranks)) for elements in groups.values())
+
+
+def _as_backward_writes(tensors: RankTensors, layout: Layout) -> int:
+    """Gradients that are not yet added to their sum: all of them, or one at a time."""
+    if not layout.bf16_optimizer:
+        return 0
+    largest = max(weight.elements for weight in tensors.weights)
+    return (largest if layout.immediate_grad_update else tensors.trainable) * BYTES[layout.dtype]
 
 
 def _gradients(trainable: int, own: int, layout: Layout) -> int:

@@ -44,6 +44,10 @@ def test_the_tensors_of_a_rank_add_up_to_the_formulas(design: str) -> None:
         assert (tensors.trainable, tensors.frozen) == (count.trainable, count.frozen)
 
 
+BEFORE = ("performance.cross_entropy=megatron", "performance.overlap_reduction=false")
+"""The step as it was when its costs were counted by hand."""
+
+
 def test_the_roofline_of_large_is_the_one_that_was_counted_by_hand() -> None:
     """Each cost by name, in ms, for 25 × 512 tokens a GPU on 16: worked out on paper first."""
     by_hand = {
@@ -60,7 +64,7 @@ def test_the_roofline_of_large_is_the_one_that_was_counted_by_hand() -> None:
         "gathering",
     )
     for gpu, milliseconds in by_hand.items():
-        found = planned("large", gpu=gpu).chosen.seconds
+        found = planned("large", *BEFORE, gpu=gpu).chosen.seconds
         assert [1e3 * getattr(found, name) for name in names] == pytest.approx(milliseconds, abs=0.06)
 
 
@@ -164,7 +168,7 @@ def test_a_number_of_gpus_that_does_not_go_is_answered_with_those_that_do(
 
 
 def test_a_card_of_ones_own(tmp_path: Path) -> None:
-    card = find_gpu("h200").model_dump() | {"name": "mine", "memory_gb": 16, "watts": 250}
+    card = find_gpu("h200").model_dump() | {"name": "mine", "memory_gb": 10, "watts": 250}
     path = tmp_path / "card.json"
     path.write_text(json.dumps(card))
     plan = planned("large", gpu=str(path))
