@@ -127,7 +127,7 @@ def test_json_has_the_same_content() -> None:
     assert sum(exact["memory_bytes"].values()) + parts == estimate["memory_bytes"]["peak"]
     seconds = dict(estimate["step_seconds"])
     assert seconds.pop("total") == pytest.approx(sum(seconds.values()))
-    assert answer["gpu"]["watts"] == 400 and len(answer["assumptions"]) == 8
+    assert answer["gpu"]["watts"] == 400 and len(answer["assumptions"]) == 9
 
 
 def test_it_answers_without_torch_and_without_deepspeed() -> None:
