@@ -88,7 +88,7 @@ class Trainer:
         if state is not None:
             together(partial(state.give_weights, model))
         wrapped = wrap_model(model, self._config, self._context)
-        if compiles_layers(self._config, self._context.device):
+        if compiles_layers(self._config, self._context.device, self._context.world_size):
             compile_layers(model, "inductor")
         if state is not None:
             together(partial(state.give_optimizer, wrapped.engine))
