@@ -31,7 +31,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from step_contenders import VOCABULARY, Layout, Shape, benchmark_config  # noqa: E402
 
-from pretrain.checkpoint.checkpoints import Checkpoints, bank_digests  # noqa: E402
+from pretrain.checkpoint.bank import bank_digests  # noqa: E402
+from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402

@@ -13,6 +13,7 @@ slices       what a rank's optimizer holds of them (DeepSpeed's internals)
 verify       sizes and SHA-256
 listing      what a run has saved, for people
 verb         `python -m pretrain checkpoint list|verify`
+bank         digests of the frozen bank
 identity     whether a checkpoint belongs to this run
 layout       by which layout it was written
 health       whether weights are fit to be saved

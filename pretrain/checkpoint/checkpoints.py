@@ -1,4 +1,4 @@
-"""The checkpoints of a run: save behind the training, keep the last few; and the digests of the frozen bank.
+"""The checkpoints of a run: save behind the training, keep the last few.
 
 A checkpoint counts only once its COMPLETE marker is there, which names every file with its size and SHA-256.
 It is known good once a loss of its very weights was finite: a later step's, or a validation's.
@@ -9,7 +9,6 @@ and what rank 0's has completed is on the disk. Where all ranks must know, they 
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from contextlib import suppress
@@ -18,8 +17,6 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from megatron_patches.freeze import frozen_layers
-from megatron_patches.shards import head_digests, role_digest
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.resuming import together
@@ -28,7 +25,7 @@ from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.ranks.groups import ParallelContext, agree, require_equal_on_all_ranks
+from pretrain.ranks.groups import ParallelContext, agree
 from pretrain.runs.directory import MARKER, PROVEN, RUINED, RunDirectory, write_text_atomically
 from pretrain.runs.position import Position
 from pretrain.runs.storage import storage_sentence
@@ -284,30 +281,3 @@ class Checkpoints:
         """
         if newest is not None:
             write_text_atomically(self.run.latest, newest.name + "\n")
-
-
-def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
-    """SHA-256 of the live frozen bank for every (layer, role), independent of the layout (collective).
-
-    Raises:
-        UserError: on every rank, if two ranks hold different banks.
-    """
-    own: dict[tuple[int, str], dict[int, str]] = {}
-    for _, layer in frozen_layers(model):
-        for role, heads, weight in layer.frozen_shards():
-            rows = weight.size(0) // max(1, len(heads))
-            digests = head_digests(weight.cpu(), rows) if heads else []
-            own[layer.layer, role] = dict(zip(heads, digests, strict=True))
-    shards: list[Any] = [None] * context.tensor_parallel_size
-    dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
-    bank = {}
-    for place in own:
-        by_head = {head: digest for shard in shards for head, digest in shard[place].items()}
-        layer_number, role = place
-        bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
-    require_equal_on_all_ranks(
-        "the frozen Query/Key bank",
-        json.dumps(bank),
-        "give every rank the same config, numpy version and CPU kind",
-    )
-    return bank

@@ -154,7 +154,9 @@ def together(action: Callable[[], T]) -> T:
     except UserError as error:
         failure = error
     except OSError as error:
-        failure = UserError(f"{error.filename} cannot be used ({error.strerror}); look at its permissions")
+        failure = UserError(
+            f"{error.filename}: {error.strerror}; make room, or mend its permissions, and start again"
+        )
     failures: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure)
     first = next((each for each in failures if each is not None), None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from megatron.core.models.gpt import GPTModel
 
-from pretrain.checkpoint.checkpoints import bank_digests
+from pretrain.checkpoint.bank import bank_digests
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.verify import verify

@@ -14,7 +14,8 @@ from data_pipeline.blend import Blend
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import check_shards
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.checkpoints import Checkpoints, bank_digests
+from pretrain.checkpoint.bank import bank_digests
+from pretrain.checkpoint.checkpoints import Checkpoints
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
 from pretrain.config.tree import Config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ import torch.distributed as dist
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.slices import counters_of
-from pretrain.checkpoint.writing import HostBuffer, complete, take_snapshot, write_snapshot
+from pretrain.checkpoint.writing import (
+    HostBuffer,
+    declare_complete,
+    join_parts,
+    take_snapshot,
+    write_snapshot,
+)
 from pretrain.config.load import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
@@ -61,7 +68,7 @@ def _go_on(overrides: list[str], steps: int, echo: str | None) -> dict[str, Any]
 
 def _save_beside(run: Run, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    write_snapshot(take_snapshot(run.engine, run.context, HostBuffer()), path)
+    write_snapshot(take_snapshot(run.engine, run.context, HostBuffer()), path, threading.Event())
     about = About(
         **run.checkpoints.identity,
         position=run.position,
@@ -69,5 +76,5 @@ def _save_beside(run: Run, path: Path) -> None:
         layout=Layout.of(run.config, run.context).as_dict(),
     )
     if run.context.is_first:
-        complete(path, run.context.world_size, about, timeout=60)
+        declare_complete(path, join_parts(path, run.context.world_size, about, 60, threading.Event()))
     dist.barrier()

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
+from pretrain.checkpoint.weights import full_weights
 from tests.command_line import (
     assert_refused,
     checkpoint_tensors,
@@ -204,6 +206,20 @@ def test_sizes_alone_do_not_find_a_flipped_byte(trained: Trained) -> None:
     run = trained.copy("sizes")
     flip(run / NEWEST / RANK_FILE)
     assert trained.resume("sizes", checkpoint__verify="size").returncode == 0
+
+
+def test_the_example_of_the_documentation_and_full_weights_read_every_parameter(trained: Trained) -> None:
+    page = (ROOT / "docs/checkpoints.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    checkpoint = trained.runs / "trained" / NEWEST
+    expected = checkpoint_tensors(checkpoint)
+    weights = dict(full_weights(checkpoint))
+    assert len(weights) == 11
+    for name, weight in weights.items():
+        assert torch.equal(weight, expected[f"master/{name}"])
+        for kind in ("master", "exp_avg", "exp_avg_sq"):
+            assert torch.equal(names["read"](checkpoint, name, kind), expected[f"{kind}/{name}"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may do everything")
