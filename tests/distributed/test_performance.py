@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -67,6 +68,11 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
         assert report["loss"] < 1e-6 and report["gradients"] < 1e-6, (kind, report)
+        if tensor_parallel > 1:
+            megatrons, ours = (Counter(report["collectives"][way]) for way in ("one", "other"))
+            assert megatrons["allreduce_"] - ours["allreduce_"] == 3
+            assert ours["_allgather_base_"] - megatrons["_allgather_base_"] == 1
+            assert ours.total() == megatrons.total() - 2
 
 
 def test_cross_entropy_keeps_less_for_backward() -> None:
