@@ -189,6 +189,24 @@ def test_kernels_of_inductor_train_to_the_same_losses() -> None:
     assert compiled == pytest.approx(eager, rel=1e-5) and compiled != eager
 
 
+@pytest.mark.full
+@pytest.mark.skipif(not which("g++"), reason="inductor needs a C++ compiler")
+def test_a_compiled_run_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> None:
+    """With dropout, whose numbers inductor makes from the seeds of the micro batch."""
+    runs = [
+        {
+            "overrides": tiny_overrides(
+                tiny_shards, tmp_path, name, model__dropout=0.1, performance__compile="layers"
+            ),
+            "interrupted": name == "interrupted",
+        }
+        for name in ("straight", "interrupted")
+    ]
+    straight, interrupted = run_ranks(1, "tests.distributed.designs_worker:train_all", {"runs": runs})
+    for quantity in ("loss", "gradient_norm"):
+        assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
+
+
 def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
     """Under ZeRO-3 too, whose hooks fetch the weights once more."""
     runs = [
