@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from pretrain.ranks.groups import (
     shutdown_distributed,
 )
 from pretrain.training.engines import Trainer
+from tests.distributed.one_layer import OperationLog
 
 EOD = 2
 
@@ -30,7 +32,7 @@ def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
 
     A case: `overrides`, and `ways`, {"one": overrides, "other": overrides}. Differences are in units of the
     largest loss, and of the largest entry of each gradient. `saved` is what autograd keeps for backward, in
-    bytes, without weights.
+    bytes, without weights; `collectives` are those of the forward pass, each with how often.
     """
     size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
@@ -43,7 +45,7 @@ def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, lis
     torch._dynamo.reset()
     counters.clear()
     found = {name: _pass(context, load_config("demo", [*overrides, *own])) for name, own in ways.items()}
-    (one, saved_one), (other, saved_other) = found["one"], found["other"]
+    (one, facts), (other, other_facts) = found["one"], found["other"]
     assert one.keys() == other.keys()
     differences = {
         name: ((one[name] - other[name]).abs().max() / one[name].abs().max()).item()
@@ -58,12 +60,12 @@ def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, lis
         "compared": len(differences),
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": len(counters["graph_break"]),
-        "saved": {"one": saved_one, "other": saved_other},
+        **{name: {"one": facts[name], "other": other_facts[name]} for name in facts},
     }
 
 
-def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Tensor], int]:
-    """Losses and all gradients of one micro batch, and the bytes that autograd kept."""
+def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Losses and all gradients of a micro batch; bytes kept for backward, the forward pass's collectives."""
     model = build_model(config, context)
     reduce_partial_gradients(model, context.tensor_parallel_group)
     if config.performance.compile == "layers":
@@ -79,7 +81,11 @@ def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Ten
         return tensor
 
     boundary = EOD if config.data.reset_at_document_end else None
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    log = OperationLog()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        nullcontext() if config.performance.compile == "layers" else log,
+    ):
         losses = token_losses(model, some_tokens(config), boundary)
         # Tokens count differently, so that a gradient that forgets how much each counts is noticed.
         weight = torch.linspace(0.5, 1.5, losses.numel()).view_as(losses)
@@ -87,7 +93,7 @@ def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Ten
     saved = sum(kept.values())
     total.backward()
     gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-    return {"loss": losses.detach(), **gradients}, saved
+    return {"loss": losses.detach(), **gradients}, {"saved": saved, "collectives": dict(log.collectives)}
 
 
 def some_tokens(config: Config) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from shutil import which
 from typing import Any
@@ -67,6 +68,11 @@ def test_cross_entropy_is_megatrons_without_its_fp32_logits(
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
         assert report["compared"] > 15
         assert report["loss"] < 1e-6 and report["gradients"] < 1e-6, (kind, report)
+        if tensor_parallel > 1:
+            megatrons, ours = (Counter(report["collectives"][way]) for way in ("one", "other"))
+            assert megatrons["allreduce_"] - ours["allreduce_"] == 3
+            assert ours["_allgather_base_"] - megatrons["_allgather_base_"] == 1
+            assert ours.total() == megatrons.total() - 2
 
 
 def test_cross_entropy_keeps_less_for_backward() -> None:
@@ -181,6 +187,24 @@ def test_kernels_of_inductor_train_to_the_same_losses() -> None:
     ]
     eager, compiled = run_ranks(1, f"{WORKER}:engine_losses", {"runs": runs})
     assert compiled == pytest.approx(eager, rel=1e-5) and compiled != eager
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not which("g++"), reason="inductor needs a C++ compiler")
+def test_a_compiled_run_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> None:
+    """With dropout, whose numbers inductor makes from the seeds of the micro batch."""
+    runs = [
+        {
+            "overrides": tiny_overrides(
+                tiny_shards, tmp_path, name, model__dropout=0.1, performance__compile="layers"
+            ),
+            "interrupted": name == "interrupted",
+        }
+        for name in ("straight", "interrupted")
+    ]
+    straight, interrupted = run_ranks(1, "tests.distributed.designs_worker:train_all", {"runs": runs})
+    for quantity in ("loss", "gradient_norm"):
+        assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
 
 
 def test_an_engine_recomputes_what_another_keeps_bit_by_bit() -> None:
