@@ -41,10 +41,12 @@ from corpus_text import write_corpus
 from tokenize_report import Measured, Run, report
 
 _HERE = Path(__file__).parent
-_FILES = 16
+_FILES = 4
 _WORKERS = (1, 2)
 # By model type, the program that is fastest.
 _FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
+# What may be left out, for a run that holds a quiet machine for minutes only.
+_ALSO = ("sentencepiece", "datasets", "memory")
 # Memory at the size of the corpus and at so many times that.
 _LARGER = 5
 
@@ -230,10 +232,11 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
                     if name == "bpe":
                         fast = bench.megatron_lm(corpus, model, workers, fast=True)
                         add(name, "Megatron-LM, fast", workers, fast)
-            add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
-            if name == "bpe":
+            if "sentencepiece" in arguments.also:
+                add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
+            if name == "bpe" and "sentencepiece" in arguments.also:
                 add(name, "SentencePiece", 1, bench.bare("batch", corpus, model, 1))
-        if importlib.util.find_spec("datasets"):
+        if "datasets" in arguments.also and importlib.util.find_spec("datasets"):
             add("bpe", "datasets.map", 1, bench.datasets_map(corpus, models["bpe"], 1))
     equal = {}
     if bench.megatron:
@@ -242,19 +245,22 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
             theirs = (work / f"{prefix}_text_document.bin").read_bytes()
             equal[prefix] = theirs == ours if prefix == "megatron-fast" or names == ["bpe"] else None
     memory = {}
-    for megabytes in (arguments.megabytes, _LARGER * arguments.megabytes):
-        larger = write_corpus(work / "corpus", megabytes, _FILES)
-        memory[megabytes] = bench.pipeline(larger, models["bpe"], _WORKERS[-1])
+    for times in (1, _LARGER) if "memory" in arguments.also else ():
+        larger = [work / f"larger-{times}-{path.name}" for path in corpus]
+        for path, original in zip(larger, corpus, strict=True):
+            path.write_bytes(times * original.read_bytes())  # so many zstd frames
+        memory[times * arguments.megabytes] = bench.pipeline(larger, models["bpe"], _WORKERS[-1])
     return Measured(rows, dict.fromkeys(names, arguments.megabytes), memory, equal)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast tokenising is.")
-    parser.add_argument("--megabytes", type=int, default=100, help="text of the corpus")
+    parser.add_argument("--megabytes", type=int, default=24, help="text of the corpus")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=sys.executable, help="what runs its tools")
+    parser.add_argument("--also", nargs="*", default=_ALSO, choices=_ALSO, help="what else to measure")
     parser.add_argument("--unigram", action="store_true", help="also measure a unigram model")
     parser.add_argument("--work", type=Path, help="keep corpus and models here; default: a temporary place")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")

@@ -33,12 +33,16 @@ class GigatokenEncoder:
         self.label = f"gigatoken {importlib.metadata.version('gigatoken')}"
         reserved = (p.piece for p in proto.pieces if p.type in (p.CONTROL, p.UNKNOWN))
         self._reserved = (_BYTE_PIECES, *reserved)
+        # Most texts do not even hold a first letter of them (`<`): one quick search in place of many.
+        self._first_letters = {piece[0] for piece in self._reserved}
         self._json = sentencepiece_to_tokenizer_json(model.read_bytes())
         self._backend: Any = None
         self._characters = _RENEW_AFTER
 
     def takes(self, text: str) -> bool:
         """Whether a text is free of reserved pieces."""
+        if not any(letter in text for letter in self._first_letters):
+            return True
         return not any(piece in text for piece in self._reserved)
 
     def encode(self, texts: list[str]) -> list[IdArray]:

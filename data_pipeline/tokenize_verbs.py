@@ -21,6 +21,7 @@ from data_pipeline.options import (
     TextKey,
 )
 from data_pipeline.rejects import Limits, damaged_inputs, notes
+from data_pipeline.remote import is_url
 from data_pipeline.sources import RecordKeys, select_all_inputs
 from data_pipeline.survey import PassedOver, companions, describe, unread
 
@@ -170,11 +171,11 @@ def tokenize(
         typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
 
 
-def refuse_out_inside(inputs: list[Path], out: Path) -> None:
+def refuse_out_inside(inputs: list[str], out: Path) -> None:
     """Raises:
     DataError: what is written would lie among what is read.
     """
-    for entry in inputs:
+    for entry in (Path(place) for place in inputs if not is_url(place)):
         if entry.is_dir() and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 
