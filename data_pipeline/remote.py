@@ -165,6 +165,8 @@ class RemoteStream(io.RawIOBase):
         url, end = self._remote.url, min(start + BLOCK_BYTES, self._remote.size)
 
         def once() -> bytes:
+            if self.closed:  # nobody waits for this block any more
+                raise DataError(f"{url} was closed")
             content: bytes = _call(url, "cat_file", url, start=start, end=end)
             if len(content) == self._remote.size > end - start:
                 raise DataError(f"cannot read {url} in blocks: its server ignores ranges; download it first")
