@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import zstandard
 
+from data_pipeline.errors import DataError
 from data_pipeline.sources import Piece
 
 # One or a few zstd blocks: where a file is damaged, what came before them is not lost.
@@ -67,6 +68,20 @@ class HashedStream(io.RawIOBase):
         while self._hashed < self._end and self.read(min(1 << 22, self._end - self._hashed)):
             pass
         return self._digest.hexdigest()
+
+
+def hash_of(piece: Piece) -> str:
+    """SHA-256 of a piece's bytes.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    try:
+        with piece.file.open() as raw:
+            stream = HashedStream(raw, piece.start, piece.end)
+            return stream.hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {piece.file.path}: {error.strerror or error}") from error
 
 
 class DamageError(Exception):

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
-from data_pipeline.containers import DamageError, HashedStream, lines_of
+from data_pipeline.containers import DamageError, HashedStream, hash_of, lines_of
 from data_pipeline.errors import DataError
 from data_pipeline.sources import Piece, RecordKeys
 
@@ -223,20 +223,6 @@ class RecordReader:
             return [Reject(self.lines, "empty_text", "the text is empty")]
         document = Document(text, source, f"{self._piece.file.name}:{self.lines}")
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
-
-
-def hash_of(piece: Piece) -> str:
-    """SHA-256 of a piece's bytes.
-
-    Raises:
-        DataError: they cannot be read.
-    """
-    try:
-        with piece.file.open() as raw:
-            stream = HashedStream(raw, piece.start, piece.end)
-            return stream.hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {piece.file.path}: {error.strerror or error}") from error
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 
 from data_pipeline.errors import DataError
-from data_pipeline.remote import RemoteObject, has_pattern, information, listing, scheme_of, stated
+from data_pipeline.remote import RemoteObject
+from data_pipeline.stores import has_pattern, information, listing, pinned, scheme_of, stated
 from data_pipeline.survey import COMPANION, KNOWN_ENDINGS, SUFFIXES, PassedOver, is_companion
 
 
@@ -29,8 +30,9 @@ def survey_remote(urls: list[str]) -> RemoteSurvey:
         DataError: there is no such object, it has an unknown ending, the place is in several stores or
             buckets, or the store does not answer.
     """
+    urls = [pinned(_without_credentials(url)) for url in urls]
     roots = [_root_of(url) for url in urls]
-    places = {"/".join(root.split("/")[:3]) for root in roots}
+    places = {"/".join(root.split("/")[: 5 if root.startswith("hf://") else 3]) for root in roots}
     if len(places) > 1:
         raise DataError(
             f"inputs lie in several places ({' and '.join(sorted(places))}); tokenise each into a directory "
@@ -56,13 +58,17 @@ def survey_remote(urls: list[str]) -> RemoteSurvey:
     )
 
 
-def _root_of(url: str) -> str:
-    """What a URL's objects all begin with: a prefix itself, else the directory of the object or pattern."""
-    scheme = scheme_of(url)
+def _without_credentials(url: str) -> str:
     if "@" in url.split("/")[2]:
         raise DataError(
-            f"an input's URL holds credentials, which would be written down; leave them out: {scheme}://…"
+            f"an input's URL holds credentials, which would be written down; leave them out: "
+            f"{scheme_of(url)}://…"
         )
+    return url
+
+
+def _root_of(url: str) -> str:
+    """What a URL's objects all begin with: a prefix itself, else the directory of the object or pattern."""
     if has_pattern(url):
         url = url[: re.search(r"[*?\[]", url).start()]  # type: ignore[union-attr]
         return url.rpartition("/")[0]

@@ -19,10 +19,11 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from data_pipeline.containers import hash_of
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
 from data_pipeline.interrupt import ended_by_ctrl_c
-from data_pipeline.records import hash_of, read_documents
+from data_pipeline.records import read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 

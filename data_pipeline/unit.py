@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.containers import hash_of
 from data_pipeline.engine import Engine, open_engine
 from data_pipeline.errors import DataError
 from data_pipeline.files import (
@@ -24,7 +25,6 @@ from data_pipeline.lease import BusyError, Lease
 from data_pipeline.manifest import InputRecord
 from data_pipeline.plan import Unit
 from data_pipeline.pool import Progress
-from data_pipeline.records import hash_of
 from data_pipeline.shards import dtype_for
 from data_pipeline.unit_data import data_size
 from data_pipeline.unit_maker import UnitMaker

@@ -18,7 +18,7 @@ import s3fs
 import zstandard
 from moto.server import ThreadedMotoServer
 
-from data_pipeline import remote
+from data_pipeline import remote, stores
 from data_pipeline.errors import DataError
 from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.sources import find_all_inputs, find_inputs
@@ -33,7 +33,7 @@ _BLOCK = 20_000
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks and short waits."""
     monkeypatch.setattr(remote, "BLOCK_BYTES", _BLOCK)
-    monkeypatch.setattr(remote, "PATIENCE", remote.Patience(attempts=5, first_pause=0.01, seconds=20))
+    monkeypatch.setattr(stores, "PATIENCE", stores.Patience(attempts=5, first_pause=0.01, seconds=20))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_server_that_fails_is_named_and_the_same_command_continues(
     good = dict(vars(web))
     vars(web).update(misbehaviour)
     if "silent" in misbehaviour:
-        monkeypatch.setattr(remote, "PATIENCE", remote.Patience(3, 0.01, 0.3))
+        monkeypatch.setattr(stores, "PATIENCE", stores.Patience(3, 0.01, 0.3))
     sentence = (
         run("tokenize", *urls, *arguments(workshop, tmp_path / "out")).sentence().replace("FSTimeout", "")
     )
@@ -236,7 +236,7 @@ def test_a_server_that_fails_is_named_and_the_same_command_continues(
     assert not list((tmp_path / "out").glob("*.bin"))
     assert not list((tmp_path / "out/units").glob("*.ids"))
     web.released.set()
-    monkeypatch.setattr(remote, "PATIENCE", remote.Patience(3, 0.01, 20))
+    monkeypatch.setattr(stores, "PATIENCE", stores.Patience(3, 0.01, 20))
     vars(web).update({key: good[key] for key in ("fail", "cut", "deaf", "silent")})
     assert run("tokenize", *urls, *arguments(workshop, tmp_path / "out")).code == 0
 
