@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.containers import hash_of
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_checked_json, sha256_file
 from data_pipeline.manifest import FORMAT_VERSION, InputRecord, Manifest, Shard
@@ -94,6 +95,8 @@ def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> 
                 path.check_unchanged()
             except DataError as error:
                 return str(error)
+            if not path.version and hash_of(piece) != record.sha256:
+                return f"{path} is not the object that was tokenised"
             continue
         if not path.is_file():
             return f"{path} is missing"

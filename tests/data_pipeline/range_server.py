@@ -16,8 +16,8 @@ class Web:
     """The files, and how the server misbehaves.
 
     cut: so many bodies break off in the middle; fail: so many requests are answered with `status`;
-    deaf: ranges are ignored; silent: GETs wait for `released`; replace_after: after so many GETs the file
-    there is another one.
+    deaf: ranges are ignored; nameless: no version is stated; silent: GETs wait for `released`;
+    replace_after: after so many GETs the file there is another one.
     served: bytes of bodies that were sent, by path.
     """
 
@@ -27,6 +27,7 @@ class Web:
     fail: int = 0
     status: int = 503
     deaf: bool = False
+    nameless: bool = False
     silent: bool = False
     replace_after: tuple[int, str, bytes] | None = None
     released: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             start, end, status = int(first), min(int(last) + 1, end), 206
         self.send_response(status)
-        self.send_header("ETag", f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"')
+        if not web.nameless:
+            self.send_header("ETag", f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"')
         self.send_header("Content-Length", str(end - start))
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")

@@ -137,8 +137,9 @@ def test_what_lies_below_a_prefix_is_accounted_for_and_patterns_choose(bucket: s
         (["s3://texts/none"], "input s3://texts/none does not exist"),
         (["s3://nobody/x.jsonl"], "input s3://nobody/x.jsonl does not exist"),
         (["s3://texts/more/x.bin"], "has an unknown ending"),
-        (["s3://texts/text", "/tmp"], "is not on this machine, but other inputs are"),
+        (["s3://texts/text", "/bin"], "is not on this machine, but other inputs are"),
         (["s3://texts/text", "s3://other/text"], "several places (s3://other and s3://texts)"),
+        (["s3://texts/text", "--out", "s3://texts/out"], "shards are memory-mapped files"),
         (["ftp://host/a.jsonl"], "ftp:// is unknown; known are s3://"),
         (["https://me:secret@host/a.jsonl"], "holds credentials"),
     ],
@@ -147,7 +148,7 @@ def test_inputs_that_cannot_be_read_end_with_one_sentence(
     bucket: str, workshop: Workshop, tmp_path: Path, inputs: list[str], said: str
 ) -> None:
     put("more/x.bin", b"x")
-    sentence = run("tokenize", *inputs, *arguments(workshop, tmp_path / "out")).sentence()
+    sentence = run("tokenize", *arguments(workshop, tmp_path / "out"), *inputs).sentence()
     assert said in sentence and "secret" not in sentence
     assert not (tmp_path / "out").exists()
 
@@ -204,6 +205,27 @@ def test_a_web_servers_files_are_read_once_in_spite_of_broken_connections(
     assert run("tokenize", *urls, *arguments(workshop, tmp_path / "parts", *ranges)).code == 0
     assert len(read_manifest(tmp_path / "parts").inputs) > len(made.inputs)
     assert digests(read_manifest(tmp_path / "parts")) == digests(made)
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+def test_a_rerun_believes_a_version_and_hashes_what_has_none(
+    workshop: Workshop, web: Web, tmp_path: Path, nameless: bool
+) -> None:
+    web.nameless = nameless
+    command = ["tokenize", web.url("x/b.jsonl.zst"), *arguments(workshop, tmp_path / "out")]
+    assert run(*command).code == 0
+    (made,), size = read_manifest(tmp_path / "out").inputs, len(web.files["x/b.jsonl.zst"])
+    assert bool(made.version) != nameless and web.served["x/b.jsonl.zst"] == size
+    assert "already up to date" in run(*command).out
+    assert web.served["x/b.jsonl.zst"] == (2 if nameless else 1) * size
+    checked = run("verify", tmp_path / "out")
+    assert checked.code == 0 and "are as in the source text" in checked.out
+    content = web.files["x/b.jsonl.zst"]
+    web.files["x/b.jsonl.zst"] = content[:-1] + bytes([content[-1] ^ 1])
+    said = run(*command).sentence()
+    assert ("changed after its shards were made" if nameless else "1 differ") in said
+    checked = run("verify", tmp_path / "out")
+    assert ("is not the object" if nameless else "changed while") in checked.out
 
 
 @pytest.mark.parametrize(
