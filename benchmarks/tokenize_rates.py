@@ -46,7 +46,7 @@ _WORKERS = (1, 2)
 # By model type, the program that is fastest.
 _FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
 # What may be left out, for a run that holds a quiet machine for minutes only.
-_ALSO = ("sentencepiece", "datasets", "memory")
+_ALSO = ("preprocess_data", "sentencepiece", "datasets", "memory")
 # Memory at the size of the corpus and at so many times that.
 _LARGER = 5
 
@@ -223,7 +223,8 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
                 add(name, "bare", workers, bench.bare(_FASTEST[name], corpus, model, workers))
                 add(name, "pipeline", workers, bench.pipeline(corpus, model, workers))
                 if bench.megatron:
-                    add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
+                    if "preprocess_data" in arguments.also:
+                        add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
                     if name == "bpe":
                         fast = bench.megatron_lm(corpus, model, workers, fast=True)
                         add(name, "Megatron-LM, fast", workers, fast)
@@ -236,7 +237,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
     equal = {}
     if bench.megatron:
         ours = bench.ids(corpus, models["bpe"])
-        for prefix in ("megatron", "megatron-fast"):
+        for prefix in ("megatron", "megatron-fast")["preprocess_data" not in arguments.also :]:
             theirs = (work / f"{prefix}_text_document.bin").read_bytes()
             equal[prefix] = theirs == ours if prefix == "megatron-fast" or names == ["bpe"] else None
     memory = {}

@@ -128,12 +128,12 @@ def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | Dama
             rest = []  # a line of which the end is lost
             yield chunk
             continue
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest.append(chunk)
-            continue
-        yield from b"".join([*rest, head]).split(b"\n")
-        rest = [tail]
+        lines = chunk.split(b"\n")
+        rest.append(lines[0])
+        if len(lines) > 1:
+            lines[0] = b"".join(rest)
+            rest = [lines.pop()]
+            yield from lines
     last = b"".join(rest)
     if last:
         yield last
