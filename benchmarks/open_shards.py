@@ -1,6 +1,6 @@
 """What a directory of 100 billion tokens costs to open, and what tokenising holds while it runs.
 
-    python -m benchmarks.open_shards [--tokens 1e11] [--units 200 2000] [--directory DIR] [--json FILE]
+    python -m benchmarks.open_shards [--tokens 1e11] [--units 100 1000] [--directory DIR] [--json FILE]
 
 Simulated: shards of a gigabyte whose .bin files are holes (they take no room on the disk), with real .idx
 files and a real manifest, documents of 862 tokens on average, seven sources as in SlimPajama. Measured in
@@ -41,6 +41,7 @@ def timed(what: dict[str, float], name: str, action: Callable[[], Any]) -> Any:
     started = time.perf_counter()
     result = action()
     what[name] = time.perf_counter() - started
+    print(f"{name}: {what[name]:.2f}", file=sys.stderr, flush=True)
     return result
 
 
@@ -109,7 +110,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", type=float, default=1e11)
-    parser.add_argument("--units", type=int, nargs="*", default=[200, 2000])
+    parser.add_argument("--units", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--directory", type=Path, help="where the temporary directory goes")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,6 +1,7 @@
 """How fast tokenising is, beside the bare tokenizer, Megatron-LM's tool and datasets.map.
 
-    python benchmarks/tokenize.py [--megabytes 100] [--repetitions 3] [--unigram] [--json FILE]
+    python benchmarks/tokenize.py [--megabytes 24] [--repetitions 3] [--unigram] [--json FILE]
+        [--also [preprocess_data] [sentencepiece] [datasets] [memory]]
         [--megatron-lm CHECKOUT [--megatron-python PYTHON]]
 
 See `tokenize_rates.py` for what is measured and how.

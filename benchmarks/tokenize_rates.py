@@ -12,8 +12,8 @@ them, in turns, so that other work on the machine disturbs all alike:
   packages (transformers, gigatoken): --megatron-python names an interpreter that has them;
 * datasets: load_dataset and map to ids, if `datasets` is installed (pip install '.[bench]').
 
-Seconds are those of the command and its children, less those of the same command on one document for each
-worker: imports and the start of processes do not grow with the corpus. (`bare` times its loop alone.) CPU
+Seconds are those of the work and its child processes, less those of the same on one document for each worker:
+imports and the start of processes do not grow with the corpus. (`bare` times its loop alone.) CPU
 seconds count on a machine with other work on it, wall seconds on an idle one. Every ratio is the median, over
 the repetitions, of the ratio to what ran beside it in the same repetition.
 """
@@ -41,10 +41,12 @@ from corpus_text import write_corpus
 from tokenize_report import Measured, Run, report
 
 _HERE = Path(__file__).parent
-_FILES = 16
+_FILES = 2
 _WORKERS = (1, 2)
 # By model type, the program that is fastest.
 _FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
+# What may be left out, for a run that holds a quiet machine for minutes only.
+_ALSO = ("preprocess_data", "sentencepiece", "datasets", "memory")
 # Memory at the size of the corpus and at so many times that.
 _LARGER = 5
 
@@ -69,7 +71,7 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{output[-3000:]}")
-    stated = dict(re.findall(r"(seconds|cpu|tokens) ([\d.]+)", output.rpartition("\nmeasured:")[2]))
+    stated = dict(re.findall(r"(seconds|cpu|tokens) (-?[\d.]+)", output.rpartition("\nmeasured:")[2]))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Run(
         float(stated.get("seconds", wall)),
@@ -112,13 +114,10 @@ class Bench:
     def pipeline(self, corpus: list[Path], model: Path, workers: int) -> Run:
         """Ours, into a fresh directory."""
         out = self.work / "out"
-
-        def once(files: list[Path]) -> Run:
-            shutil.rmtree(out, ignore_errors=True)
-            program = str(_HERE / "pipeline_run.py")
-            return run([sys.executable, program, str(workers), str(model), str(out), *map(str, files)])
-
-        return _without(once(self.one_document_each(workers)), once(corpus))
+        shutil.rmtree(out, ignore_errors=True)
+        files = [*self.one_document_each(workers), "--", *corpus]
+        program = str(_HERE / "pipeline_run.py")
+        return run([sys.executable, program, str(workers), str(model), str(out), *map(str, files)])
 
     def datasets_map(self, corpus: list[Path], model: Path, workers: int) -> Run:
         """load_dataset and map, in a fresh cache."""
@@ -148,7 +147,9 @@ class Bench:
         assert self.megatron is not None
         prefix = self.work / ("megatron-fast" if fast else "megatron")
         tool = self.megatron / "tools" / ("preprocess_data_fast.py" if fast else "preprocess_data.py")
-        command = [self.python, str(tool), "--append-eod", "--output-prefix", str(prefix)]
+        inputs = [self.plain(files) for files in (self.one_document_each(workers), corpus)]
+        command = [self.python, str(_HERE / "megatron_run.py"), str(tool), *map(str, inputs)]
+        command += ["--append-eod", "--output-prefix", str(prefix)]
         if fast:
             command += ["--tokenizer-type", "HuggingFaceTokenizer", "--use-gigatoken"]
             command += ["--tokenizer-model", str(self.as_huggingface(model))]
@@ -159,13 +160,9 @@ class Bench:
         path = [str(self.megatron), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"PYTHONPATH": os.pathsep.join(path), "RAYON_NUM_THREADS": str(workers)}
         environment |= {"HF_HUB_OFFLINE": "1"}
-        start, whole = (
-            run([*command, "--input", str(self.plain(files))], environment)
-            for files in (self.one_document_each(workers), corpus)
-        )
+        taken = run(command, environment)
         # Its ids have two bytes each.
-        tokens = Path(f"{prefix}_text_document.bin").stat().st_size // 2
-        return _without(start, replace(whole, tokens=tokens))
+        return replace(taken, tokens=Path(f"{prefix}_text_document.bin").stat().st_size // 2)
 
     def as_huggingface(self, model: Path) -> Path:
         """A directory with the same BPE model as a tokenizer.json: their fast tool reads no other."""
@@ -188,7 +185,7 @@ class Bench:
 
     def plain(self, corpus: list[Path]) -> Path:
         """All of a corpus as one plain file."""
-        path = self.work / f"plain-{corpus[0].name.removesuffix('.zst')}"
+        path = self.work / f"plain-{len(corpus)}-{corpus[0].name.removesuffix('.zst')}"
         if not path.exists():
             with open(path, "wb") as stream:
                 for part in corpus:
@@ -226,35 +223,40 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
                 add(name, "bare", workers, bench.bare(_FASTEST[name], corpus, model, workers))
                 add(name, "pipeline", workers, bench.pipeline(corpus, model, workers))
                 if bench.megatron:
-                    add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
+                    if "preprocess_data" in arguments.also:
+                        add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
                     if name == "bpe":
                         fast = bench.megatron_lm(corpus, model, workers, fast=True)
                         add(name, "Megatron-LM, fast", workers, fast)
-            add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
-            if name == "bpe":
+            if "sentencepiece" in arguments.also:
+                add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
+            if name == "bpe" and "sentencepiece" in arguments.also:
                 add(name, "SentencePiece", 1, bench.bare("batch", corpus, model, 1))
-        if importlib.util.find_spec("datasets"):
+        if "datasets" in arguments.also and importlib.util.find_spec("datasets"):
             add("bpe", "datasets.map", 1, bench.datasets_map(corpus, models["bpe"], 1))
     equal = {}
     if bench.megatron:
         ours = bench.ids(corpus, models["bpe"])
-        for prefix in ("megatron", "megatron-fast"):
+        for prefix in ("megatron", "megatron-fast")["preprocess_data" not in arguments.also :]:
             theirs = (work / f"{prefix}_text_document.bin").read_bytes()
             equal[prefix] = theirs == ours if prefix == "megatron-fast" or names == ["bpe"] else None
     memory = {}
-    for megabytes in (arguments.megabytes, _LARGER * arguments.megabytes):
-        larger = write_corpus(work / "corpus", megabytes, _FILES)
-        memory[megabytes] = bench.pipeline(larger, models["bpe"], _WORKERS[-1])
+    for times in (1, _LARGER) if "memory" in arguments.also else ():
+        larger = [work / f"larger-{times}-{path.name}" for path in corpus]
+        for path, original in zip(larger, corpus, strict=True):
+            path.write_bytes(times * original.read_bytes())  # so many zstd frames
+        memory[times * arguments.megabytes] = bench.pipeline(larger, models["bpe"], _WORKERS[-1])
     return Measured(rows, dict.fromkeys(names, arguments.megabytes), memory, equal)
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast tokenising is.")
-    parser.add_argument("--megabytes", type=int, default=100, help="text of the corpus")
+    parser.add_argument("--megabytes", type=int, default=24, help="text of the corpus")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=sys.executable, help="what runs its tools")
+    parser.add_argument("--also", nargs="*", default=_ALSO, choices=_ALSO, help="what else to measure")
     parser.add_argument("--unigram", action="store_true", help="also measure a unigram model")
     parser.add_argument("--work", type=Path, help="keep corpus and models here; default: a temporary place")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")

@@ -103,7 +103,7 @@ def verify(
     directory: ShardDirectory,
     tokenizer: Annotated[Path | None, typer.Option(help="A model that must be the directory's own.")] = None,
     inputs: Annotated[
-        Path | None, typer.Option(help="Where the inputs are now; default: where they were.")
+        str | None, typer.Option(help="Where the inputs are now; default: where they were.")
     ] = None,
     compare_units: Annotated[
         int, typer.Option(help="Units at most to compare with their source text; 0 = none.")

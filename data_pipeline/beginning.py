@@ -23,6 +23,7 @@ from data_pipeline.plan import (
     TokenizeOptions,
     read_plan_file,
 )
+from data_pipeline.remote import is_url
 from data_pipeline.sources import InputFile
 from data_pipeline.survey import PassedOver
 from data_pipeline.tokenizer_identity import STORED_NAMES, TokenizerIdentity
@@ -41,13 +42,15 @@ def begin(
     Raises:
         DataError: the directory was begun with another plan, or holds other things.
     """
-    root = Path(str(files[0].path)[: -len(files[0].name)])
+    root = str(files[0].path)[: -len(files[0].name)]
     plan = {
         "format_version": FORMAT_VERSION,
         "options": options.as_json(),
         "tokenizer": asdict(tokenizer),
-        "origin": find_origin(root),
-        "inputs": [{"name": file.name, "size": file.size} for file in files],
+        "origin": {"source": root, "repository": "", "revision": ""}
+        if is_url(root)
+        else find_origin(Path(root)),
+        "inputs": [_stated(file.name, file.size, file.version) for file in files],
         "passed_over": [asdict(entry) for entry in passed_over],
     }
     path = directory / PLAN_NAME
@@ -71,22 +74,27 @@ def begin(
     copy = directory / tokenizer.stored_as
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
         write_atomically(copy, tokenizer_path.read_bytes())
-    location = to_checked_json({"inputs": str(root)})
+    location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
     if not (directory / LOCATION_NAME).exists() or (directory / LOCATION_NAME).read_bytes() != location:
         write_atomically(directory / LOCATION_NAME, location)
 
 
 def _plan_of(manifest: Manifest) -> dict[str, Any]:
     """The plan of a finished directory that has lost it."""
-    sizes = {entry.name: entry.size for entry in manifest.inputs}
+    inputs = {entry.name: _stated(entry.name, entry.size, entry.version) for entry in manifest.inputs}
     return {
         "format_version": manifest.format_version,
         "options": manifest.options,
         "tokenizer": asdict(manifest.tokenizer),
         "origin": manifest.origin,
-        "inputs": [{"name": name, "size": size} for name, size in sizes.items()],
+        "inputs": list(inputs.values()),
         "passed_over": list(manifest.passed_over),
     }
+
+
+def _stated(name: str, size: int, version: str) -> dict[str, Any]:
+    """An input as a plan has it; only what is no file has a version."""
+    return {"name": name, "size": size} | ({"version": version} if version else {})
 
 
 def _is_ours(entry: Path) -> bool:
@@ -111,9 +119,9 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
         for key in ("format_version", "tokenizer")
         if _identity(old, key) != _identity(new, key)
     ]
-    sizes_old = {entry["name"]: entry["size"] for entry in old.get("inputs", [])}
-    sizes_new = {entry["name"]: entry["size"] for entry in new["inputs"]}
-    changed = sorted(name for name in sizes_old | sizes_new if sizes_old.get(name) != sizes_new.get(name))
+    before = {entry["name"]: entry for entry in old.get("inputs", [])}
+    now = {entry["name"]: entry for entry in new["inputs"]}
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
     if changed:
         found.append(f"other inputs ({len(changed)} differ, the first is {changed[0]})")
     return " and ".join(found)

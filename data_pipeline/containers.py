@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import zstandard
 
+from data_pipeline.errors import DataError
 from data_pipeline.sources import Piece
 
 # One or a few zstd blocks: where a file is damaged, what came before them is not lost.
@@ -69,6 +70,20 @@ class HashedStream(io.RawIOBase):
         return self._digest.hexdigest()
 
 
+def hash_of(piece: Piece) -> str:
+    """SHA-256 of a piece's bytes.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    try:
+        with piece.file.open() as raw:
+            stream = HashedStream(raw, piece.start, piece.end)
+            return stream.hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {piece.file.path}: {error.strerror or error}") from error
+
+
 class DamageError(Exception):
     """Bytes of a packed file are lost. `reason`: `truncated` or `damaged`."""
 
@@ -113,12 +128,12 @@ def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | Dama
             rest = []  # a line of which the end is lost
             yield chunk
             continue
-        head, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest.append(chunk)
-            continue
-        yield from b"".join([*rest, head]).split(b"\n")
-        rest = [tail]
+        lines = chunk.split(b"\n")
+        rest.append(lines[0])
+        if len(lines) > 1:
+            lines[0] = b"".join(rest)
+            rest = [lines.pop()]
+            yield from lines
     last = b"".join(rest)
     if last:
         yield last

@@ -31,6 +31,7 @@ from data_pipeline.manifest import (
     Shard,
     file_problem,
     from_dict,
+    input_from_json,
     rejects_intact,
     write_manifest,
 )
@@ -81,7 +82,7 @@ class Finisher:
         sync_directory(self.directory)
         plan, _ = read_plan(self.directory)
         tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
-        inputs = tuple(from_dict(InputRecord, entry) for record in records for entry in record["inputs"])
+        inputs = tuple(input_from_json(entry) for record in records for entry in record["inputs"])
         digests = {record["unit"]: record["rejects_sha256"] for record in records}
         manifest = Manifest(
             directory=self.directory,

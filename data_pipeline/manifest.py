@@ -18,7 +18,7 @@ from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_checked_json, read_json, sha256_file, to_checked_json, write_atomically
-from data_pipeline.manifest_entries import InputRecord, Shard, from_dict, shard_from_json
+from data_pipeline.manifest_entries import InputRecord, Shard, from_dict, input_from_json, shard_from_json
 from data_pipeline.tokenizer_identity import TokenizerIdentity
 
 FORMAT_VERSION = 3
@@ -178,7 +178,7 @@ def read_manifest(directory: Path) -> Manifest:
             tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
             dtype=value["dtype"],
             options=value["options"],
-            inputs=tuple(from_dict(InputRecord, entry) for entry in value["inputs"]),
+            inputs=tuple(input_from_json(entry) for entry in value["inputs"]),
             shards=tuple(shard_from_json(entry) for entry in value["shards"]),
             rejects=value["rejects"],
             unusual=value["unusual"],

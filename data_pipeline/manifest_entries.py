@@ -18,6 +18,7 @@ class InputRecord:
     documents: that were taken from them, in all splits and sources.
     rejected, unusual: lines of it that rejects.jsonl names as left out, and as kept.
     damaged: what of the file could not be read, in words; empty if all could.
+    version: what the store calls its content, of an input that is no file of the machine's.
     """
 
     name: str
@@ -30,6 +31,7 @@ class InputRecord:
     rejected: int = 0
     unusual: int = 0
     damaged: str = ""
+    version: str = ""
 
     @property
     def has_rejects(self) -> bool:
@@ -58,6 +60,15 @@ class Shard:
     idx_sha256: str
     units: tuple[int, ...] = ()
     unit_documents: tuple[int, ...] = ()
+
+
+def input_from_json(value: dict[str, Any]) -> InputRecord:
+    """An input as `asdict` and JSON give it; before there were remote ones, none had a version.
+
+    Raises:
+        TypeError, KeyError: it is none.
+    """
+    return from_dict(InputRecord, {"version": ""} | value)
 
 
 def shard_from_json(value: dict[str, Any]) -> Shard:

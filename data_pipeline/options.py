@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 Inputs = Annotated[
-    list[Path], typer.Argument(help="Files or directories: .jsonl (also .zst, .gz, .xz), .parquet, .txt")
+    list[str],
+    typer.Argument(
+        help="Files, directories or URLs (s3, gs, https, hf): .jsonl (also .zst, .gz, .xz), .parquet, .txt"
+    ),
 ]
 TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]
 SourceKey = Annotated[str, typer.Option(help="Key of the source's name in a JSON record.")]

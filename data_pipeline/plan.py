@@ -23,6 +23,7 @@ from data_pipeline.manifest import (
     FORMAT_VERSION,
     OLD_FORMAT_VERSION,
 )
+from data_pipeline.remote import RemoteObject, is_url
 from data_pipeline.sources import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 from data_pipeline.tokenizer_identity import TokenizerIdentity
 
@@ -175,11 +176,11 @@ def plan_units(
     return units
 
 
-def read_plan(directory: Path, inputs: Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
+def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
     """(the plan of a directory, its units): for whoever has the directory and perhaps not the inputs.
 
     Args:
-        inputs: the directory of the inputs, if their paths matter.
+        inputs: the directory or prefix of the inputs, if their paths matter.
 
     Raises:
         DataError: there is no plan, or it is not one of this version.
@@ -194,8 +195,16 @@ def read_plan(directory: Path, inputs: Path | None = None) -> tuple[dict[str, An
     lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
     options = TokenizeOptions(**(stated | lists | {"keys": RecordKeys(**stated["keys"])}))
     root = inputs or directory
-    files = [InputFile(root / entry["name"], entry["name"], entry["size"]) for entry in plan["inputs"]]
+    files = [_input_of(entry, root) for entry in plan["inputs"]]
     return plan, plan_units(files, directory, options, TokenizerIdentity(**plan["tokenizer"]))
+
+
+def _input_of(entry: dict[str, Any], root: str | Path) -> InputFile:
+    name, size = entry["name"], entry["size"]
+    if is_url(root):
+        url = f"{str(root).rstrip('/')}/{name}"
+        return InputFile(RemoteObject(url, size, entry.get("version", "")), name, size)
+    return InputFile(Path(root) / name, name, size)
 
 
 def read_plan_file(path: Path) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import orjson
 
-from data_pipeline.containers import DamageError, HashedStream, lines_of
+from data_pipeline.containers import DamageError, HashedStream, hash_of, lines_of
 from data_pipeline.errors import DataError
-from data_pipeline.files import sha256_file
 from data_pipeline.sources import Piece, RecordKeys
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
@@ -97,7 +98,7 @@ class RecordReader:
             DataError: the file cannot be read.
         """
         if self._sha256 is None:
-            self._sha256 = sha256_file(self._piece.file.path, self._piece.start, self._piece.end)
+            self._sha256 = hash_of(self._piece)
         return self._sha256
 
     def __iter__(self) -> Iterator[Document | Reject]:
@@ -105,13 +106,15 @@ class RecordReader:
         name = path.name.lower()
         try:
             if name.endswith(".parquet"):
-                yield from self._parquet(path)
+                with self._whole() as file:
+                    yield from self._parquet(file)
             else:
-                with open(path, "rb", buffering=0) as raw:
+                with self._piece.file.open() as raw:
                     stream = HashedStream(raw, self._piece.start, self._piece.end)
                     self._position = lambda: self._piece.end if raw.closed else stream.tell()
                     yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
                     self._sha256 = stream.hexdigest()
+            self._piece.file.check_unchanged()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self._position = lambda: self._piece.end
@@ -162,7 +165,21 @@ class RecordReader:
         except UnicodeDecodeError as error:
             yield Reject(1, "invalid_utf8", f"byte {error.start} of the file is not valid UTF-8")
 
-    def _parquet(self, path: Path) -> Iterator[Document | Reject]:
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[Path | BinaryIO]:
+        """What pyarrow can jump about in: the file itself, or an object's bytes, fetched and hashed once."""
+        path = self._piece.file.path
+        if isinstance(path, Path):
+            yield path
+            return
+        with self._piece.file.open() as raw, tempfile.TemporaryFile() as spooled:
+            stream = HashedStream(raw, 0, self._piece.end)
+            shutil.copyfileobj(stream, spooled, 1 << 20)
+            self._sha256 = stream.hexdigest()
+            spooled.seek(0)
+            yield cast(BinaryIO, spooled)
+
+    def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
         import pyarrow
         import pyarrow.parquet
 
@@ -172,7 +189,8 @@ class RecordReader:
                 names = file.schema_arrow.names
                 if roots[self._keys.text] not in names:
                     raise DataError(
-                        f'{path} has no column "{self._keys.text}", it has {", ".join(names)}; set --text-key'
+                        f'{self._piece.file.path} has no column "{self._keys.text}", it has '
+                        f"{', '.join(names)}; set --text-key"
                     )
                 total = max(1, file.metadata.num_rows)
                 self._position = lambda: self._piece.file.size * self.lines // total

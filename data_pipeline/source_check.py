@@ -10,30 +10,33 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.containers import hash_of
+from data_pipeline.errors import DataError
 from data_pipeline.files import read_checked_json, sha256_file
 from data_pipeline.manifest import FORMAT_VERSION, InputRecord, Manifest, Shard
 from data_pipeline.plan import LOCATION_NAME, Unit, read_plan
 from data_pipeline.reader import open_shard
 from data_pipeline.records import read_documents
+from data_pipeline.remote import RemoteObject, is_url
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
 
 _DOCUMENTS_PER_SHARD = 64
 
 
 def compare_with_source(
-    manifest: Manifest, inputs: Path | None = None, most_units: int = 4
+    manifest: Manifest, inputs: str | Path | None = None, most_units: int = 4
 ) -> tuple[list[str], str]:
     """Read the inputs of some units again and look for a decoded sample of their shards in them.
 
     Args:
-        inputs: the directory of the inputs; None is where they were when they were tokenised.
+        inputs: the directory or prefix of the inputs; None is where they were when they were tokenised.
         most_units: so many units at most, spread evenly over all.
 
     Returns:
         (problems, each a clause that begins with a file's path; what was compared, or why nothing was).
     """
     path = inputs or _location(manifest.directory)
-    if path is None or not path.is_dir():
+    if path is None or not (is_url(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"
         return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
@@ -75,17 +78,26 @@ class _Part:
     documents: int
 
 
-def _location(directory: Path) -> Path | None:
+def _location(directory: Path) -> str | None:
     path = directory / LOCATION_NAME
     if not path.is_file():
         return None
-    return Path(read_checked_json(path, "delete it, or give --inputs")["inputs"])
+    found: str = read_checked_json(path, "delete it, or give --inputs")["inputs"]
+    return found
 
 
 def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> str | None:
     """How an input of the unit is not what was tokenised, as a clause; None if it is."""
     for piece in unit.pieces:
         record, path = known[piece.file.name, piece.start], piece.file.path
+        if isinstance(path, RemoteObject):
+            try:
+                path.check_unchanged()
+            except DataError as error:
+                return str(error)
+            if not path.version and hash_of(piece) != record.sha256:
+                return f"{path} is not the object that was tokenised"
+            continue
         if not path.is_file():
             return f"{path} is missing"
         same_size = path.stat().st_size == record.size

@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
+from data_pipeline.remote import RemoteObject, is_url
+from data_pipeline.remote_survey import survey_remote
 from data_pipeline.survey import KNOWN_ENDINGS, PassedOver, describe, survey
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
@@ -33,11 +37,39 @@ def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> boo
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. `name` is its path below the inputs' common directory, wherever that lies."""
+    """One input. `name` is its path below the inputs' common directory or prefix, wherever that lies.
 
-    path: Path
+    path: where it is: a file of this machine's, or an object of a store's.
+    """
+
+    path: Path | RemoteObject
     name: str
     size: int
+
+    @property
+    def version(self) -> str:
+        """What its store calls this content; empty for a file, and where a store says nothing."""
+        return self.path.version if isinstance(self.path, RemoteObject) else ""
+
+    def open(self) -> BinaryIO:
+        """Its bytes, unbuffered.
+
+        Raises:
+            OSError: the file cannot be opened.
+            DataError: the object cannot be read, or is no longer what it was.
+        """
+        if isinstance(self.path, RemoteObject):
+            return cast(BinaryIO, self.path.open())
+        return cast(BinaryIO, open(self.path, "rb", buffering=0))
+
+    def check_unchanged(self) -> None:
+        """Is an object still what it was? A file's bytes are hashed when they are read, which says more.
+
+        Raises:
+            DataError: it is not.
+        """
+        if isinstance(self.path, RemoteObject):
+            self.path.check_unchanged()
 
     @property
     def whole(self) -> Piece:
@@ -73,22 +105,45 @@ class Inputs:
     passed_over: tuple[PassedOver, ...]
 
 
-def find_inputs(inputs: list[Path]) -> list[InputFile]:
+def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
     """The files of `find_all_inputs`."""
     return find_all_inputs(inputs).files
 
 
-def find_all_inputs(inputs: list[Path]) -> Inputs:
-    """Files among `inputs` and below the directories among them, and what there is besides.
+def find_all_inputs(inputs: Sequence[str | Path]) -> Inputs:
+    """Files among `inputs` and below the directories or prefixes among them, and what there is besides.
 
     Raises:
-        DataError: an input is missing, of an unknown format or given twice, or there is none at all.
+        DataError: an input is missing, of an unknown format or given twice, or there is none at all; some are
+            on this machine and some are not.
     """
+    urls = [str(entry) for entry in inputs if is_url(entry)]
+    if not urls:
+        return _find_local([Path(entry) for entry in inputs])
+    if len(urls) < len(inputs):
+        raise DataError(
+            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a directory of its "
+            f"own and train on a blend of them"
+        )
+    found = survey_remote(urls)
+    if not found.files:
+        raise _nothing(urls, found.passed_over)
+    for one, following in itertools.pairwise(found.files):
+        if one.url == following.url:
+            raise DataError(f"input {one} is given twice; name each object or prefix once")
+    files = [InputFile(one, one.url.removeprefix(found.root), one.size) for one in found.files]
+    return Inputs(sorted(files, key=lambda file: file.name), found.passed_over)
+
+
+def _nothing(inputs: Sequence[object], passed_over: Sequence[PassedOver]) -> DataError:
+    names, there = ", ".join(str(entry) for entry in inputs), "; ".join(describe(passed_over))
+    return DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
+
+
+def _find_local(inputs: list[Path]) -> Inputs:
     found = survey(inputs)
     if not found.files:
-        names = ", ".join(str(entry) for entry in inputs)
-        there = "; ".join(describe(found.passed_over))
-        raise DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
+        raise _nothing(inputs, found.passed_over)
     # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
     absolute = sorted(Path(os.path.abspath(path)) for path in found.files)
     for path, following in itertools.pairwise(absolute):
@@ -140,12 +195,12 @@ def select_chunks(files: list[InputFile], chunks: frozenset[int]) -> list[InputF
     return [file for file in files if chunk_of(file.name) in chunks]
 
 
-def select_inputs(inputs: list[Path], chunks: str) -> list[InputFile]:
+def select_inputs(inputs: Sequence[str | Path], chunks: str) -> list[InputFile]:
     """The files of `select_all_inputs`."""
     return select_all_inputs(inputs, chunks).files
 
 
-def select_all_inputs(inputs: list[Path], chunks: str) -> Inputs:
+def select_all_inputs(inputs: Sequence[str | Path], chunks: str) -> Inputs:
     """`find_all_inputs`, with only the files of `chunks` (as `parse_chunks` reads it; empty for all).
 
     Raises:

@@ -133,7 +133,7 @@ class _Walk:
                 continue
             for entry in found:
                 path = place / entry.name
-                if _is_companion(entry.name):
+                if is_companion(entry.name):
                     yield PassedOver(path.relative_to(self._root).as_posix(), COMPANION)
                 elif entry.is_dir(follow_symlinks=False):
                     waiting.append(path)
@@ -146,7 +146,7 @@ class _Walk:
         return links
 
 
-def _is_companion(name: str) -> bool:
+def is_companion(name: str) -> bool:
     return name.startswith(".") or _COMPANIONS.fullmatch(name) is not None
 
 

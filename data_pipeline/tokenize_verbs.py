@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ from data_pipeline.options import (
     TextKey,
 )
 from data_pipeline.rejects import Limits, damaged_inputs, notes
+from data_pipeline.remote import is_url
 from data_pipeline.sources import RecordKeys, select_all_inputs
 from data_pipeline.survey import PassedOver, companions, describe, unread
 
@@ -130,8 +132,8 @@ def tokenize(
     from data_pipeline.tokenize import make_task
     from data_pipeline.tokenize import tokenize as make_shards
 
+    refuse_out(inputs, out)
     found = select_all_inputs(inputs, chunks)
-    refuse_out_inside(inputs, out)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
@@ -170,11 +172,13 @@ def tokenize(
         typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
 
 
-def refuse_out_inside(inputs: list[Path], out: Path) -> None:
+def refuse_out(inputs: list[str], out: Path) -> None:
     """Raises:
-    DataError: what is written would lie among what is read.
+    DataError: what is written would lie among what is read, or not on this machine.
     """
-    for entry in inputs:
+    if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
+        raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
+    for entry in (Path(place) for place in inputs if not is_url(place)):
         if entry.is_dir() and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 

@@ -19,6 +19,7 @@ from typing import Any
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
+from data_pipeline.containers import hash_of
 from data_pipeline.errors import DataError
 from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
 from data_pipeline.interrupt import ended_by_ctrl_c
@@ -113,8 +114,8 @@ def train_tokenizer(
                 "name": p.file.name,
                 "start": p.start,
                 "end": p.end,
-                "sha256": sha256_file(p.file.path, p.start, p.end),
             }
+            | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})
             for p in pieces
         ],
     }

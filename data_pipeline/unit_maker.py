@@ -86,7 +86,8 @@ class UnitMaker:
         read = InputRecord(
             piece.file.name, piece.file.size, piece.start, piece.end, reader.sha256(), reader.lines, documents
         )
-        return replace(read, rejected=rejected, unusual=unusual, damaged="; ".join(damage))
+        damaged, version = "; ".join(damage), piece.file.version
+        return replace(read, rejected=rejected, unusual=unusual, damaged=damaged, version=version)
 
     def _share_of(self, piece: Piece) -> float:
         """Documents with a sample number below this are taken."""
@@ -190,7 +191,7 @@ def _lines_before(piece: Piece) -> int:
 
 def _lines_in(piece: Piece) -> int:
     """Lines that begin in a part of a plain file: at its own beginning, or after a newline."""
-    with open(piece.file.path, "rb") as stream:
+    with piece.file.open() as stream:
         stream.seek(max(0, piece.start - 1))
         lines, left = int(piece.start == 0), piece.end - 1 - stream.tell()
         while left > 0 and (chunk := stream.read(min(left, 1 << 22))):

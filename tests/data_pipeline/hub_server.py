@@ -59,27 +59,35 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._file(body=False)
 
+    def do_POST(self) -> None:
+        """What is known of some paths: of a directory that it is one, of other names nothing."""
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+        found = [self.hub.entry(name) for name in asked if name in self.hub.files]
+        directories = [name for name in asked if any(file.startswith(f"{name}/") for file in self.hub.files)]
+        found += [{"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in directories]
+        self._json(found)
+
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         api = f"/api/datasets/{REPOSITORY}"
-        if path.startswith(f"{api}/revision/"):
-            revision = path.removeprefix(f"{api}/revision/")
+        if path == api or path.startswith(f"{api}/revision/"):
+            revision = path.removeprefix(api).removeprefix("/revision/") or "main"
             if revision not in ("main", self.hub.commit):
                 self._json({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
             else:
                 self._json({"id": REPOSITORY, "sha": self.hub.commit, "siblings": [], "tags": []})
-        elif path == f"{api}/tree/{self.hub.commit}":
-            self._tree()
+        elif path.startswith((f"{api}/tree/{self.hub.commit}", f"{api}/tree/main")):
+            self._tree(path.removeprefix(f"{api}/tree/").partition("/")[2])
         elif path.startswith("/api/"):
             self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         else:
             self._file(body=True)
 
-    def _tree(self) -> None:
+    def _tree(self, below: str) -> None:
         """A page of the recursive listing, with a link to the next, as the hub has it."""
         query = dict(part.split("=", 1) for part in urlsplit(self.path).query.split("&") if part)
         start = int(query.get("cursor", 0))
-        names = sorted(self.hub.files)
+        names = sorted(name for name in self.hub.files if name.startswith(f"{below}/" if below else ""))
         entries = [self.hub.entry(name) for name in names[start : start + _PAGE]]
         headers = {}
         if start + _PAGE < len(names):
@@ -90,8 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _file(self, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path).replace("/resolve/main/", f"/resolve/{self.hub.commit}/")
         prefix = f"/datasets/{REPOSITORY}/resolve/{self.hub.commit}/"
-        path = unquote(urlsplit(self.path).path)
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in self.hub.files:
             self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"}, body)
@@ -102,15 +110,17 @@ class _Handler(BaseHTTPRequestHandler):
         etag = lfs["oid"] if isinstance(lfs, dict) else entry["oid"]
         if name in self.hub.broken:
             content = bytes([content[0] ^ 1]) + content[1:]
-        start = 0
-        if (ranges := self.headers.get("Range", "")).startswith("bytes="):
-            start = int(ranges.removeprefix("bytes=").split("-")[0])
-        self.send_response(206 if start else 200)
+        start, ranges = 0, self.headers.get("Range", "")
+        whole = len(content)
+        if ranges.startswith("bytes="):
+            first, _, last = ranges.removeprefix("bytes=").partition("-")
+            start, content = int(first), content[: int(last or whole) + 1]
+        self.send_response(206 if ranges else 200)
         self.send_header("X-Repo-Commit", self.hub.commit)
         self.send_header("ETag", f'"{etag}"')
         self.send_header("Content-Length", str(len(content) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if ranges:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{whole}")
         self.end_headers()
         if not body:
             return

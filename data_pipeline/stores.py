@@ -1,0 +1,202 @@
+"""The stores that inputs are read from: s3://, gs://, https:// and hf://, through fsspec.
+
+A request has a time limit and is made again, with growing pauses, while the network fails; what it says of an
+object, and every mistake of the user's, comes in the same words for all of them. Keys, endpoints and proxies
+are the environment's, as each store's own library knows them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from data_pipeline.errors import DataError
+
+_T = TypeVar("_T")
+
+# What an object's version is called by each store; a date of change only where there is nothing better.
+_VERSIONS = ("ETag", "etag", "generation", "blob_id", "Last-Modified")
+# What to install, by scheme, and how its library is given keys.
+_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": ""})
+_KEYS = MappingProxyType(
+    {
+        "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a "
+        "public bucket",
+        "gs": "give GOOGLE_APPLICATION_CREDENTIALS; FSSPEC_GS_TOKEN=anon for a public bucket",
+        "hf": "give HF_TOKEN, and accept the data set's terms on the hub",
+    }
+)
+_NO_KEYS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+# Answers that a second request may well change, of those that blame the request.
+_PASSING_STATUS = (408, 425, 429)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a request may take and how often it is made: six times within about 16 s and its own time.
+
+    listing_seconds: for a whole listing, which is a request for every thousand objects.
+    """
+
+    attempts: int = 6
+    first_pause: float = 0.5
+    seconds: float = 60.0
+    listing_seconds: float = 900.0
+
+
+PATIENCE = Patience()
+
+
+def scheme_of(url: str) -> str:
+    """`s3` of `s3://bucket/key`.
+
+    Raises:
+        DataError: nothing is read from such a place.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in _EXTRAS:
+        raise DataError(
+            f"input {url}: {scheme}:// is unknown; known are {', '.join(f'{s}://' for s in _EXTRAS)}"
+        )
+    return scheme
+
+
+def filesystem(url: str) -> Any:
+    """What fsspec reads a URL with; it caches no listing, since objects change.
+
+    Raises:
+        DataError: a package is missing.
+    """
+    import fsspec
+
+    scheme = scheme_of(url)
+    try:
+        return fsspec.filesystem(scheme, use_listings_cache=False)
+    except ImportError as error:
+        raise DataError(
+            f"{scheme}:// needs a package that is not installed ({error}); "
+            f"pip install 'ora-pretrain[{_EXTRAS[scheme]}]'"
+        ) from error
+
+
+def call(seconds: float, name: str, url: str, **options: Any) -> Any:
+    """A method of the filesystem, with a time limit; hf:// has limits of its own for every wait."""
+    store = filesystem(url)
+    if store.async_impl:
+        options["timeout"] = seconds
+    return getattr(store, name)(url, **options)
+
+
+def pinned(url: str) -> str:
+    """Of a repository of the hub the same at its present commit, so that nothing changes on the way.
+
+    Raises:
+        DataError: there is no such repository, or it may not be read.
+    """
+    if scheme_of(url) != "hf":
+        return url
+
+    def once() -> str:
+        import huggingface_hub
+
+        place = filesystem(url).resolve_path(url)
+        if not hasattr(place, "repo_id"):
+            return url  # a bucket has no commits
+        found = huggingface_hub.HfApi().repo_info(
+            place.repo_id, revision=place.revision, repo_type=place.repo_type
+        )
+        kind = "" if place.repo_type == "model" else f"{place.repo_type}s/"
+        return f"hf://{kind}{place.repo_id}@{found.sha}/{place.path_in_repo}".rstrip("/")
+
+    return ask(url, once)
+
+
+def listing(url: str) -> dict[str, dict[str, Any]]:
+    """What fsspec states of every object below a prefix, or of the objects that a pattern names, by path.
+
+    Raises:
+        DataError: it cannot be had.
+    """
+
+    def once() -> dict[str, dict[str, Any]]:
+        filesystem(url).invalidate_cache()
+        how = "glob" if has_pattern(url) else "find"
+        found = call(PATIENCE.listing_seconds, how, url, detail=True)
+        return {path: entry for path, entry in found.items() if entry["type"] == "file"}
+
+    return ask(url, once)
+
+
+def has_pattern(url: str) -> bool:
+    """Whether a URL names several objects by `*`, `?` or `[`."""
+    return any(sign in url for sign in "*?[")
+
+
+def information(url: str) -> dict[str, Any]:
+    """What fsspec states of one object.
+
+    Raises:
+        DataError: it cannot be had.
+    """
+
+    def once() -> dict[str, Any]:
+        filesystem(url).invalidate_cache()
+        found: dict[str, Any] = call(PATIENCE.seconds, "info", url)
+        return found
+
+    return ask(url, once)
+
+
+def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
+    """(size, version) of what fsspec says of an object."""
+    if (lfs := entry.get("lfs")) is not None:
+        return entry.get("size"), str(lfs["sha256"])
+    version = next((str(entry[key]).strip('"') for key in _VERSIONS if entry.get(key)), "")
+    return entry.get("size"), version
+
+
+def ask(url: str, request: Callable[[], _T]) -> _T:
+    """A request's answer, asked for again with growing pauses while the network fails.
+
+    Raises:
+        DataError: there is no such object, or it may not be read, or the network keeps failing.
+    """
+    started, pause = time.monotonic(), PATIENCE.first_pause
+    for attempt in range(1, PATIENCE.attempts + 1):
+        try:
+            return request()
+        except DataError:
+            raise
+        except Exception as error:  # every store's library has errors of its own, with no common base
+            if (sentence := _final(url, error)) is not None:
+                raise DataError(sentence) from error
+            if attempt == PATIENCE.attempts:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                took = f"{attempt} attempts in {time.monotonic() - started:.0f} s"
+                raise DataError(
+                    f"cannot read {url}: {reason} ({took}); what is finished is kept: run the same command "
+                    f"again"
+                ) from error
+        time.sleep(pause)
+        pause *= 2
+    raise AssertionError("every attempt returns or raises")
+
+
+def _final(url: str, error: Exception) -> str | None:
+    """What is wrong, if asking again would not help."""
+    scheme = scheme_of(url)
+    keys = _KEYS.get(scheme, "the server wants credentials; download it first")
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if type(error).__name__ in _NO_KEYS:
+        return f"there are no credentials for {url}: {keys}"
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return f"{url} may not be read with these credentials: {keys}"
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        private = " (or it is private and HF_TOKEN is not given)" if scheme == "hf" else ""
+        return f"input {url} does not exist{private}; give an object, a prefix or a pattern"
+    if isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS:
+        return f"cannot read {url}: {' '.join(str(error).split())}"
+    return None

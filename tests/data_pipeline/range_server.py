@@ -1,0 +1,105 @@
+"""A web server on loopback that answers HEAD and GET with ranges, and misbehaves as it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+@dataclass
+class Web:
+    """The files, and how the server misbehaves.
+
+    cut: so many bodies break off in the middle; fail: so many requests are answered with `status`;
+    deaf: ranges are ignored; nameless: no version is stated; silent: GETs wait for `released`;
+    replace_after: after so many GETs the file there is another one.
+    served: bytes of bodies that were sent, by path.
+    """
+
+    files: dict[str, bytes]
+    address: str = ""
+    cut: int = 0
+    fail: int = 0
+    status: int = 503
+    deaf: bool = False
+    nameless: bool = False
+    silent: bool = False
+    replace_after: tuple[int, str, bytes] | None = None
+    released: threading.Event = field(default_factory=threading.Event)
+    served: dict[str, int] = field(default_factory=dict)
+    gets: int = 0
+
+    def url(self, path: str) -> str:
+        """Where a file is."""
+        return f"{self.address}/{path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    web: Web
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self.web.gets += 1
+        if (change := self.web.replace_after) is not None and self.web.gets > change[0]:
+            self.web.files[change[1]] = change[2]
+        if self.web.silent:
+            self.web.released.wait(60)
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        web, path = self.web, unquote(urlsplit(self.path).path).lstrip("/")
+        status = 404 if path not in web.files else 200
+        if body and web.fail:
+            web.fail, status = web.fail - 1, web.status
+        content = web.files[path] if status == 200 else b"no"
+        start, end = 0, len(content)
+        if status == 200 and not web.deaf and (wanted := self.headers.get("Range", "")):
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, end, status = int(first), min(int(last) + 1, end), 206
+        self.send_response(status)
+        if not web.nameless:
+            self.send_header("ETag", f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"')
+        self.send_header("Content-Length", str(end - start))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        self.end_headers()
+        if not body:
+            return
+        if web.cut and status in (200, 206):
+            web.cut -= 1
+            self.wfile.write(content[start : (start + end) // 2])
+            self.close_connection = True
+            return
+        if status in (200, 206):
+            web.served[path] = web.served.get(path, 0) + end - start
+        self.wfile.write(content[start:end])
+
+
+@contextmanager
+def serving(files: dict[str, bytes]) -> Iterator[Web]:
+    """A server on a port of its own."""
+    web = Web(files)
+    handler = type("Handler", (_Handler,), {"web": web})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    web.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield web
+    finally:
+        web.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
