@@ -69,6 +69,7 @@ NO_EFFECT = (
     "data.cache_directory",
     "data.allow_change",
     "parallel.timeout_seconds",
+    "checkpoint.export_at_end",
 )
 CLASSES = {
     **dict.fromkeys(REFUSED, OnResume.REFUSED),

@@ -237,6 +237,10 @@ class PrecisionSection(Section):
 class CheckpointSection(Section):
     every: Int = Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
     keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
+    export_at_end: bool = Field(
+        default=False,
+        description="Export the finished run's model for transformers, into RUN/exports.",
+    )
 
 
 class StabilitySection(Section):
