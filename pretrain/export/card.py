@@ -74,7 +74,7 @@ def _loading(facts: Mapping[str, Any], name: str) -> str:
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
 model = AutoModelForCausalLM.from_pretrained("{name}"{trust})
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))

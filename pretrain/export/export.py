@@ -86,7 +86,7 @@ def export_run(
         require_agreement(logits, allowed=_ROUNDING[dtype] * logits.largest)
         facts = _facts(run, architecture, dtype, folded, logits)
         facts["weight_bytes"] = weight_bytes
-        facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory).as_dict()
+        facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory, architecture.normed).as_dict()
         facts[CHECKPOINT_FACT] = modified
         write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))

@@ -4,6 +4,8 @@ Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but for 
 have one, q_h ← g_qh ∘ q_h / rms(q_h) before any rotation, and k alike.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
@@ -82,8 +84,8 @@ class OraLearnedForCausalLM(GPT2LMHeadModel):
 
     def __init__(self, config: OraLearnedConfig) -> None:
         super().__init__(config)
+        block: Any
         for block in self.transformer.h:
             width = config.n_embd
-            attention: nn.Module = block.attn
-            attention.c_attn = NormedConv1D(3 * width, width, config.n_head)
+            block.attn.c_attn = NormedConv1D(3 * width, width, config.n_head)
         self.post_init()

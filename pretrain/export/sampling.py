@@ -48,8 +48,12 @@ class Sampler:
         require_transformers("sample")
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        if not trust_code and (own_code := sorted(directory.glob("*.py"))):
+            raise UserError(
+                f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
+            )
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(directory))
+            self.tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_code)
             self.model = AutoModelForCausalLM.from_pretrained(
                 str(directory), trust_remote_code=trust_code, dtype="auto"
             ).eval()

@@ -130,7 +130,7 @@ def _unigram(proto: Any) -> dict[str, Any]:
 
 
 def _bpe(proto: Any) -> dict[str, Any]:
-    """SentencePiece joins the neighbours that make the piece of the best score: all ways to make it, by it."""
+    """SentencePiece joins the neighbours that make the best piece: all ways to make each, by its score."""
     scores = {
         piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)
     }
@@ -178,16 +178,17 @@ class TokenizerAgreement:
         return asdict(self)
 
 
-def compare_tokenizers(manifests: Sequence[Manifest], out: Path) -> TokenizerAgreement:
+def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -> TokenizerAgreement:
     """Encode held-out text by both; what differs is counted, and then the run's own goes with the export.
+
+    Args:
+        custom: the export has code of its own.
 
     Raises:
         DataError: a shard cannot be read.
     """
-    from transformers import AutoTokenizer
-
     manifest = manifests[0]
-    own, exported = open_tokenizer(manifest.tokenizer_path), AutoTokenizer.from_pretrained(str(out))
+    own, exported = open_tokenizer(manifest.tokenizer_path), _load(out, custom)
     documents = tokens = different_ids = different_texts = 0
     for text in _held_out_texts(manifests):
         ids = own.encode([text])[0].tolist()
@@ -199,6 +200,13 @@ def compare_tokenizers(manifests: Sequence[Manifest], out: Path) -> TokenizerAgr
     if different_ids and manifest.tokenizer.model_type != HUGGING_FACE:
         shutil.copyfile(manifest.tokenizer_path, out / "tokenizer.model")
     return TokenizerAgreement(documents, tokens, different_ids, different_texts)
+
+
+def _load(directory: Path, custom: bool) -> Any:
+    """As a user would. `AutoTokenizer` looks at the model's class too, and asks whether to trust its code."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=custom)
 
 
 def _held_out_texts(manifests: Sequence[Manifest]) -> Iterator[str]:
