@@ -19,14 +19,16 @@ def push(directory: Path, repository: str, public: bool = False) -> str:
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()
     api = HfApi()
     try:
         api.create_repo(repository, private=not public, exist_ok=True)
         done = api.upload_folder(
             repo_id=repository, folder_path=directory, commit_message=f"Export of {directory.name}"
         )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"--push-to-hub {repository}: {reason}; {directory} is complete, push it again with "

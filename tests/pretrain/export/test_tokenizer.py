@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from data_pipeline.manifest import Manifest, read_manifest
 from data_pipeline.tokenizer import identify
 from pretrain.errors import UserError
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
-from tests.conftest import data_pipeline, make_shards
+from tests.conftest import data_pipeline
+from tests.tiny import VOCAB_SIZE
 
 pytest.importorskip("transformers")
 
@@ -39,9 +41,13 @@ def manifest(
 ) -> Manifest:
     if request.param == "bpe":
         return read_manifest(tiny_shards)
-    directory = tmp_path_factory.mktemp("unigram")
-    data_pipeline("demo-corpus", directory / "corpus")
-    return read_manifest(make_shards(directory, "unigram"))
+    directory = tmp_path_factory.mktemp("unigram") / "shards"
+    size = ("--vocab-size", VOCAB_SIZE, "--model-type", "unigram")
+    corpus = tiny_shards.parent / "corpus"
+    data_pipeline("train-tokenizer", corpus, "--out", directory.parent / "tokenizer", *size)
+    shutil.copytree(tiny_shards, directory)  # whose ids it decodes to texts as good as any
+    shutil.copy(directory.parent / "tokenizer.model", directory / "tokenizer.model")
+    return replace(read_manifest(tiny_shards), directory=directory)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +124,7 @@ def test_models_of_other_kinds_are_refused(manifest: Manifest, tmp_path: Path) -
     )
     other = replace(manifest, directory=tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(words.getvalue())
-    with pytest.raises(UserError, match="is a word model, which tokenizer.json cannot hold"):
+    with pytest.raises(UserError, match=r"is a word model, which tokenizer\.json cannot hold"):
         write_tokenizer(other, tmp_path, model_max_length=32)
     (tmp_path / "tokenizer.model").write_bytes(b"no model")
     with pytest.raises(DataError, match="is not a SentencePiece model"):

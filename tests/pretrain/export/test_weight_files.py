@@ -17,8 +17,7 @@ from tests.ranks import ROOT, rank_environment
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_safetensors_reads_what_was_written(tmp_path: Path, dtype: torch.dtype) -> None:
-    from safetensors.torch import load_file
-
+    load_file = pytest.importorskip("safetensors.torch").load_file
     tensors = {
         "a.weight": torch.randn(3, 5, dtype=torch.float64).t(),  # not contiguous
         "b": torch.randn(7).bfloat16(),
