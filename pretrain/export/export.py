@@ -179,7 +179,7 @@ def _facts(
         "model": architecture.class_name,
         "custom_code": architecture.normed,
         "dtype": dtype,
-        "frozen_bank": run.identity["frozen_bank"],
+        "frozen_bank": dict(run.frozen_bank),
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
         "folded": folded,
         "logits": logits.as_dict(),

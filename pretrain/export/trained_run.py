@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,14 +34,14 @@ class TrainedRun:
 
     Attributes:
         config: the run's own, but for ONE_PROCESS.
-        identity: what checkpoint.json says of the run.
+        frozen_bank: recipe and digests of the bank, as the checkpoint states them.
         blend: the data it was trained on; its manifests have the tokenizer.
     """
 
     path: Path
     config: Config
     checkpoint: Path
-    identity: dict[str, Any]
+    frozen_bank: Mapping[str, Any]
     blend: Blend
 
     @property
@@ -79,11 +80,10 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
             f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
         )
     checkpoint = find_checkpoint(run, step)
-    check_files(checkpoint)
-    identity = read_identity(checkpoint)
+    keys, frozen_bank = _stated(checkpoint)
     config = load_config(str(run.config), ONE_PROCESS)
-    _check_settings(checkpoint, identity, config)
-    return TrainedRun(path, config, checkpoint, identity, read_blend(config))
+    _check_settings(checkpoint, keys, config)
+    return TrainedRun(path, config, checkpoint, frozen_bank, read_blend(config))
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
@@ -94,7 +94,7 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
     """
     model = build_model(run.config, context, phase_at(run.config, run.step).number)
     live = {"recipe": bank_recipe(run.config), "sha256": bank_digests(model, context)}
-    check_bank(str(run.checkpoint), run.identity["frozen_bank"], live)
+    check_bank(str(run.checkpoint), run.frozen_bank, live)
     load_weights(run.checkpoint, model)
     return model.eval()
 
@@ -105,10 +105,17 @@ def bank_recipe(config: Config) -> dict[str, Any] | None:
     return None if recipe is None else dict(recipe.as_dict())
 
 
-def _check_settings(checkpoint: Path, identity: dict[str, Any], config: Config) -> None:
+def _stated(checkpoint: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Settings of the run, and its frozen bank, as a checkpoint states them; its files are checked first."""
+    check_files(checkpoint)
+    identity = read_identity(checkpoint)
+    return identity["keys"], identity["frozen_bank"]
+
+
+def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
     """config.yaml must describe the model of the checkpoint: a base of the rotation leaves no other trace."""
     resolved = config.resolved()
-    for key, was in identity["keys"].items():
+    for key, was in keys.items():
         section, _, name = key.partition(".")
         if section in ("model", "attention") and name in resolved[section] and resolved[section][name] != was:
             raise UserError(
