@@ -14,7 +14,7 @@ from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
 from pretrain.export.sample_verb import sample
-from pretrain.export.verb import export
+from pretrain.export.verb import export, import_
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.signals import StopSignals
@@ -190,6 +190,7 @@ def doctor(
 app.command()(sweep)
 app.command()(export)
 app.command()(sample)
+app.command("import")(import_)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

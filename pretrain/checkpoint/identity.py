@@ -45,6 +45,8 @@ def run_identity(
         "deepspeed: zero_optimization.stage": zero_stage(config),
         "the number of ranks": context.world_size,
     }
+    if config.given_weights is not None:  # what is in the file, wherever it lies
+        keys["model.initial_weights"] = config.given_weights.sha256
     schedule = config.policy().unfreeze
     if schedule:  # its fractions are of the run's length, which may otherwise change
         steps = last_steps(schedule, config.total_steps)

@@ -34,6 +34,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
+    _check_initial_weights(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
@@ -154,6 +155,26 @@ def _check_query_key(config: Config) -> None:
         config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_initial_weights(config: Config) -> None:
+    """The file's model must be the one that is described."""
+    given = config.given_weights
+    if given is None:
+        return
+    described = config.resolved()["model"]
+    for key, value in given.model.items():
+        if key == "max_positions":
+            if config.data.sequence_length > value:
+                raise UserError(
+                    f"data.sequence_length={config.data.sequence_length} but the model in {given.path} has "
+                    f"{value} learned positions; set data.sequence_length={value} or less"
+                )
+        elif described[key] != value:
+            raise UserError(
+                f"model.{key}={described[key]} but the model in {given.path} has {value}; "
+                f"set model.{key}={value}"
+            )
 
 
 def _check_unfreeze_stage(config: Config) -> None:

@@ -76,6 +76,10 @@ class ModelSection(Section):
         description="Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
     )
     tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
+    initial_weights: PathLike | None = Field(
+        default=None,
+        description="File of `python -m pretrain import` that the weights start from; unset: drawn.",
+    )
 
 
 class OptimizerSection(Section):

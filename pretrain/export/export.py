@@ -8,13 +8,8 @@ It is made in a directory beside the wanted one and renamed when all of it is th
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,6 @@ from megatron.core.models.gpt import GPTModel
 import pretrain
 from pretrain.config.counting import count_attention, count_parameters
 from pretrain.config.phases import phase_at
-from pretrain.errors import UserError
 from pretrain.export.agreement import (
     LogitAgreement,
     compare_logits,
@@ -35,6 +29,7 @@ from pretrain.export.agreement import (
 from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.choice import CHECKPOINT_FACT, FACTS, checkpoint_modified
+from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers, versions
 from pretrain.export.projections import folds
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
@@ -71,7 +66,7 @@ def export_run(
     run = open_trained_run(path, step)
     architecture = architecture_of(run.config)
     modified = checkpoint_modified(run.checkpoint)
-    with _made_beside(out) as directory:
+    with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)
         dtype = dtype or ("fp32" if folded else run.config.precision.dtype)
@@ -91,43 +86,6 @@ def export_run(
         write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
     return facts
-
-
-def refuse_existing(out: Path) -> None:
-    """UserError if the directory to make is there already."""
-    if out.exists() or out.is_symlink():
-        raise UserError(f"--out {out} exists already; remove it, or name another directory")
-
-
-@contextmanager
-def _made_beside(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` if all goes well, and is removed otherwise.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"cannot write beside --out {out}: {error.strerror or error}") from error
-    try:
-        yield directory
-        directory.chmod(0o777 & ~_umask())  # mkdtemp keeps others out
-        refuse_existing(out)
-        directory.rename(out)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
-            raise
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, directory: Path) -> None:

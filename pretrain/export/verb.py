@@ -60,3 +60,30 @@ def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> 
 
     with one_process() as context:
         return export_run(run, out, context, step, dtype)
+
+
+def import_(
+    directory: Annotated[Path, typer.Argument(help="A directory of Hugging Face: Starcoder2 or GPT2.")],
+    out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
+    config: Annotated[
+        str, typer.Option(help="What the configuration is taken from, but for the model.")
+    ] = "small",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
+    ] = None,
+) -> None:
+    """Make initial weights and a configuration of a trained model, its Q and K frozen as they are.
+
+    Example: python -m pretrain import exported/orthogonal --out imported --config demo
+    """
+    from megatron_patches.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    from pretrain.export.importing import CONFIG, WEIGHTS, import_model
+
+    made = import_model(directory, out, config, overrides or [])
+    typer.echo(
+        f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of {made.model.hidden_size}; train "
+        f"with `python -m pretrain train {out / CONFIG} run.name=NAME data.directory=SHARDS`"
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +32,15 @@ class Weight:
     make: Callable[[], torch.Tensor]
 
 
-def write_weights(path: Path, weights: Sequence[Weight], dtype: torch.dtype) -> int:
-    """Write all of them in `dtype` and return the bytes of their elements."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def write_weights(
+    path: Path, weights: Sequence[Weight], dtype: torch.dtype, metadata: Mapping[str, str] | None = None
+) -> int:
+    """Write all of them in `dtype` and return the bytes of their elements.
+
+    Args:
+        metadata: what the header says besides; None: what transformers looks for.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata or {"format": "pt"})}
     end = 0
     for weight in weights:
         start, end = end, end + math.prod(weight.shape) * dtype.itemsize

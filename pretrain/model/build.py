@@ -38,7 +38,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         share_embeddings_and_output_weights=config.model.tied_embeddings,
     )
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
-    initialize_parameters(model, config.run.seed, config.model.init_std, start)
+    initialize_parameters(model, config.run.seed, config.model.init_std, start, config.given_weights)
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.
     return model.to(context.device, DTYPES[config.precision.dtype])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.export.export import _made_beside, refuse_existing
+from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.weight_files import Weight, write_weights
 from tests.ranks import ROOT, rank_environment
 
@@ -49,17 +49,17 @@ def test_one_weight_is_made_at_a_time(tmp_path: Path) -> None:
 
 def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     out = tmp_path / "new/export"
-    with pytest.raises(ValueError, match="half way"), _made_beside(out) as directory:
+    with pytest.raises(ValueError, match="half way"), made_beside(out) as directory:
         (directory / "half").write_text("")
         raise ValueError("half way")
     assert list(out.parent.iterdir()) == []
-    with _made_beside(out) as directory:
+    with made_beside(out) as directory:
         (directory / "whole").write_text("")
     assert [path.name for path in out.parent.iterdir()] == ["export"] and (out / "whole").is_file()
     assert out.stat().st_mode & 0o777 == (tmp_path / "new").stat().st_mode & 0o777
     with pytest.raises(UserError, match="exists already"):
         refuse_existing(out)
-    with pytest.raises(UserError, match="cannot write beside"), _made_beside(out / "whole/x"):
+    with pytest.raises(UserError, match="cannot write beside"), made_beside(out / "whole/x"):
         pass
 
 
