@@ -66,9 +66,13 @@ class GivenWeights:
         """Sizes of the model, by the keys of the configuration's section `model`."""
         return dict(self._stated["model"])
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(json.loads(self._header))
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
-        return name in json.loads(self._header)
+        return name in self._names
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Rows of a tensor in the given order, `[len(numbers), columns]`, in the type they are stored in."""

@@ -159,8 +159,8 @@ class SourceModel(ABC):
             kind = re.sub(r"^layer\.\d+\.", "", weight.name)
             if weight.shape != shapes.get(kind, (hidden,)):
                 raise UserError(
-                    f"{self.directory}: {weight.name} has the shape {weight.shape}, and its config.json makes "
-                    f"it {shapes.get(kind, (hidden,))}"
+                    f"{self.directory}: {weight.name} has the shape {weight.shape}, and its config.json "
+                    f"makes it {shapes.get(kind, (hidden,))}"
                 )
 
     def _norm(self, ours: str, theirs: str) -> Iterator[Weight]:
