@@ -40,8 +40,8 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import write_json, write_text_atomically
 
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-_ROUNDING = {"fp32": 1e-4, "bf16": 0.1}
-"""How far, relative to the largest, a logit may be from our own: a wrong layout is off by the whole."""
+ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
+"""How far, relative to the largest, a logit may be from our own, and where weights are rounded to bf16."""
 
 
 def export_run(
@@ -51,7 +51,7 @@ def export_run(
 
     Args:
         step: of the checkpoint; None: the newest.
-        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into rows.
+        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights.
 
     Returns:
         The content of export.json.
@@ -69,7 +69,8 @@ def export_run(
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)
-        dtype = dtype or ("fp32" if folded else run.config.precision.dtype)
+        trained_in, same_bits = run.config.precision.dtype, _keeps_bits(run, folded)
+        dtype = dtype or (trained_in if same_bits else "fp32")
         weight_bytes = write_weights(
             directory / "model.safetensors", list(architecture.weights(model)), DTYPES[dtype]
         )
@@ -78,7 +79,8 @@ def export_run(
         own = own_logits(model, tokens)
         del model
         logits = compare_logits(directory, tokens, own, custom=architecture.normed)
-        require_agreement(logits, allowed=_ROUNDING[dtype] * logits.largest)
+        rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
+        require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = _facts(run, architecture, dtype, folded, logits)
         facts["weight_bytes"] = weight_bytes
         facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory, architecture.normed).as_dict()
@@ -105,6 +107,11 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     if not any(folds(linear) for linear in layers):
         return []
     return [name for name in run.config.policy().adapters if name != "qk_norm"]
+
+
+def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
+    """Whether every weight is stored as it was trained: a scale after a norm goes into the norm's gains."""
+    return not folded and not {"qk_norm", "logit_scale"} <= set(run.config.policy().adapters)
 
 
 def _facts(

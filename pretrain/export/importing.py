@@ -58,10 +58,12 @@ def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list
 
 
 def _dtype(source: SourceModel) -> torch.dtype:
-    """bf16 if that is what the weights are stored in, else fp32."""
-    stored = source.tensors.read(source.tensors.names()[0]).dtype
+    """bf16 if that is what the embedding is stored in, else fp32."""
+    stored = next(source.weights()).make().dtype
     if stored not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UserError(f"{source.directory} has weights of {stored}; only float types can be imported")
+        raise UserError(
+            f"{source.directory} has weights of {stored}; only fp32, bf16 and fp16 can be imported"
+        )
     return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
 
 

@@ -81,6 +81,12 @@ def stock(name: str, directory: Path, **changes: Any) -> None:
         if parameter.dim() == 1 and (parameter == 1).all():  # the norms' weights, which start at 1
             parameter.data.normal_(1, 0.3)
     model.save_pretrained(directory)
+    if name == "gpt2":  # as in older checkpoints, where the causal mask is among the weights
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(directory / "model.safetensors")
+        weights["transformer.h.0.attn.bias"] = torch.ones(1, 1, 48, 48, dtype=torch.bool).tril()
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def _difference(root: Path, name: str, variant: str, context: ParallelContext) -> float:

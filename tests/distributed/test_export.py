@@ -57,6 +57,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
     "normed-learned": {
         **GROUPED,
         **LEARNED,
+        "precision__dtype": "bf16",
         "attention__adapters": "[qk_norm, logit_scale]",
         "attention__frozen_heads": "{'1': 0.5}",
     },
