@@ -10,6 +10,7 @@ from __future__ import annotations
 from megatron_patches.errors import MethodError
 from megatron_patches.unfreeze import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
+from pretrain.config.initial_weights import check_initial_weights
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -34,7 +35,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
-    _check_initial_weights(config)
+    check_initial_weights(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
@@ -155,26 +156,6 @@ def _check_query_key(config: Config) -> None:
         config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
-
-
-def _check_initial_weights(config: Config) -> None:
-    """The file's model must be the one that is described."""
-    given = config.given_weights
-    if given is None:
-        return
-    described = config.resolved()["model"]
-    for key, value in given.model.items():
-        if key == "max_positions":
-            if config.data.sequence_length > value:
-                raise UserError(
-                    f"data.sequence_length={config.data.sequence_length} but the model in {given.path} has "
-                    f"{value} learned positions; set data.sequence_length={value} or less"
-                )
-        elif described[key] != value:
-            raise UserError(
-                f"model.{key}={described[key]} but the model in {given.path} has {value}; "
-                f"set model.{key}={value}"
-            )
 
 
 def _check_unfreeze_stage(config: Config) -> None:
