@@ -9,6 +9,8 @@ What is frozen, and how it is drawn
     orthonormal   (seed, layer, role, head) -> rows in float64, by
     exact           a QR whose bits depend on no BLAS, and
     structured      signed rows of Hadamard and cosine matrices
+    given         initial values from a file: those of a model that was trained before
+    bank          a recipe's rows, drawn or given
     shards        which heads a tensor-parallel rank owns, its rows, their digests
     score_recipe  the score matrices of a Synthesizer
 

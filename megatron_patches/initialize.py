@@ -20,13 +20,21 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.orthonormal import BankRecipe, rows_of_heads
+from megatron_patches.bank import bank_rows
+from megatron_patches.given import GivenWeights
+from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.shards import heads_of_rank, layer_shard
 from megatron_patches.streams import normal_rows
 from megatron_patches.synthesizer import SynthesizerSelfAttention
 
 
-def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
+def initialize_parameters(
+    model: GPTModel,
+    seed: int,
+    init_std: float,
+    recipe: BankRecipe | None,
+    given: GivenWeights | None = None,
+) -> None:
     """Fill every parameter of `model` in place and mark the tensor-parallel ones.
 
     Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
@@ -35,11 +43,15 @@ def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: B
     Args:
         recipe: of the bank that the Q and K of wholly trainable layers start from; None: they start like
             every other matrix.
+        given: values that take the place of drawn ones wherever it has them.
+
+    Raises:
+        MethodError: `given` cannot be read.
 
     DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
     gets it here.
     """
-    init = _Initializer(model, seed, init_std, recipe)
+    init = _Initializer(model, seed, init_std, recipe, given)
     init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)
     if model.position_embedding_type == "learned_absolute":
         init.replicated("embedding.position", model.embedding.position_embeddings.weight)
@@ -48,6 +60,9 @@ def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: B
         init.attention(name, layer.self_attention)
         init.column_parallel(f"{name}.mlp.fc1", layer.mlp.linear_fc1.weight)
         init.row_parallel(f"{name}.mlp.fc2", layer.mlp.linear_fc2.weight)
+        init.norm(f"{name}.norm1", layer.input_layernorm)
+        init.norm(f"{name}.norm2", layer.pre_mlp_layernorm)
+    init.norm("norm", model.decoder.final_layernorm)
     if not model.share_embeddings_and_output_weights:
         init.column_parallel("output", model.output_layer.weight)
 
@@ -55,8 +70,16 @@ def initialize_parameters(model: GPTModel, seed: int, init_std: float, recipe: B
 class _Initializer:
     """Draws this rank's part of each weight; one method per way of sharding."""
 
-    def __init__(self, model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None) -> None:
+    def __init__(
+        self,
+        model: GPTModel,
+        seed: int,
+        init_std: float,
+        recipe: BankRecipe | None,
+        given: GivenWeights | None,
+    ) -> None:
         self.seed = seed
+        self.given = given
         self.std = init_std
         self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
         self.recipe = recipe
@@ -65,19 +88,19 @@ class _Initializer:
 
     def replicated(self, name: str, weight: torch.nn.Parameter) -> None:
         rows, columns = weight.shape
-        self._fill(weight, normal_rows(self.seed, name, range(rows), columns, self.std))
+        self._fill(weight, self._rows(name, range(rows), columns, self.std))
 
     def column_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
         """Output rows are sharded: this rank owns a contiguous range of rows."""
         rows, columns = weight.shape
         mine = range(self.rank * rows, (self.rank + 1) * rows)
-        self._fill(weight, normal_rows(self.seed, name, mine, columns, self.std))
+        self._fill(weight, self._rows(name, mine, columns, self.std))
         set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
 
     def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
         """Input columns are sharded: draw whole rows, keep this rank's columns."""
         rows, columns = weight.shape
-        full = normal_rows(self.seed, name, range(rows), columns * self.size, self.residual_std)
+        full = self._rows(name, range(rows), columns * self.size, self.residual_std)
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
         set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
 
@@ -117,7 +140,7 @@ class _Initializer:
         if linear.trained_query_key is not None:
             head_dim = linear.recipe.head_dim
             rows = [
-                torch.from_numpy(rows_of_heads(linear.recipe, linear.layer, role, heads))
+                torch.from_numpy(bank_rows(linear.recipe, linear.layer, role, heads))
                 if linear.trains_from_bank
                 else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
                 for role, heads in linear.heads.trainable.items()
@@ -133,7 +156,21 @@ class _Initializer:
 
     def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
         rows = [head * head_dim + row for head in heads for row in range(head_dim)]
-        return normal_rows(self.seed, name, rows, columns, self.std)
+        return self._rows(name, rows, columns, self.std)
+
+    def norm(self, name: str, norm: torch.nn.LayerNorm) -> None:
+        """Weight 1 and bias 0, which it has already, or what is given."""
+        if self.given is not None:
+            for part in ("weight", "bias"):
+                parameter = getattr(norm, part)
+                rows = self.given.rows(f"{name}.{part}", range(len(parameter)))
+                self._fill(parameter, rows)
+
+    def _rows(self, name: str, rows: Sequence[int], columns: int, std: float) -> torch.Tensor:
+        """Rows of the full matrix called `name`, given or drawn: `[len(rows), columns]`."""
+        if self.given is not None and self.given.has(name):
+            return self.given.rows(name, rows)
+        return normal_rows(self.seed, name, rows, columns, std)
 
     @staticmethod
     def _fill(weight: torch.nn.Parameter, values: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -24,7 +24,7 @@ from megatron_patches.structured import dct_rows, hadamard_rows, is_power_of_two
 Role = Literal["query", "key"]
 
 SCOPES = ("head", "layer")
-INITS = ("orthogonal", "gaussian")
+INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
 
 # First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
@@ -42,10 +42,12 @@ class BankRecipe:
         seed: not negative.
         hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups is the
             number of key heads).
-        init: `orthogonal` or `gaussian`.
+        init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `bank`), not drawn.
         scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a `layer`'s role.
         construction: for `orthogonal`: one of CONSTRUCTIONS.
         gaussian_std: for `gaussian`; None is 1/sqrt(hidden_size), which makes E|q|² that of orthonormal rows.
+        given_sha256: for `pretrained`: what the file's header has for a digest.
+        given_path: for `pretrained`: where the file lies, which is no part of what the bank is.
 
     Raises:
         MethodError: a shape or name that cannot be; the message says which.
@@ -60,6 +62,8 @@ class BankRecipe:
     scope: str = "head"
     construction: str = "qr"
     gaussian_std: float | None = None
+    given_sha256: str | None = None
+    given_path: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -104,7 +108,11 @@ class BankRecipe:
 
     def as_dict(self) -> dict[str, int | float | str | None]:
         """The fields as plain values; `BankRecipe(**that)` is equal to this recipe."""
-        return asdict(self)
+        values = asdict(self)
+        del values["given_path"]
+        if self.given_sha256 is None:
+            del values["given_sha256"]
+        return values
 
     def num_heads(self, role: Role) -> int:
         """Heads of one role in a layer: query heads, or key heads (groups)."""
@@ -133,7 +141,8 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     Raises:
         MethodError: no such layer, role or head.
     """
-    _check_place(recipe, layer, role, heads)
+    check_place(recipe, layer, role, heads)
+    assert recipe.init != "pretrained", "these rows are read, not drawn: see `bank`"
     head_dim, hidden_size = recipe.head_dim, recipe.hidden_size
     construct = _gaussian_head if recipe.init == "gaussian" else _CONSTRUCTORS[recipe.construction]
     rows = np.empty((len(heads), head_dim, hidden_size))
@@ -152,7 +161,8 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     return rows.reshape(-1, hidden_size)
 
 
-def _check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
+def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
+    """Raises MethodError: no such layer, role or head."""
     if role not in ROLES:
         raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
     if layer < 0:

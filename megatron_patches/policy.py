@@ -19,7 +19,7 @@ from megatron_patches.layers import layer_range, spread
 from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES
 from megatron_patches.unfreeze import Unfreeze, phases_of_layers
 
-Init = Literal["default", "orthogonal", "gaussian"]
+Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
@@ -50,7 +50,8 @@ class QKPolicy:
 
     Attributes:
         init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`:
-            orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`.
+            orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`;
+            `pretrained`: as another model's training left them (see `given`).
         scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
             the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
             W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
@@ -164,6 +165,10 @@ class QKPolicy:
             raise MethodError(
                 f"attention.construction is '{self.construction}'; known constructions: {known}"
             )
+        if self.init == "pretrained" and self.trainable:
+            raise MethodError(
+                "attention: init 'pretrained' freezes Q and K as they are; to train them use vanilla"
+            )
         if self.gaussian_std is not None and (self.init != "gaussian" or self.gaussian_std <= 0):
             raise MethodError("attention.gaussian_std must be positive and belongs to init 'gaussian' only")
         if self.penalty and not (self.init == "orthogonal" and self.trainable):
@@ -242,6 +247,7 @@ VARIANTS: dict[str, QKPolicy] = {
     "gaussian": QKPolicy(init="gaussian", trainable=False),
     "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
     "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
+    "pretrained": QKPolicy(init="pretrained", trainable=False),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
     "unfreeze": QKPolicy(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from megatron_patches.errors import MethodError
+from megatron_patches.given import GivenWeights
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import QKPolicy
 from megatron_patches.score_recipe import ScoreRecipe
@@ -15,14 +17,22 @@ def bank_recipe(
     head_dim: int,
     num_attention_heads: int,
     num_query_groups: int,
+    given: GivenWeights | None = None,
 ) -> BankRecipe | None:
     """How the policy's Q and K rows are drawn, or None where they start like every other weight.
 
+    Args:
+        given: the file of a `pretrained` bank.
+
     Raises:
-        MethodError: the policy is impossible at these sizes.
+        MethodError: `pretrained` without a file or with one that cannot be read; the policy is impossible at
+            these sizes.
     """
     if policy.init == "default":
         return None
+    from_file = policy.init == "pretrained"
+    if from_file and given is None:
+        raise MethodError("it freezes Q and K as they were trained; set model.initial_weights to their file")
     return BankRecipe(
         seed=seed,
         hidden_size=hidden_size,
@@ -33,6 +43,8 @@ def bank_recipe(
         scope=policy.scope,
         construction=policy.construction,
         gaussian_std=policy.gaussian_std,
+        given_sha256=given.sha256 if given is not None and from_file else None,
+        given_path=str(given.path) if given is not None and from_file else None,
     )
 
 

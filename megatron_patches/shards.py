@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from megatron_patches.bank import bank_rows
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import orthonormality_error
-from megatron_patches.orthonormal import BankRecipe, Role, rows_of_heads
+from megatron_patches.orthonormal import BankRecipe, Role
 
 
 def heads_of_rank(
@@ -66,7 +67,7 @@ def layer_shard(
     split = split_heads(
         recipe.num_attention_heads, recipe.num_query_groups, groups, rank, tensor_parallel_size
     )
-    return torch.from_numpy(rows_of_heads(recipe, layer, role, split.frozen[role])).to(dtype)
+    return torch.from_numpy(bank_rows(recipe, layer, role, split.frozen[role])).to(dtype)
 
 
 @dataclass(frozen=True)

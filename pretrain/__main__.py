@@ -14,6 +14,8 @@ from pretrain.checkpoint.verb import checkpoint
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
+from pretrain.export.sample_verb import sample
+from pretrain.export.verb import export, import_
 from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import speaks_for_all
@@ -94,10 +96,15 @@ def train(
 
     loaded = load_config(config, overrides or [])
     ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
+    from pretrain.export.at_end import check_can_export, export_at_end
     from pretrain.training.loop import train as run_training
 
-    run_training(loaded, signals)
+    if loaded.checkpoint.export_at_end:
+        check_can_export(loaded)
+    state = run_training(loaded, signals)
     signals.ignore()
+    if loaded.checkpoint.export_at_end:
+        export_at_end(loaded, state)
 
 
 @app.command()
@@ -185,6 +192,9 @@ def doctor(
 
 app.command()(plan)
 app.command()(sweep)
+app.command()(export)
+app.command()(sample)
+app.command("import")(import_)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

@@ -53,6 +53,7 @@ FLOORS = (
     ("telemetry", "model", "data", "compare", "plan"),
     ("checkpoint", "doctor", "sweep"),
     ("training", "job"),
+    ("export",),
     ("evaluation",),
     ("__main__",),
 )

@@ -28,7 +28,7 @@ NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/di
 
 SECTIONS = {name: {*field.annotation.model_fields} for name, field in Config.model_fields.items()}
 SECTIONS["checkpoint"] |= {"load_universal"}  # a key of DeepSpeed's section of the same name
-FILE_ENDINGS = {"json", "yaml", "md", "py"}  # data.json is a file
+FILE_ENDINGS = {"json", "yaml", "md", "py", "safetensors"}  # data.json is a file
 
 
 def test_the_pages_are_found() -> None:

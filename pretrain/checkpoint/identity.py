@@ -41,6 +41,8 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
         "precision.dtype": config.precision.dtype,
         "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
     }
+    if config.given_weights is not None:  # what is in the file, wherever it lies
+        keys["model.initial_weights"] = config.given_weights.sha256
     schedule = config.policy().unfreeze
     if schedule:  # its fractions are of the run's length, which may otherwise change
         steps = last_steps(schedule, config.total_steps)

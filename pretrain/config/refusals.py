@@ -10,6 +10,7 @@ from __future__ import annotations
 from megatron_patches.errors import MethodError
 from megatron_patches.unfreeze import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
+from pretrain.config.initial_weights import check_initial_weights
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -35,6 +36,7 @@ def check_tree(config: Config) -> None:
     )
     _check_query_key(config)
     _check_profile(config)
+    check_initial_weights(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:

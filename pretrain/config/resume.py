@@ -83,6 +83,7 @@ NO_EFFECT = (
     "checkpoint.asynchronous",
     "checkpoint.verify",
     "checkpoint.fall_back",
+    "checkpoint.export_at_end",
 )
 CLASSES = {
     **dict.fromkeys(REFUSED, OnResume.REFUSED),

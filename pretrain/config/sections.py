@@ -81,6 +81,10 @@ class ModelSection(Section):
         description="Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
     )
     tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
+    initial_weights: PathLike | None = Field(
+        default=None,
+        description="File of `python -m pretrain import` that the weights start from; unset: drawn.",
+    )
 
 
 class OptimizerSection(Section):
@@ -254,6 +258,10 @@ class CheckpointSection(Section):
         default=False,
         description="Resume from the checkpoint before where the newest one is damaged, and keep that aside "
         "as step_X.damaged; else stop.",
+    )
+    export_at_end: bool = Field(
+        default=False,
+        description="Export the finished run's model for transformers, into RUN/exports.",
     )
 
 

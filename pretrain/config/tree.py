@@ -6,9 +6,11 @@ once the tree is there; `load` does both, and is the way to get a configuration.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from megatron_patches.given import GivenWeights
 from megatron_patches.orthonormal import BankRecipe
 from megatron_patches.policy import QKPolicy, policy_for
 from megatron_patches.recipes import bank_recipe, score_recipe
@@ -81,6 +83,12 @@ class Config(Section):
         tokens = self.schedule.tokens or 0
         return -(-tokens // self.tokens_per_step)
 
+    @cached_property
+    def given_weights(self) -> GivenWeights | None:
+        """What the weights start from; None: they are drawn."""
+        path = self.model.initial_weights
+        return None if path is None else GivenWeights(path)
+
     @property
     def bank_seed(self) -> int:
         """Seed of the Query/Key bank."""
@@ -143,6 +151,7 @@ class Config(Section):
             head_dim=self.head_dim,
             num_attention_heads=self.model.num_attention_heads,
             num_query_groups=self.num_query_groups,
+            given=self.given_weights,
         )
 
     def shape(self) -> ModelShape:

@@ -26,9 +26,9 @@ from pretrain.config.load import load_config
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.evaluation.trained_model import one_process
 from pretrain.evaluation.work import WorkDisplay
 from pretrain.model.build import build_model
+from pretrain.ranks.alone import one_process
 from pretrain.ranks.groups import ParallelContext
 
 LENGTH, BATCH, TEST_SEQUENCES = 32, 32, 512

@@ -10,8 +10,6 @@ nothing went wrong on the way is the run's own last validation loss, which the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +27,8 @@ from pretrain.data.inputs import read_blend
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError
 from pretrain.model.build import build_model
-from pretrain.ranks.environment import LaunchEnvironment
-from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.ranks.alone import ONE_PROCESS
+from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.runs.tags import VALIDATION_LOSS
@@ -39,8 +37,6 @@ from pretrain.training.held_out import held_out_losses
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 """How far, relatively, the loaded model may be from the run's own validation loss: rounding, no more."""
-
-ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")
 
 
 @dataclass(frozen=True)
@@ -58,17 +54,6 @@ class TrainedModel:
     model: GPTModel
     data: RunData
     validation_loss: float
-
-
-@contextmanager
-def one_process() -> Iterator[ParallelContext]:
-    """Process groups of this process alone, as `build_model` needs them."""
-    alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
-    context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
-    try:
-        yield context
-    finally:
-        shutdown_distributed(context)
 
 
 def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:

@@ -140,8 +140,9 @@ def _loaded(
 
     silence_expected_warnings()
     from pretrain.evaluation.groups import group_names
-    from pretrain.evaluation.trained_model import load_trained_model, one_process
+    from pretrain.evaluation.trained_model import load_trained_model
     from pretrain.evaluation.work import WorkDisplay
+    from pretrain.ranks.alone import one_process
     from pretrain.runs.finished import read_finished_run
 
     found = [read_finished_run(path) for path in runs]

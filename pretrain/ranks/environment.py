@@ -95,6 +95,16 @@ def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")}
 
 
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a process on its own, which neither meets these ranks nor reports for their job."""
+    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in (*ranks, "ORA_REFUSAL") and not name.startswith(("TORCHELASTIC_", "SLURM_"))
+    }
+
+
 def missing_nodes(
     missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
 ) -> dict[int, str | None]:

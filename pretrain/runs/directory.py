@@ -98,6 +98,11 @@ class RunDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def exports(self) -> Path:
+        """Exports of checkpoints, under the checkpoints' names."""
+        return self.path / "exports"
+
     def state(self) -> str | None:
         """RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
         return self.state_file.read_text().strip() if self.state_file.is_file() else None

@@ -20,9 +20,10 @@ from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.evaluation.approximation import Experiment, run_experiment
-from pretrain.evaluation.trained_model import load_trained_model, one_process
+from pretrain.evaluation.trained_model import load_trained_model
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
+from pretrain.ranks.alone import one_process
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import RunDirectory

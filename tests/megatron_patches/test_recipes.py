@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from megatron_patches.errors import MethodError
 from megatron_patches.policy import VARIANTS
 from megatron_patches.recipes import bank_recipe, score_recipe
 
@@ -13,6 +14,10 @@ SIZES = {"seed": 1, "hidden_size": 32, "head_dim": 8, "num_attention_heads": 4, 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_has_a_bank_or_scores_or_neither(variant: str) -> None:
     policy = VARIANTS[variant]
+    if policy.init == "pretrained":
+        with pytest.raises(MethodError, match=r"set model\.initial_weights"):
+            bank_recipe(policy, **SIZES)
+        return
     bank = bank_recipe(policy, **SIZES)
     scores = score_recipe(policy, seed=1, num_attention_heads=4, sequence_length=16)
     assert (bank is not None) == (policy.init != "default")

@@ -1,0 +1,158 @@
+"""How fast exported models read a prompt and write after it: a frozen one beside an ordinary one.
+
+    python -m benchmarks.inference [--config small] [--variants vanilla orthogonal] [--json FILE]
+    python -m benchmarks.inference --exports exported/vanilla exported/orthogonal
+
+Without --exports, untrained models of a shipped configuration are exported first: speed does not depend on
+the weights' values. Both go through transformers' `generate` parts: one forward pass over the prompt
+(prefill), then one token at a time with the cache of keys and values (decode). Frozen rows are stored like
+any others, so the two are the same computation: the ratio should be 1, and the last row, the first model
+again, shows how far chance takes it.
+
+Every round measures all models, one after the other, in an order that turns; ratios are of one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from megatron_patches.compat import silence_expected_warnings
+from pretrain.config.load import load_config
+from pretrain.export.packages import require_transformers
+
+
+@dataclass
+class Measured:
+    """One model, and tokens per second of every round."""
+
+    name: str
+    model: Any
+    prefill: list[float] = field(default_factory=list)
+    decode: list[float] = field(default_factory=list)
+
+
+def export_untrained(config_name: str, variant: str, out: Path) -> None:
+    """Weights as they are before the first step, and config.json."""
+    from pretrain.export.architectures import architecture_of
+    from pretrain.export.weight_files import write_weights
+    from pretrain.model.build import build_model
+    from pretrain.ranks.alone import one_process
+
+    overrides = [f"attention.variant={variant}", "data.directory=none", "precision.dtype=fp32"]
+    config = load_config(config_name, overrides)
+    architecture = architecture_of(config)
+    out.mkdir(parents=True)
+    with one_process() as context:
+        weights = list(architecture.weights(build_model(config, context)))
+        write_weights(out / "model.safetensors", weights, torch.float32)
+    (out / "config.json").write_text(json.dumps(architecture.config_json(0, "float32")))
+
+
+def load(directory: Path, device: str, dtype: torch.dtype) -> Any:
+    """The model, ready to generate."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+
+
+@torch.inference_mode()
+def measure(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[float, float]:
+    """(tokens per second of the prompt, of what follows)."""
+    started = clock(prompt.device)
+    output = model(prompt, use_cache=True, logits_to_keep=1)
+    read = clock(prompt.device)
+    for _ in range(tokens):
+        chosen = output.logits[:, -1:].argmax(-1)
+        output = model(chosen, past_key_values=output.past_key_values, use_cache=True)
+    written = clock(prompt.device)
+    return prompt.numel() / (read - started), tokens * len(prompt) / (written - read)
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, after all that was asked of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, rounds: int) -> None:
+    """One round to warm up, then `rounds` that count, each in another order."""
+    for number in range(rounds + 1):
+        turn = number % len(models)
+        for one in (*models[turn:], *models[:turn]):
+            prefill, decode = measure(one.model, prompt, tokens)
+            if number:
+                one.prefill.append(prefill)
+                one.decode.append(decode)
+
+
+def row(one: Measured, first: Measured) -> dict[str, Any]:
+    """Medians, and the median and range of the ratios to the first model, round by round."""
+    found: dict[str, Any] = {"model": one.name}
+    for kind in ("prefill", "decode"):
+        rates, base = getattr(one, kind), getattr(first, kind)
+        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+        found[f"{kind}_tokens_per_second"] = statistics.median(rates)
+        found[f"{kind}_ratio"] = statistics.median(ratios)
+        found[f"{kind}_ratio_range"] = [min(ratios), max(ratios)]
+    return found
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """One line a model."""
+    print(f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}")
+    for one in rows:
+        line = f"{one['model']:24}"
+        for kind in ("prefill", "decode"):
+            low, high = one[f"{kind}_ratio_range"]
+            line += f"{one[f'{kind}_tokens_per_second']:>14,.1f}"
+            line += f"{one[f'{kind}_ratio']:>10.3f} ({low:.3f}-{high:.3f})"
+        print(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--config", default="small", help="a shipped configuration")
+    parser.add_argument("--variants", nargs="+", default=["vanilla", "orthogonal"])
+    parser.add_argument("--exports", nargs="+", type=Path, help="directories to measure in their place")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens to read")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens to write")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    silence_expected_warnings()
+    require_transformers("benchmarks.inference")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
+    with tempfile.TemporaryDirectory() as directory:
+        exports = options.exports or [Path(directory) / name for name in options.variants]
+        if not options.exports:
+            for path in exports:
+                export_untrained(options.config, path.name, path)
+        models = [Measured(path.name, load(path, options.device, dtype)) for path in exports]
+        models.append(Measured(f"{exports[0].name} again", load(exports[0], options.device, dtype)))
+    vocabulary = models[0].model.config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    shape = (options.batch, options.prompt)
+    prompt = torch.randint(0, vocabulary, shape, generator=generator).to(options.device)
+    run_rounds(models, prompt, options.tokens, options.rounds)
+    rows = [row(one, models[0]) for one in models]
+    print_table(rows)
+    if options.json:
+        settings = {key: str(value) for key, value in vars(options).items() if value is not None}
+        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

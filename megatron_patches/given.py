@@ -1,0 +1,116 @@
+"""Initial values that are read from a file in place of being drawn: those of a model that was trained before.
+
+The file is safetensors. A tensor's name is that of the random stream which its rows would otherwise come from
+(see `initialize`), so that any rank reads just its own rows; norms have two, `.weight` and `.bias`. What is
+said in its header: the sizes of the model, and of W_Q and W_K the SHA-256 of every head, in float32. The
+SHA-256 of the header thus stands for the whole bank, and every head is checked when it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from megatron_patches.errors import MethodError
+
+FORMAT = "ora-initial-weights-1"
+
+
+def bank_name(layer: int, role: str) -> str:
+    """The tensor of W_Q or W_K of a layer, `[heads * head_dim, hidden]`."""
+    return f"layer.{layer}.attention.{role}"
+
+
+@dataclass(frozen=True)
+class GivenWeights:
+    """A file of initial weights. Raises MethodError, from any of these: it cannot be read, or is none."""
+
+    path: Path
+
+    @cached_property
+    def _header(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size <= 100_000_000 and len(content := file.read(size)) == size:
+                    return content
+        except OSError as error:
+            raise self._unreadable(error.strerror or str(error)) from error
+        raise self._unreadable("it is no safetensors file")
+
+    @cached_property
+    def _stated(self) -> dict[str, Any]:
+        try:
+            metadata = json.loads(self._header).get("__metadata__", {})
+            if metadata.get("format") == FORMAT:
+                return {name: json.loads(metadata[name]) for name in ("model", "heads")}
+        except (ValueError, AttributeError, KeyError) as error:
+            raise self._unreadable(f"its header cannot be read ({error})") from error
+        raise self._unreadable("`python -m pretrain import` did not make it")
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the header, which has the digests of the heads."""
+        return hashlib.sha256(self._header).hexdigest()
+
+    @property
+    def model(self) -> dict[str, Any]:
+        """Sizes of the model, by the keys of the configuration's section `model`."""
+        return dict(self._stated["model"])
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(json.loads(self._header))
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._names
+
+    def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
+        """Rows of a tensor in the given order, `[len(numbers), columns]`, in the type they are stored in."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                stored = file.get_slice(name)
+                pieces = [stored[first:end] for first, end in _runs(numbers)]
+                return torch.cat(pieces) if pieces else stored[0:0]
+        except (SafetensorError, OSError) as error:
+            raise self._unreadable(f"{name}: {error}") from error
+
+    def head(self, layer: int, role: str, head: int, head_dim: int) -> torch.Tensor:
+        """W_Q or W_K of one head, float32 `[head_dim, hidden]`, its digest compared."""
+        name = bank_name(layer, role)
+        rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
+        digests = self._stated["heads"].get(name, [])
+        if not head < len(digests) or head_digest(rows) != digests[head]:
+            raise self._unreadable(f"head {head} of {name} does not have the SHA-256 that its header says")
+        return rows
+
+    def _unreadable(self, problem: str) -> MethodError:
+        return MethodError(
+            f"model.initial_weights={self.path} cannot be used: {problem}; restore the file, or make it "
+            "again with `python -m pretrain import`"
+        )
+
+
+def head_digest(rows: torch.Tensor) -> str:
+    """SHA-256 of one head's rows in float32."""
+    return hashlib.sha256(rows.float().contiguous().numpy().data).hexdigest()
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Row numbers as ranges [first, end)."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1] = (runs[-1][0], number + 1)
+        else:
+            runs.append((number, number + 1))
+    return runs

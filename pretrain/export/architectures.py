@@ -1,0 +1,287 @@
+"""Which class of Hugging Face a run's model is, with its config.json and its weights under their names there.
+
+Rotary positions are Starcoder2 without biases, learned ones GPT2 with biases of zero: both have LayerNorms
+with biases before attention and MLP, an MLP of two matrices and the exact GELU, as megatron-core's layers
+here. With a norm of queries and keys they are subclasses of these two, which go with the export as a file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from megatron_patches.orthonormal import ROLES
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.export.projections import Part, gains, rows
+from pretrain.export.weight_files import Weight
+
+MODELING_FILE = "modeling_ora.py"
+PARTS: tuple[Part, ...] = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Architecture(ABC):
+    """A run's model in the words of one class of transformers.
+
+    Attributes:
+        normed: some heads' queries and keys have a norm, so that it is a subclass in MODELING_FILE.
+    """
+
+    config: Config
+    normed: bool
+
+    _stock_names: ClassVar[tuple[str, str]]
+    """Class and model type."""
+    _normed_names: ClassVar[tuple[str, str]]
+    """The same of the subclass."""
+    _final_norm: ClassVar[str]
+
+    @property
+    def class_name(self) -> str:
+        """What `AutoModelForCausalLM` makes of it."""
+        return self._normed_names[0] if self.normed else self._stock_names[0]
+
+    @property
+    def files(self) -> list[Path]:
+        """Code that goes with the export; empty where a stock class does."""
+        return [Path(__file__).with_name(MODELING_FILE)] if self.normed else []
+
+    def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
+        """The content of config.json; a document's end is also what a text begins after."""
+        names = self._normed_names if self.normed else self._stock_names
+        values: dict[str, Any] = {"architectures": [names[0]], "model_type": names[1]}
+        if self.normed:
+            module = MODELING_FILE.removesuffix(".py")
+            config_class = names[0].replace("ForCausalLM", "Config")
+            values["auto_map"] = {
+                "AutoConfig": f"{module}.{config_class}",
+                "AutoModelForCausalLM": f"{module}.{names[0]}",
+            }
+        return {
+            **values,
+            **self._sizes(),
+            "vocab_size": self.config.model.vocab_size,
+            "tie_word_embeddings": self.config.model.tied_embeddings,
+            "initializer_range": self.config.model.init_std,
+            "use_cache": True,
+            "bos_token_id": eod_id,
+            "eos_token_id": eod_id,
+            "dtype": dtype,
+            "torch_dtype": dtype,  # the same for transformers 4
+        }
+
+    def weights(self, model: GPTModel) -> Iterator[Weight]:
+        """Every tensor of the export, in the order of the model."""
+        yield from self._embeddings(model)
+        for number, layer in enumerate(model.decoder.layers):
+            yield from self._layer(number, layer)
+        yield from _norm(self._final_norm, model.decoder.final_layernorm)
+        if not self.config.model.tied_embeddings:
+            yield _whole("lm_head.weight", model.output_layer.weight)
+
+    def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
+        """{tensor: [first, end] of its rows that are Q or K of these groups}; rows are of W in W x."""
+        queries = self.config.model.num_attention_heads // self.config.num_query_groups
+        heads = [group * queries + head for group in groups for head in range(queries)]
+        found: dict[str, list[list[int]]] = {}
+        for role, numbers in zip(ROLES, (heads, list(groups)), strict=True):
+            name, places = self._rows_of(layer, role, numbers)
+            ranges = found.setdefault(name, [])
+            for place in places:
+                first, end = place * self.config.head_dim, (place + 1) * self.config.head_dim
+                if ranges and ranges[-1][1] == first:
+                    ranges[-1][1] = end
+                else:
+                    ranges.append([first, end])
+        return found
+
+    @abstractmethod
+    def _sizes(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _embeddings(self, model: GPTModel) -> Iterator[Weight]: ...
+
+    @abstractmethod
+    def _layer(self, number: int, layer: Any) -> Iterator[Weight]: ...
+
+    @abstractmethod
+    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
+        """The tensor that holds these heads of a role, and their places in it, counted in heads."""
+
+
+class Rotary(Architecture):
+    """Starcoder2."""
+
+    _stock_names = ("Starcoder2ForCausalLM", "starcoder2")
+    _normed_names = ("OraRotaryForCausalLM", "ora_rotary")
+    _final_norm = "model.norm"
+
+    def _sizes(self) -> dict[str, Any]:
+        model = self.config.model
+        base = float(model.rotary_base)
+        return {
+            "hidden_size": model.hidden_size,
+            "intermediate_size": self.config.ffn_hidden_size,
+            "num_hidden_layers": model.num_layers,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": self.config.num_query_groups,
+            "head_dim": self.config.head_dim,
+            "hidden_act": "gelu",
+            "max_position_embeddings": self.config.data.sequence_length,
+            "norm_epsilon": model.layernorm_epsilon,
+            "rope_parameters": {"rope_type": "default", "rope_theta": base},
+            "rope_theta": base,  # the same for transformers 4
+            "sliding_window": None,
+            "use_bias": False,
+            "attention_dropout": model.dropout,
+            "residual_dropout": model.dropout,
+            "embedding_dropout": model.dropout,
+        }
+
+    def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
+        yield _whole("model.embed_tokens.weight", model.embedding.word_embeddings.weight)
+
+    def _layer(self, number: int, layer: Any) -> Iterator[Weight]:
+        name, attention = f"model.layers.{number}", layer.self_attention
+        yield from _norm(f"{name}.input_layernorm", layer.input_layernorm)
+        for part in PARTS:
+            shape = (self._heads(part) * self.config.head_dim, self.config.model.hidden_size)
+            projection = f"{name}.self_attn.{part[0]}_proj"
+            yield Weight(f"{projection}.weight", shape, partial(_flat_rows, attention, part))
+            if self.normed and part != "value":
+                yield from _head_norm(f"{projection}.norm", attention, part, self._heads(part))
+        yield _whole(f"{name}.self_attn.o_proj.weight", attention.linear_proj.weight)
+        yield from _norm(f"{name}.post_attention_layernorm", layer.pre_mlp_layernorm)
+        yield _whole(f"{name}.mlp.c_fc.weight", layer.mlp.linear_fc1.weight)
+        yield _whole(f"{name}.mlp.c_proj.weight", layer.mlp.linear_fc2.weight)
+
+    def _heads(self, part: Part) -> int:
+        return self.config.model.num_attention_heads if part == "query" else self.config.num_query_groups
+
+    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
+        return f"model.layers.{layer}.self_attn.{role[0]}_proj.weight", heads
+
+
+class Learned(Architecture):
+    """GPT2, whose matrices are transposed, and whose every query head has a key and a value of its own."""
+
+    _stock_names = ("GPT2LMHeadModel", "gpt2")
+    _normed_names = ("OraLearnedForCausalLM", "ora_learned")
+    _final_norm = "transformer.ln_f"
+
+    def _sizes(self) -> dict[str, Any]:
+        model = self.config.model
+        return {
+            "n_embd": model.hidden_size,
+            "n_inner": self.config.ffn_hidden_size,
+            "n_layer": model.num_layers,
+            "n_head": model.num_attention_heads,
+            "n_positions": self.config.data.sequence_length,
+            "activation_function": "gelu",
+            "layer_norm_epsilon": model.layernorm_epsilon,
+            "resid_pdrop": model.dropout,
+            "embd_pdrop": model.dropout,
+            "attn_pdrop": model.dropout,
+        }
+
+    def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
+        yield _whole("transformer.wte.weight", model.embedding.word_embeddings.weight)
+        yield _whole("transformer.wpe.weight", model.embedding.position_embeddings.weight)
+
+    def _layer(self, number: int, layer: Any) -> Iterator[Weight]:
+        name, attention = f"transformer.h.{number}", layer.self_attention
+        width, inner = self.config.model.hidden_size, self.config.ffn_hidden_size
+        heads = self.config.model.num_attention_heads
+        yield from _norm(f"{name}.ln_1", layer.input_layernorm)
+        yield Weight(
+            f"{name}.attn.c_attn.weight",
+            (width, 3 * width),
+            lambda: torch.cat([_flat_rows(attention, part, heads) for part in PARTS]).t(),
+        )
+        yield _zeros(f"{name}.attn.c_attn.bias", 3 * width)
+        if self.normed:
+            for role in ROLES:
+                yield from _head_norm(f"{name}.attn.c_attn.{role}_norm", attention, role, heads)
+        yield _transposed(f"{name}.attn.c_proj.weight", attention.linear_proj.weight)
+        yield _zeros(f"{name}.attn.c_proj.bias", width)
+        yield from _norm(f"{name}.ln_2", layer.pre_mlp_layernorm)
+        yield _transposed(f"{name}.mlp.c_fc.weight", layer.mlp.linear_fc1.weight)
+        yield _zeros(f"{name}.mlp.c_fc.bias", inner)
+        yield _transposed(f"{name}.mlp.c_proj.weight", layer.mlp.linear_fc2.weight)
+        yield _zeros(f"{name}.mlp.c_proj.bias", width)
+
+    def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
+        count = self.config.model.num_attention_heads
+        if role == "query":
+            places = heads
+        else:  # the keys come after the queries, each repeated for its group's
+            repeats = count // self.config.num_query_groups
+            places = [count + group * repeats + copy for group in heads for copy in range(repeats)]
+        return f"transformer.h.{layer}.attn.c_attn.weight", places
+
+
+def architecture_of(config: Config) -> Architecture:
+    """The class that a run's model is.
+
+    Raises:
+        UserError: there is none.
+    """
+    policy = config.policy()
+    if policy.synthesizer:
+        raise UserError(
+            f"attention.variant={config.attention.variant} has learned scores in place of queries and keys, "
+            "and no class of transformers computes attention so: such a run cannot be exported"
+        )
+    normed = "qk_norm" in policy.adapters
+    if config.model.position_embedding == "rope":
+        return Rotary(config, normed)
+    width = config.model.num_attention_heads * config.head_dim
+    if width != config.model.hidden_size:
+        raise UserError(
+            f"GPT2, the class for learned positions, has heads of hidden_size / num_attention_heads, but "
+            f"model.head_dim={config.head_dim} makes {width} of model.hidden_size="
+            f"{config.model.hidden_size}: such a run cannot be exported (with rotary positions it could)"
+        )
+    return Learned(config, normed)
+
+
+def _whole(name: str, weight: torch.Tensor) -> Weight:
+    return Weight(name, tuple(weight.shape), lambda: weight)
+
+
+def _transposed(name: str, weight: torch.Tensor) -> Weight:
+    return Weight(name, tuple(weight.t().shape), weight.t)
+
+
+def _zeros(name: str, size: int) -> Weight:
+    make: Callable[[], torch.Tensor] = partial(torch.zeros, size)
+    return Weight(name, (size,), make)
+
+
+def _norm(name: str, norm: torch.nn.LayerNorm) -> Iterator[Weight]:
+    yield _whole(f"{name}.weight", norm.weight)
+    yield _whole(f"{name}.bias", norm.bias)
+
+
+def _flat_rows(attention: Any, part: Part, heads: int | None = None) -> torch.Tensor:
+    """`[heads * head_dim, hidden]`, those of a group repeated where there are to be more of them."""
+    own = rows(attention, part)
+    if heads is not None and len(own) != heads:
+        own = own.repeat_interleave(heads // len(own), dim=0)
+    return own.flatten(0, 1)
+
+
+def _head_norm(name: str, attention: Any, role: Any, heads: int) -> Iterator[Weight]:
+    gain = gains(attention, role)
+    gain = gain.repeat_interleave(heads // len(gain), dim=0)
+    normed = ~gain.isnan().any(dim=1, keepdim=True)
+    yield Weight(f"{name}.gain", tuple(gain.shape), lambda: gain.nan_to_num(1.0))
+    yield Weight(f"{name}.normed", tuple(normed.shape), normed.double)

@@ -1,0 +1,122 @@
+"""README.md of an export: what the model is, what was measured of it, what it is not, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def model_card(facts: Mapping[str, Any], name: str) -> str:
+    """The model card, from the content of export.json.
+
+    Args:
+        name: what the directory is called.
+    """
+    return "\n\n".join(
+        [
+            _FRONT_MATTER,
+            f"# {name}",
+            _summary(facts),
+            _table(facts),
+            _loading(facts, name),
+            _frozen(facts),
+            _agreement(facts),
+            _LIMITS,
+        ]
+    )
+
+
+_FRONT_MATTER = """---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- ora-pretrain
+- orthogonal-random-attention
+---"""
+
+
+def _summary(facts: Mapping[str, Any]) -> str:
+    return (
+        f"A GPT language model: run `{facts['run']}` at step {facts['step']:,}, attention variant "
+        f"`{facts['variant']}`. It was pretrained by ora-pretrain {facts['ora_pretrain']}, which trains GPTs "
+        "with frozen orthonormal Query/Key projections beside ordinary ones."
+    )
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    perplexity, tokens = facts["validation_perplexity"], facts["tokens"]
+    parameters, data = facts["parameters"], facts["data"]
+    trained = "not recorded at this step" if tokens is None else f"{tokens:,}"
+    quality = "not measured at this step" if perplexity is None else f"{perplexity:.2f}"
+    rows = {
+        "parameters, trained / frozen": f"{parameters['trainable']:,} / {parameters['frozen']:,}",
+        "training tokens": trained,
+        "data": f"{', '.join(data['names'])} ({', '.join(data['sources'])})",
+        "validation perplexity, on held-out text of the same data": quality,
+        "sequence length": f"{facts['sequence_length']:,}",
+        "seed": str(facts["seed"]),
+        "weights": facts["dtype"],
+    }
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def _loading(facts: Mapping[str, Any], name: str) -> str:
+    custom = facts["custom_code"]
+    trust = ", trust_remote_code=True" if custom else ""
+    why = (
+        "\n\nThe model normalises queries and keys, which no class of transformers does in this place: "
+        "`modeling_ora.py` does, so loading needs `trust_remote_code=True`."
+        if custom
+        else ""
+    )
+    return f"""## Loading it
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}"{trust})
+model = AutoModelForCausalLM.from_pretrained("{name}"{trust})
+inputs = tokenizer("Once upon a time", return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+```
+
+It is a `{facts["model"]}` to transformers.{why}"""
+
+
+def _frozen(facts: Mapping[str, Any]) -> str:
+    if not facts["frozen_rows"]:
+        return "## Frozen rows\n\nNone: every weight was trained."
+    folded = facts["folded"]
+    corrected = (
+        f" The trained corrections ({', '.join(folded)}) are folded into them: they are not the bank's rows."
+        if folded
+        else ""
+    )
+    recipe = facts["frozen_bank"]["recipe"]
+    return (
+        "## Frozen rows\n\nQuery and Key rows that were never trained are named in `export.json` "
+        f"(`frozen_rows`), with the recipe of their bank (seed {recipe['seed']}) and its digests.{corrected} "
+        "Nothing freezes them in transformers: training this model trains them too."
+    )
+
+
+def _agreement(facts: Mapping[str, Any]) -> str:
+    logits, tokenizer = facts["logits"], facts["tokenizer"]
+    return f"""## How well it agrees with the run
+
+Measured when it was exported, on held-out text:
+
+* logits in float32: largest difference {logits["difference"]:.2g} at a largest logit of
+  {logits["largest"]:.2g}, over {logits["compared"]:,} logits;
+* tokenizer: other ids in {tokenizer["different_ids"]} of {tokenizer["documents"]} documents
+  ({tokenizer["tokens"]:,} tokens), another text in {tokenizer["different_texts"]}."""
+
+
+_LIMITS = """## Limits
+
+* A base model: it continues text. It was not trained to follow instructions, nor to be safe, and
+  repeats what its data says, true or not.
+* Perplexity depends on the tokenizer and on the text: compare it only with models of the same both.
+* Nothing was evaluated beyond what stands above. Inputs longer than the sequence length were never
+  seen in training.
+"""

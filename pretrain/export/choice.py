@@ -1,0 +1,36 @@
+"""Which checkpoint of a run, and whether an export is still of it; imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pretrain.errors import UserError
+from pretrain.runs.directory import MARKER, RunDirectory, step_of
+
+FACTS = "export.json"
+CHECKPOINT_FACT = "checkpoint_modified_ns"
+"""The key of export.json by which a kept export knows that its checkpoint is still the same."""
+
+
+def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
+    """The run's complete checkpoint of a step, or its newest one.
+
+    Raises:
+        UserError: there is none.
+    """
+    complete = {step_of(path): path for path in run.complete_checkpoints()}
+    if not complete:
+        raise UserError(f"{run.path} has no complete checkpoint; train the run until it writes one")
+    if step is None:
+        return complete[max(complete)]
+    if step not in complete:
+        there = ", ".join(map(str, sorted(complete)))
+        raise UserError(
+            f"--step {step}: {run.path} has complete checkpoints of step {there} only; choose one of these"
+        )
+    return complete[step]
+
+
+def checkpoint_modified(checkpoint: Path) -> int:
+    """When the checkpoint was completed, in nanoseconds: another training of the same step has another."""
+    return (checkpoint / MARKER).stat().st_mtime_ns

@@ -1,0 +1,151 @@
+"""A run's model as a Hugging Face directory: weights, tokenizer, card, proof that it computes the same.
+
+    with one_process() as context:
+        facts = export_run(Path("runs/orthogonal"), Path("exported"), context)
+
+It is made in a directory beside the wanted one and renamed when all of it is there.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+import pretrain
+from pretrain.config.counting import count_attention, count_parameters
+from pretrain.config.phases import phase_at
+from pretrain.export.agreement import (
+    LogitAgreement,
+    compare_logits,
+    held_out_tokens,
+    own_logits,
+    require_agreement,
+)
+from pretrain.export.architectures import Architecture, architecture_of
+from pretrain.export.card import model_card
+from pretrain.export.choice import CHECKPOINT_FACT, FACTS, checkpoint_modified
+from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.packages import require_transformers, versions
+from pretrain.export.projections import folds
+from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
+from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
+from pretrain.export.weight_files import write_weights
+from pretrain.model.build import DTYPES
+from pretrain.ranks.groups import ParallelContext
+from pretrain.runs.directory import write_json, write_text_atomically
+
+NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
+"""How far, relative to the largest, a logit may be from our own, and where weights are rounded to bf16."""
+
+
+def export_run(
+    path: Path, out: Path, context: ParallelContext, step: int | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Export the run in `path` to the directory `out`, which must not be there yet.
+
+    Args:
+        step: of the checkpoint; None: the newest.
+        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights.
+
+    Returns:
+        The content of export.json.
+
+    Raises:
+        UserError: transformers is missing, `out` is there, no class of transformers is this model, the
+            checkpoint is damaged or another run's, or the exported model computes something else.
+        DataError: the shards that config.yaml names are not there.
+    """
+    require_transformers("export")
+    refuse_existing(out)
+    run = open_trained_run(path, step)
+    architecture = architecture_of(run.config)
+    modified = checkpoint_modified(run.checkpoint)
+    with made_beside(out) as directory:
+        model = load_model(run, context)
+        folded = _folded_adapters(run, model)
+        trained_in, same_bits = run.config.precision.dtype, _keeps_bits(run, folded)
+        dtype = dtype or (trained_in if same_bits else "fp32")
+        weight_bytes = write_weights(
+            directory / "model.safetensors", list(architecture.weights(model)), DTYPES[dtype]
+        )
+        _write_settings(run, architecture, dtype, directory)
+        tokens = held_out_tokens(run)
+        own = own_logits(model, tokens)
+        del model
+        logits = compare_logits(directory, tokens, own, custom=architecture.normed)
+        rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
+        require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
+        facts = _facts(run, architecture, dtype, folded, logits)
+        facts["weight_bytes"] = weight_bytes
+        facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory, architecture.normed).as_dict()
+        facts[CHECKPOINT_FACT] = modified
+        write_json(directory / FACTS, facts)
+        write_text_atomically(directory / "README.md", model_card(facts, out.name))
+    return facts
+
+
+def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, directory: Path) -> None:
+    """config.json, generation_config.json, the tokenizer, and code where the export has its own."""
+    eod_id, length = run.blend.eod_id, run.config.data.sequence_length
+    write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
+    ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
+    write_json(directory / "generation_config.json", ids)
+    write_tokenizer(run.blend.manifests[0], directory, length)
+    for file in architecture.files:
+        shutil.copyfile(file, directory / file.name)
+
+
+def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
+    """Names of the adapters that went into rows: those rows are no longer the bank's."""
+    layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
+    if not any(folds(linear) for linear in layers):
+        return []
+    return [name for name in run.config.policy().adapters if name != "qk_norm"]
+
+
+def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
+    """Whether every weight is stored as it was trained: a scale after a norm goes into the norm's gains."""
+    return not folded and not {"qk_norm", "logit_scale"} <= set(run.config.policy().adapters)
+
+
+def _facts(
+    run: TrainedRun, architecture: Architecture, dtype: str, folded: list[str], logits: LogitAgreement
+) -> dict[str, Any]:
+    """What export.json says of the weights: where from, which of them were frozen, how well they agree."""
+    config, loss = run.config, run.validation_loss
+    phase = phase_at(config, run.step).number
+    count = count_parameters(config.shape(), count_attention(config.shape(), config.policy(), phase))
+    groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups, phase)
+    ranges = [architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen]
+    return {
+        "ora_pretrain": pretrain.__version__,
+        "packages": {"torch": torch.__version__, **versions()},
+        "run": config.run.name,
+        "variant": config.attention.variant,
+        "attention": config.resolved()["attention"],
+        "seed": config.run.seed,
+        "step": run.step,
+        "tokens": run.record.get("tokens"),
+        "validation_loss": loss,
+        "validation_perplexity": None if loss is None else math.exp(loss),
+        "parameters": {"trainable": count.trainable, "frozen": count.frozen},
+        "sequence_length": config.data.sequence_length,
+        "data": {
+            "fingerprint": run.blend.fingerprint,
+            "names": sorted({manifest.name for manifest in run.blend.manifests}),
+            "sources": sorted({s for m in run.blend.manifests for s in m.sources("train")}),
+        },
+        "model": architecture.class_name,
+        "custom_code": architecture.normed,
+        "dtype": dtype,
+        "frozen_bank": dict(run.frozen_bank),
+        "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
+        "folded": folded,
+        "logits": logits.as_dict(),
+    }

@@ -1,0 +1,105 @@
+"""Text from an exported model, token by token as it comes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.errors import UserError
+from pretrain.export.packages import require_transformers
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        tokens: how many at most; a document's end ends the text before.
+        temperature: the logits are divided by it; 0 is greedy.
+        top_p: of the likeliest tokens, as few as have this probability together.
+        seed: of the draws; every prompt begins with it anew.
+    """
+
+    tokens: int = 100
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class Sampler:
+    """A model and its tokenizer, loaded once for any number of prompts.
+
+    Args:
+        directory: an export, or any directory of transformers.
+        trust_code: run code that lies in it: only that of an export of this program.
+
+    Raises:
+        UserError: transformers is missing, or cannot load it.
+    """
+
+    def __init__(self, directory: Path, trust_code: bool) -> None:
+        require_transformers("sample")
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        if not trust_code and (own_code := sorted(directory.glob("*.py"))):
+            raise UserError(
+                f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
+            )
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_code)
+            self.model = AutoModelForCausalLM.from_pretrained(
+                str(directory), trust_remote_code=trust_code, dtype="auto"
+            ).eval()
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"transformers cannot load {directory}: {reason}") from error
+        config = self.model.config
+        self.longest: int | None = getattr(config, "max_position_embeddings", None)
+        # Learned positions end there; rotary ones go on, into what training never saw.
+        self.ends_there = hasattr(config, "n_positions")
+
+    def write(self, prompt: str, sampling: Sampling) -> str:
+        """Print the prompt and what follows, as it comes; returns what follows.
+
+        Raises:
+            UserError: prompt and tokens are more than the model has positions for.
+        """
+        from transformers import TextStreamer
+
+        ids = self._ids(prompt, sampling.tokens)
+        torch.manual_seed(sampling.seed)
+        chosen: dict[str, Any] = {"do_sample": False}
+        if not sampling.greedy:
+            chosen = {
+                "do_sample": True,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": 0,
+            }
+        print(prompt, end="", flush=True)
+        with torch.inference_mode():
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=sampling.tokens,
+                streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
+                **chosen,
+            )
+        return str(self.tokenizer.decode(output[0, ids.size(1) :], skip_special_tokens=True))
+
+    def _ids(self, prompt: str, tokens: int) -> torch.Tensor:
+        ids = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ids = ids or [self.model.config.eos_token_id]  # an empty prompt: a document begins
+        if self.ends_there and self.longest is not None and len(ids) + tokens > self.longest:
+            raise UserError(
+                f"a prompt of {len(ids)} tokens and --tokens {tokens} are more than the {self.longest} "
+                "positions that the model has learned; give fewer"
+            )
+        return torch.tensor([ids])

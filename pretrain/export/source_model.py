@@ -1,0 +1,309 @@
+"""A Hugging Face directory read as a model of this program: Starcoder2 and GPT2 without biases.
+
+What is read is what `architectures` writes, turned around. A directory whose model computes anything else
+(biases that are not zero, another activation, scaled rotation) is refused, naming the first difference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from megatron_patches.given import bank_name
+from pretrain.errors import UserError
+from pretrain.export.weight_files import Weight
+
+MUST_BE: dict[str, dict[str, Any]] = {
+    "starcoder2": {"hidden_act": "gelu", "sliding_window": None},
+    "gpt2": {
+        "activation_function": "gelu",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+}
+"""Settings that have one value here; what a config.json leaves out has the class's default."""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "starcoder2": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": None,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.018042,
+        "residual_dropout": 0.0,
+        "rope_theta": 10000.0,
+    },
+    "gpt2": {
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+        "resid_pdrop": 0.1,
+        "n_inner": None,
+    },
+}
+
+
+class StoredTensors:
+    """The tensors of a directory's safetensors files, one or several, read one at a time.
+
+    Raises:
+        UserError: there is no such file, or one cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            names = json.loads(index.read_text())["weight_map"]
+            self._files = {name: directory / file for name, file in names.items()}
+            return
+        file = directory / "model.safetensors"
+        if not file.is_file():
+            raise UserError(f"{directory} has no model.safetensors; convert its weights to safetensors first")
+        with self._open(file) as opened:
+            self._files = dict.fromkeys(opened.keys(), file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def read(self, name: str) -> torch.Tensor:
+        """Raises UserError: there is no tensor of this name."""
+        if name not in self._files:
+            raise UserError(f"{self.directory} has no weight {name}")
+        with self._open(self._files[name]) as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises UserError: there is no tensor of this name."""
+        if name not in self._files:
+            raise UserError(f"{self.directory} has no weight {name}")
+        with self._open(self._files[name]) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def _open(self, file: Path) -> Any:
+        try:
+            return safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class SourceModel(ABC):
+    """A directory of one class.
+
+    Attributes:
+        settings: its config.json, with the class's defaults.
+    """
+
+    directory: Path
+    settings: dict[str, Any]
+    tensors: StoredTensors
+
+    bias_endings: ClassVar[tuple[str, ...]]
+    """How names of biases end that have to be zero, or not there."""
+
+    @cached_property
+    @abstractmethod
+    def model(self) -> dict[str, Any]:
+        """The section `model` of the configuration; `max_positions` where positions are learned."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[Weight]:
+        """Every weight under the name of its stream (see `megatron_patches.initialize`)."""
+
+    def check_biases(self) -> None:
+        """Raises UserError: a bias is not zero; our layers have none."""
+        for name in self.tensors.names():
+            if name.endswith(self.bias_endings) and torch.any(self.tensors.read(name)):
+                raise UserError(
+                    f"{self.directory}: {name} is not zero, and layers here have no such bias: it cannot be "
+                    "imported"
+                )
+
+    def check_shapes(self) -> None:
+        """Raises UserError: a weight is not there, or has another shape than config.json makes it."""
+        model = self.model
+        hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
+        queries, keys = (
+            model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_query_groups")
+        )
+        shapes = {
+            "embedding.word": (model["vocab_size"], hidden),
+            "embedding.position": (model.get("max_positions"), hidden),
+            "output": (model["vocab_size"], hidden),
+            "attention.query": (queries, hidden),
+            "attention.key": (keys, hidden),
+            "attention.value": (keys, hidden),
+            "attention.proj": (hidden, queries),
+            "mlp.fc1": (ffn, hidden),
+            "mlp.fc2": (hidden, ffn),
+        }
+        for weight in self.weights():
+            kind = re.sub(r"^layer\.\d+\.", "", weight.name)
+            if weight.shape != shapes.get(kind, (hidden,)):
+                raise UserError(
+                    f"{self.directory}: {weight.name} has the shape {weight.shape}, and its config.json "
+                    f"makes it {shapes.get(kind, (hidden,))}"
+                )
+
+    def _norm(self, ours: str, theirs: str) -> Iterator[Weight]:
+        for part in ("weight", "bias"):
+            yield self._whole(f"{ours}.{part}", f"{theirs}.{part}")
+
+    def _whole(self, ours: str, theirs: str) -> Weight:
+        return self._made(ours, theirs, lambda tensor: tensor)
+
+    def _made(self, ours: str, theirs: str, turn: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
+        """What `turn` makes of a tensor; its shape is found out without reading one."""
+        shape = tuple(turn(torch.empty(self.tensors.shape(theirs), device="meta")).shape)
+        return Weight(ours, shape, lambda: turn(self.tensors.read(theirs)))
+
+    def _output(self) -> Iterator[Weight]:
+        if not self.settings["tie_word_embeddings"]:
+            yield self._whole("output", "lm_head.weight")
+
+
+class Starcoder2Model(SourceModel):
+    """Rotary positions."""
+
+    bias_endings = ("_proj.bias", ".c_fc.bias")
+
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        given = self.settings
+        heads = given["num_attention_heads"]
+        rotation = given.get("rope_parameters") or {}
+        if rotation.get("rope_type", "default") != "default" or given.get("rope_scaling"):
+            raise UserError(
+                f"{self.directory}: its rotation is scaled, which it is not here: it cannot be imported"
+            )
+        return {
+            "num_layers": given["num_hidden_layers"],
+            "hidden_size": given["hidden_size"],
+            "num_attention_heads": heads,
+            "num_query_groups": given.get("num_key_value_heads") or heads,
+            "head_dim": given.get("head_dim") or given["hidden_size"] // heads,
+            "ffn_hidden_size": given["intermediate_size"],
+            "vocab_size": given["vocab_size"],
+            "position_embedding": "rope",
+            "rotary_base": int(rotation.get("rope_theta", given["rope_theta"])),
+            "layernorm_epsilon": given["norm_epsilon"],
+            "tied_embeddings": given["tie_word_embeddings"],
+        }
+
+    def weights(self) -> Iterator[Weight]:
+        yield self._whole("embedding.word", "model.embed_tokens.weight")
+        for number in range(self.model["num_layers"]):
+            ours, theirs = f"layer.{number}", f"model.layers.{number}"
+            yield from self._norm(f"{ours}.norm1", f"{theirs}.input_layernorm")
+            for part in ("query", "key", "value"):
+                yield self._whole(f"{ours}.attention.{part}", f"{theirs}.self_attn.{part[0]}_proj.weight")
+            yield self._whole(f"{ours}.attention.proj", f"{theirs}.self_attn.o_proj.weight")
+            yield from self._norm(f"{ours}.norm2", f"{theirs}.post_attention_layernorm")
+            yield self._whole(f"{ours}.mlp.fc1", f"{theirs}.mlp.c_fc.weight")
+            yield self._whole(f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj.weight")
+        yield from self._norm("norm", "model.norm")
+        yield from self._output()
+
+
+class GPT2Model(SourceModel):
+    """Learned positions; matrices are stored transposed."""
+
+    bias_endings = (".c_attn.bias", ".c_proj.bias", ".c_fc.bias")
+
+    @cached_property
+    def model(self) -> dict[str, Any]:
+        given = self.settings
+        return {
+            "num_layers": given["n_layer"],
+            "hidden_size": given["n_embd"],
+            "num_attention_heads": given["n_head"],
+            "num_query_groups": given["n_head"],
+            "head_dim": given["n_embd"] // given["n_head"],
+            "ffn_hidden_size": given["n_inner"] or 4 * given["n_embd"],
+            "vocab_size": given["vocab_size"],
+            "position_embedding": "learned",
+            "max_positions": given["n_positions"],
+            "layernorm_epsilon": given["layer_norm_epsilon"],
+            "tied_embeddings": given["tie_word_embeddings"],
+        }
+
+    def weights(self) -> Iterator[Weight]:
+        base = "transformer." if "transformer.wte.weight" in self.tensors else ""
+        yield self._whole("embedding.word", f"{base}wte.weight")
+        yield self._whole("embedding.position", f"{base}wpe.weight")
+        for number in range(self.model["num_layers"]):
+            ours, theirs = f"layer.{number}", f"{base}h.{number}"
+            yield from self._norm(f"{ours}.norm1", f"{theirs}.ln_1")
+            for place, part in enumerate(("query", "key", "value")):
+                turn = partial(_third, place=place)
+                yield self._made(f"{ours}.attention.{part}", f"{theirs}.attn.c_attn.weight", turn)
+            for name, matrix in (("attention.proj", "attn.c_proj"), ("mlp.fc1", "mlp.c_fc")):
+                yield self._made(f"{ours}.{name}", f"{theirs}.{matrix}.weight", torch.t)
+            yield from self._norm(f"{ours}.norm2", f"{theirs}.ln_2")
+            yield self._made(f"{ours}.mlp.fc2", f"{theirs}.mlp.c_proj.weight", torch.t)
+        yield from self._norm("norm", f"{base}ln_f")
+        yield from self._output()
+
+
+KINDS: dict[str, type[SourceModel]] = {"starcoder2": Starcoder2Model, "gpt2": GPT2Model}
+
+
+def open_source(directory: Path) -> SourceModel:
+    """The model in a directory of Hugging Face.
+
+    Raises:
+        UserError: it is none, of another class, or computes something that this program does not.
+    """
+    file = directory / "config.json"
+    try:
+        stated = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}); give a directory of Hugging Face") from error
+    kind = stated.get("model_type")
+    if kind not in KINDS:
+        raise UserError(
+            f"{directory} is a model of type {kind!r}; only {' and '.join(KINDS)} can be imported"
+        )
+    settings = {**DEFAULTS[kind], **stated}
+    for key, value in MUST_BE[kind].items():
+        if settings[key] != value:
+            raise UserError(
+                f"{directory}: its {key} is {settings[key]!r} and here it is {value!r}: it cannot be imported"
+            )
+    source = KINDS[kind](directory, settings, StoredTensors(directory))
+    try:
+        source.check_shapes()
+    except KeyError as error:
+        raise UserError(f"{file} does not say its {error.args[0]}") from error
+    source.check_biases()
+    return source
+
+
+def bank_names(source: SourceModel) -> list[str]:
+    """The tensors of W_Q and W_K."""
+    return [
+        bank_name(layer, role) for layer in range(source.model["num_layers"]) for role in ("query", "key")
+    ]
+
+
+def _third(fused: torch.Tensor, place: int) -> torch.Tensor:
+    """Queries, keys or values of GPT2's `[hidden, 3 * hidden]`, as rows."""
+    return fused.t().chunk(3)[place]

@@ -1,0 +1,128 @@
+"""The weights of a run that are exported: of which step, checked against what the checkpoint says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from megatron.core.models.gpt import GPTModel
+
+from data_pipeline.blend import Blend
+from pretrain.checkpoint.checkpoints import bank_digests
+from pretrain.checkpoint.format import read_about
+from pretrain.checkpoint.identity import check_bank
+from pretrain.checkpoint.verify import verify
+from pretrain.checkpoint.weights import load_weights
+from pretrain.config.load import load_config
+from pretrain.config.phases import phase_at
+from pretrain.config.tree import Config
+from pretrain.data.inputs import read_blend
+from pretrain.errors import UserError
+from pretrain.export.choice import find_checkpoint
+from pretrain.model.build import build_model
+from pretrain.ranks.alone import ONE_PROCESS
+from pretrain.ranks.groups import ParallelContext
+from pretrain.runs.directory import RunDirectory, step_of
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import VALIDATION_LOSS
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has a checkpoint, finished or not.
+
+    Attributes:
+        config: the run's own, but for ONE_PROCESS.
+        frozen_bank: recipe and digests of the bank, as the checkpoint states them.
+        blend: the data it was trained on; its manifests have the tokenizer.
+    """
+
+    path: Path
+    config: Config
+    checkpoint: Path
+    frozen_bank: Mapping[str, Any]
+    blend: Blend
+
+    @property
+    def step(self) -> int:
+        return step_of(self.checkpoint)
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What metrics.jsonl has of this step; empty where it has nothing."""
+        metrics = RunDirectory(self.path).metrics
+        if not metrics.is_file():
+            return {}
+        return next((record for record in read_metrics(metrics) if record["step"] == self.step), {})
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Nats per token of exactly these weights; None where they were not validated."""
+        loss: float | None = self.record.get(VALIDATION_LOSS.tag)
+        return loss
+
+
+def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
+    """The run in `path` at one of its checkpoints.
+
+    Args:
+        step: of the checkpoint; None: the newest.
+
+    Raises:
+        UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
+            config.yaml describes.
+        DataError: the shards that config.yaml names are not there.
+    """
+    run = RunDirectory(path)
+    if not run.config.is_file():
+        raise UserError(
+            f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
+        )
+    checkpoint = find_checkpoint(run, step)
+    keys, frozen_bank = _stated(checkpoint)
+    config = load_config(str(run.config), ONE_PROCESS)
+    _check_settings(checkpoint, keys, config)
+    return TrainedRun(path, config, checkpoint, frozen_bank, read_blend(config))
+
+
+def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
+    """The model in evaluation mode, in the run's compute dtype, its frozen bank regenerated and compared.
+
+    Raises:
+        UserError: the bank is not the one that was trained with, or the weights are not of this model.
+    """
+    model = build_model(run.config, context, phase_at(run.config, run.step).number)
+    live = {"recipe": bank_recipe(run.config), "sha256": bank_digests(model, context)}
+    check_bank(str(run.checkpoint), run.frozen_bank, live)
+    load_weights(run.checkpoint, model)
+    return model.eval()
+
+
+def bank_recipe(config: Config) -> dict[str, Any] | None:
+    """How the frozen bank, or what stands in its place, is drawn, as JSON; None where nothing is."""
+    recipe = config.recipe()
+    return None if recipe is None else dict(recipe.as_dict())
+
+
+def _stated(checkpoint: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Settings of the run, and its frozen bank, as a checkpoint states them; its files are checked first."""
+    verify(checkpoint, by_hash=True)
+    about = read_about(checkpoint)
+    return about.keys, about.frozen_bank
+
+
+def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
+    """config.yaml must describe the model of the checkpoint: a base of the rotation leaves no other trace."""
+    resolved = config.resolved()
+    for key, was in keys.items():
+        section, _, name = key.partition(".")
+        if name == "initial_weights":  # they are needed no more, but for a frozen bank, which has digests
+            continue
+        if section in ("model", "attention") and name in resolved[section] and resolved[section][name] != was:
+            raise UserError(
+                f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "
+                f"{resolved[section][name]}; restore the run's own config.yaml"
+            )

@@ -1,0 +1,23 @@
+"""One process without other ranks: how trained models are evaluated and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+
+ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")
+"""What is overridden in a run's config to build its model here, whatever layout trained it."""
+
+
+@contextmanager
+def one_process() -> Iterator[ParallelContext]:
+    """Process groups of this process alone, as `build_model` needs them."""
+    alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
+    context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
+    try:
+        yield context
+    finally:
+        shutdown_distributed(context)

@@ -1,0 +1,270 @@
+"""Exports of runs of any layout: stock classes load them and compute the same; samples; refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.errors import UserError
+from pretrain.export.cache import _remove_outdated, exported
+from pretrain.export.sampling import Sampler, Sampling
+from pretrain.runs.directory import RunDirectory
+from tests.command_line import assert_refused, cli
+from tests.ranks import run_ranks, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+pytest.importorskip("transformers")
+
+QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2, "schedule__steps": 4}
+PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
+LEARNED = {"model__position_embedding": "learned"}
+GROUPED = {"model__num_query_groups": 2}
+TWO_RANKS: dict[str, dict[str, Any]] = {
+    "vanilla": {**PARALLEL, **LEARNED, **GROUPED, "attention__variant": "vanilla"},
+    "hybrid": {
+        **PARALLEL,
+        "attention__variant": "hybrid",
+        "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
+        "attention__adapters": "[core, low_rank]",
+    },
+    "penalty": {
+        "attention__variant": "orthogonal_penalty",
+        "deepspeed__config": "zero3",
+        "precision__dtype": "bf16",
+    },
+    "unfreeze": {"attention__variant": "unfreeze"},
+}
+ONE_RANK: dict[str, dict[str, Any]] = {
+    "orthogonal": {"checkpoint__every": 2},
+    "learned": {**LEARNED, **GROUPED, "precision__dtype": "bf16"},
+    "folded": {
+        **GROUPED,
+        "attention__adapters": "[logit_scale, core, low_rank]",
+        "model__head_dim": 16,
+        "model__tied_embeddings": "false",
+    },
+    "normed": {
+        **GROUPED,
+        "attention__adapters": "[qk_norm, logit_scale, low_rank]",
+        "attention__frozen_heads": "{'0': 0.5, '1': 1}",
+    },
+    "normed-learned": {
+        **GROUPED,
+        **LEARNED,
+        "precision__dtype": "bf16",
+        "attention__adapters": "[qk_norm, logit_scale]",
+        "attention__frozen_heads": "{'1': 0.5}",
+    },
+    "scores": {"attention__variant": "synthesizer_random", "schedule__steps": 1, "schedule__warmup_steps": 1},
+    "wide": {**LEARNED, "model__head_dim": 16, "schedule__steps": 1, "schedule__warmup_steps": 1},
+}
+CLASSES = {
+    "orthogonal": "Starcoder2ForCausalLM",
+    "learned": "GPT2LMHeadModel",
+    "folded": "Starcoder2ForCausalLM",
+    "normed": "OraRotaryForCausalLM",
+    "normed-learned": "OraLearnedForCausalLM",
+    "vanilla": "GPT2LMHeadModel",
+    "hybrid": "Starcoder2ForCausalLM",
+    "penalty": "Starcoder2ForCausalLM",
+    "unfreeze": "Starcoder2ForCausalLM",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture(scope="module")
+def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
+    """{name: export.json or refusal} of all runs, each exported to runs/out/NAME."""
+
+    def all_of(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
+        return [
+            tiny_overrides(tiny_shards, runs, name, **{**QUIET, **more}) for name, more in changes.items()
+        ]
+
+    states = run_ranks(2, "tests.distributed.export_worker:train_all", {"runs": all_of(TWO_RANKS)})
+    assert states == ["finished"] * len(TWO_RANKS)
+    exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
+    exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]
+    exports["earlier"] = [str(runs / "orthogonal"), {"step": 2}]
+    exports["never saved"] = [str(runs / "orthogonal"), {"step": 3}]
+    payload = {
+        "runs": all_of(ONE_RANK),
+        "exports": exports,
+        "out": str(runs / "out"),
+        "bf16": str(runs / "penalty"),
+        "run": str(runs / "unfreeze"),
+    }
+    answers: dict[str, Any] = run_ranks(1, "tests.distributed.export_worker:export_all", payload)
+    assert answers["states"] == ["finished"] * len(ONE_RANK)
+    return answers
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
+    facts = found[name]
+    assert facts["model"] == CLASSES[name]
+    assert facts["dtype"] == ("bf16" if name in ("learned", "penalty") else "fp32")
+    assert facts["logits"]["difference"] <= 2e-6 and facts["logits"]["same_token"] == 1
+    assert facts["logits"]["largest"] > 0.5 and facts["logits"]["compared"] == 2 * 32 * 512
+    assert facts["tokenizer"]["documents"] > 50
+    assert facts["tokenizer"]["different_ids"] == facts["tokenizer"]["different_texts"] == 0
+
+
+def test_heads_in_other_places_would_have_been_seen(found: dict[str, Any]) -> None:
+    assert found["swapped"] > 1e-4
+
+
+def test_weights_of_bf16_have_the_bits_of_the_checkpoint(found: dict[str, Any]) -> None:
+    assert found["bits"] == dict.fromkeys(found["bits"], True) and len(found["bits"]) == 4
+
+
+def test_rounding_is_asked_for_and_measured(found: dict[str, Any]) -> None:
+    assert found["rounded"]["dtype"] == "bf16"
+    assert 1e-4 < found["rounded"]["logits"]["difference"] < 0.05
+    assert found["rounded"]["weight_bytes"] * 2 == found["orthogonal"]["weight_bytes"]
+
+
+def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> None:
+    attention = "model.layers.{}.self_attn.{}_proj.weight"
+    whole = {attention.format(layer, role): [[0, 32]] for layer in (0, 1) for role in "qk"}
+    assert found["orthogonal"]["frozen_rows"] == whole and found["orthogonal"]["folded"] == []
+    rows = found["hybrid"]["frozen_rows"]  # heads 1 and 3 of layer 0; 1, 2 and 3 of layer 1
+    assert rows[attention.format(0, "q")] == [[8, 16], [24, 32]]
+    assert rows[attention.format(1, "k")] == [[8, 32]]
+    assert found["hybrid"]["folded"] == ["core", "low_rank"]
+    # GPT2: keys after queries, each of the two key heads twice.
+    assert found["learned"]["frozen_rows"]["transformer.h.0.attn.c_attn.weight"] == [[0, 64]]
+    assert found["vanilla"]["frozen_rows"] == {}
+    bank = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())[
+        "frozen_bank"
+    ]
+    assert found["hybrid"]["frozen_bank"] == bank
+    stored = json.loads((runs / "out/hybrid/export.json").read_text())
+    assert stored == found["hybrid"]
+
+
+def test_facts_are_those_of_the_step(found: dict[str, Any], runs: Path) -> None:
+    summary = json.loads((runs / "orthogonal/summary.json").read_text())
+    facts = found["orthogonal"]
+    assert (facts["step"], facts["tokens"]) == (summary["step"], summary["tokens"])
+    assert facts["validation_perplexity"] == pytest.approx(summary["validation"]["perplexity"], rel=1e-12)
+    assert (found["earlier"]["step"], found["earlier"]["validation_perplexity"]) == (2, None)
+    card = (runs / "out/orthogonal/README.md").read_text()
+    assert f"{facts['validation_perplexity']:.2f}" in card and "frozen_rows" in card
+    assert "not measured at this step" in (runs / "out/earlier/README.md").read_text()
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(found: dict[str, Any], runs: Path) -> None:
+    assert "no class of transformers computes attention so" in found["scores"]
+    assert "model.head_dim=16 makes 64 of model.hidden_size=32" in found["wide"]
+    assert "complete checkpoints of step 2, 4 only" in found["never saved"]
+    assert "frozen digest mismatch" in found["spoilt"]["bank"] and "seed=1235" in found["spoilt"]["bank"]
+    assert "written with model.rotary_base=10000 but config.yaml has 20000" in found["spoilt"]["config"]
+    names = {path.name for path in (runs / "out").iterdir()}
+    assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "learned", "normed"])
+def test_the_cache_of_keys_and_values_gives_the_same_text(
+    found: dict[str, Any], runs: Path, name: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        runs / "out" / name, trust_remote_code=found[name]["custom_code"], dtype=torch.float32
+    )
+    ids = torch.tensor([[5, 77, 300]])
+    made = model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    with torch.no_grad():
+        for length in range(3, made.size(1)):
+            assert made[0, length] == model(made[:, :length], use_cache=False).logits[0, -1].argmax()
+
+
+def test_the_seed_decides_what_is_drawn(
+    found: dict[str, Any], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sampler = Sampler(runs / "out/orthogonal", trust_code=False)
+    first, again = (sampler.write("The", Sampling(tokens=12, seed=3)) for _ in range(2))
+    other = sampler.write("The", Sampling(tokens=12, seed=4))
+    greedy = sampler.write("The", Sampling(tokens=12, temperature=0, seed=3))
+    narrow = sampler.write("The", Sampling(tokens=12, top_p=1e-6, seed=3))
+    assert first == again != other and greedy == narrow != first
+    assert capsys.readouterr().out == "".join(
+        f"The{text}\n" for text in (first, again, other, greedy, narrow)
+    )
+    sampler.write("", Sampling(tokens=1))  # begins a document
+
+
+def test_sampling_says_what_it_cannot_do(found: dict[str, Any], runs: Path) -> None:
+    with pytest.raises(UserError, match=r"more than the 32 positions that the model has learned"):
+        Sampler(runs / "out/learned", trust_code=False).write("The", Sampling(tokens=32))
+    with pytest.raises(UserError, match=r"has code of its own, modeling_ora.py: .* --trust-code"):
+        Sampler(runs / "out/normed", trust_code=False)
+    with pytest.raises(UserError, match="is an export, which is of one step"):
+        exported(runs / "out/orthogonal", step=4)
+    with pytest.raises(UserError, match="neither a run directory nor an export"):
+        exported(runs / "out")
+
+
+def test_an_export_whose_checkpoint_was_written_anew_is_made_again(found: dict[str, Any], runs: Path) -> None:
+    run = RunDirectory(runs / "orthogonal")
+    kept, gone = (run.exports / f"step_{step:08d}" for step in (4, 3))
+    for directory in (kept, gone):
+        shutil.copytree(runs / "out/orthogonal", directory)
+    assert exported(run.path) == kept and not gone.exists()
+    marker = run.checkpoint(4) / "COMPLETE"
+    os.utime(marker)
+    _remove_outdated(run)
+    assert not kept.exists()
+
+
+def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
+    """Two ranks train and rank 0 exports; `sample` takes that export, and says what it was told to."""
+    overrides = tiny_overrides(tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true")
+    done = train_on_warm_ranks(overrides, ranks=2)
+    assert done.returncode == 0, done.stderr
+    export = runs / "at-end/exports/step_00000004"
+    assert f"exported: {export}: Starcoder2ForCausalLM of step 4" in done.stdout
+    made = (export / "export.json").stat().st_mtime_ns
+    prompts = runs / "prompts.txt"
+    prompts.write_text("Return\n\nclass A\n")
+    arguments = [
+        "sample",
+        str(runs / "at-end"),
+        "--prompt",
+        "The",
+        "--prompt-file",
+        str(prompts),
+        "--tokens",
+        "8",
+    ]
+    greedy = cli([*arguments, "--greedy"])
+    assert greedy.returncode == 0, greedy.stderr
+    texts = greedy.stdout.split("\n\n")
+    assert len(texts) == 3
+    for text, prompt in zip(texts, ("The", "Return", "class A"), strict=True):
+        assert text.startswith(prompt) and len(text) > len(prompt) + 1
+    assert (export / "export.json").stat().st_mtime_ns == made
+
+
+def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(tiny_shards: Path, runs: Path) -> None:
+    overrides = tiny_overrides(
+        tiny_shards,
+        runs,
+        "refused",
+        attention__variant="synthesizer_random",
+        checkpoint__export_at_end="true",
+    )
+    done = train_on_warm_ranks(overrides, ranks=1)
+    assert_refused(done, "checkpoint.export_at_end: attention.variant=synthesizer_random")
+    assert not (runs / "refused").exists()

@@ -1,0 +1,135 @@
+"""Models of transformers as the beginning of a run: the same logits, Q and K frozen, under any layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from tests.distributed.import_worker import REFUSED
+from tests.ranks import run_ranks
+from tests.tiny import tiny_overrides
+
+pytest.importorskip("transformers")
+
+QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2, "schedule__steps": 3}
+GROUPED = {"model__num_query_groups": 2, "model__tied_embeddings": "false"}
+PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("imported")
+
+
+def without_model(shards: Path, runs: Path, name: str, **changes: object) -> list[str]:
+    """Overrides of a tiny run whose model section is somebody else's."""
+    overrides = tiny_overrides(shards, runs, name, **{**QUIET, **changes})
+    return [one for one in overrides if not one.startswith("model.") or one.startswith("model.dropout")]
+
+
+@pytest.fixture(scope="module")
+def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
+    payload = {
+        "root": str(root),
+        "source": tiny_overrides(tiny_shards, root, "source", **QUIET, **GROUPED),
+        "overrides": without_model(tiny_shards, root, "imported", data__sequence_length=48),
+    }
+    answer: dict[str, Any] = run_ranks(1, "tests.distributed.import_worker:import_all", payload)
+    assert answer["source"] == "finished"
+    return answer
+
+
+@pytest.fixture(scope="module")
+def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
+    """One run on one rank and the same on two, both gone on with; then with other weights in its place."""
+
+    def run(name: str, directory: str = "imported", **changes: object) -> tuple[str, list[str]]:
+        return str(root / directory / "config.yaml"), without_model(tiny_shards, root, name, **changes)
+
+    more = {"schedule__steps": 5}
+    one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
+    two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
+    return [
+        *run_ranks(1, "tests.distributed.import_worker:train_all", one),
+        *run_ranks(2, "tests.distributed.import_worker:train_all", two),
+    ]
+
+
+@pytest.mark.parametrize("variant", ["pretrained", "vanilla"])
+@pytest.mark.parametrize("name", ["starcoder2", "gpt2"])
+def test_what_was_imported_computes_the_same(found: dict[str, Any], name: str, variant: str) -> None:
+    assert found[f"{name} {variant}"] <= 1e-5  # of logits of about 5
+
+
+def test_the_bank_of_an_export_comes_back_bit_for_bit(found: dict[str, Any], root: Path) -> None:
+    (file,) = (root / "source").glob("checkpoints/*/checkpoint.json")
+    saved = json.loads(file.read_text())["frozen_bank"]["sha256"]
+    assert len(saved) == 4 and found["bank"] == saved
+
+
+def test_it_trains_under_any_layout_and_goes_on(
+    trained: list[str], found: dict[str, Any], root: Path
+) -> None:
+    assert trained[:2] == trained[3:] == ["finished"] * 2
+    results = []
+    for name in ("one", "two"):
+        last = sorted((root / name).glob("checkpoints/step_*"))[-1]
+        bank = json.loads((last / "checkpoint.json").read_text())["frozen_bank"]
+        assert bank["sha256"] == found["bank"] and bank["recipe"]["init"] == "pretrained"
+        assert "given_path" not in bank["recipe"]
+        results.append(json.loads((root / name / "summary.json").read_text()))
+    one, two = (result["validation"]["loss"] for result in results)
+    assert one == pytest.approx(two, rel=1e-5) and results[0]["step"] == 5
+    source = json.loads((root / "source/summary.json").read_text())["validation"]["loss"]
+    assert one < source - 0.05  # it went on from there
+
+
+def test_other_weights_are_another_run(trained: list[str]) -> None:
+    assert "model." in trained[2] and "but this run has" in trained[2]
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    {
+        "activation": "its activation_function is 'gelu_new' and here it is 'gelu'",
+        "window": "its sliding_window is 16",
+        "scaled": "its rotation is scaled",
+        "bias": "model.layers.1.mlp.c_fc.bias is not zero",
+        "exists": "exists already",
+        "type": "is a model of type 'llama'; only starcoder2 and gpt2",
+        "shape": "layer.0.mlp.fc1 has the shape (128, 32), and its config.json makes it (96, 32)",
+        "silent": "does not say its num_hidden_layers",
+        "no weights": "has no model.safetensors",
+    }.items(),
+)
+def test_a_model_that_computes_something_else_is_refused(
+    found: dict[str, Any], case: str, words: str
+) -> None:
+    assert words in found["refusals"][case] and found["refusals"].keys() == REFUSED.keys()
+
+
+def test_the_file_must_fit_and_be_whole(found: dict[str, Any], root: Path) -> None:
+    config = str(root / "imported/config.yaml")
+    with pytest.raises(UserError, match=r"num_layers=1 but the model in .* has 2; set model\.num_layers=2"):
+        load_config(config, ["model.num_layers=1"])
+    with pytest.raises(UserError, match=r"attention\.variant=pretrained: .* set model\.initial_weights"):
+        load_config(config, ["model.initial_weights=null"])
+    with pytest.raises(UserError, match="cannot be used: No such file"):
+        load_config(config, [f"model.initial_weights={root / 'gone'}"])
+    with pytest.raises(UserError, match=r"set data\.sequence_length=48 or less"):
+        load_config(str(root / "gpt2-imported/config.yaml"), ["data.sequence_length=49"])
+    spoilt = root / "spoilt.safetensors"
+    content = bytearray((root / "imported/weights.safetensors").read_bytes())
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    start = 8 + int.from_bytes(content[:8], "little") + header["layer.1.attention.key"]["data_offsets"][0]
+    content[start + 5] ^= 1
+    spoilt.write_bytes(content)
+    given = load_config(config, [f"model.initial_weights={spoilt}"]).given_weights
+    assert given is not None and given.head(1, "key", 1, 8).shape == (8, 32)
+    with pytest.raises(ValueError, match=r"head 0 of layer\.1\.attention\.key does not have the SHA-256"):
+        given.head(1, "key", 0, 8)

@@ -1,0 +1,131 @@
+"""tokenizer.json from SentencePiece models: the same ids and texts, whatever is written in a text."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from data_pipeline.errors import DataError
+from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.tokenizer import identify
+from pretrain.errors import UserError
+from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
+from tests.conftest import data_pipeline
+from tests.tiny import VOCAB_SIZE
+
+pytest.importorskip("transformers")
+
+HOSTILE = (
+    "",
+    " ",
+    "  two  spaces  ",
+    "\n\n\ttabs\r\n",
+    "</s> and <s> and <unk> and <0x41> written out",
+    "naïve café, Привет, 你好, 👩‍👩‍👧, \u0000 \ufeff",
+    "0123456789" * 30,
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab" * 20,
+    "def f(x):\n    return x  # " + "z" * 300,
+)
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def manifest(
+    request: pytest.FixtureRequest, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Manifest:
+    if request.param == "bpe":
+        return read_manifest(tiny_shards)
+    directory = tmp_path_factory.mktemp("unigram") / "shards"
+    size = ("--vocab-size", VOCAB_SIZE, "--model-type", "unigram")
+    corpus = tiny_shards.parent / "corpus"
+    data_pipeline("train-tokenizer", corpus, "--out", directory.parent / "tokenizer", *size)
+    shutil.copytree(tiny_shards, directory)  # whose ids it decodes to texts as good as any
+    shutil.copy(directory.parent / "tokenizer.model", directory / "tokenizer.model")
+    return replace(read_manifest(tiny_shards), directory=directory)
+
+
+@pytest.fixture(scope="module")
+def exported(manifest: Manifest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(manifest, out, model_max_length=32)
+    return out
+
+
+def load(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(directory))
+
+
+def test_hostile_texts_have_the_ids_of_training(manifest: Manifest, exported: Path) -> None:
+    own = sentencepiece.SentencePieceProcessor(model_file=str(manifest.tokenizer_path))
+    tokenizer = load(exported)
+    for text in HOSTILE:
+        ids = own.encode(text)
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
+        assert tokenizer.decode(ids) == own.decode(ids) == text
+    assert tokenizer("no </s> here")["input_ids"] == own.encode("no </s> here")  # and nothing is added
+
+
+def test_documents_end_and_begin_with_the_end_of_document(manifest: Manifest, exported: Path) -> None:
+    tokenizer = load(exported)
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == manifest.tokenizer.eod_id == 2
+    assert len(tokenizer) == manifest.tokenizer.vocab_size and tokenizer.model_max_length == 32
+
+
+def test_held_out_text_is_compared(manifest: Manifest, exported: Path) -> None:
+    found = compare_tokenizers([manifest], exported, custom=False)
+    assert found.documents > 50 and found.tokens > 10_000
+    assert found.different_ids == found.different_texts == 0
+    assert not (exported / "tokenizer.model").exists()
+
+
+def test_what_differs_is_counted_and_the_model_goes_along(manifest: Manifest, tmp_path: Path) -> None:
+    write_tokenizer(manifest, tmp_path, model_max_length=32)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    if content["model"]["type"] == "BPE":
+        del content["model"]["merges"][:3]
+    else:
+        content["model"]["vocab"][300][1] = 0.0
+    file.write_text(json.dumps(content))
+    found = compare_tokenizers([manifest], tmp_path, custom=False)
+    assert 0 < found.different_ids <= found.documents and found.different_texts == 0
+    assert (tmp_path / "tokenizer.model").read_bytes() == manifest.tokenizer_path.read_bytes()
+
+
+def test_a_tokenizer_json_goes_as_it_is(manifest: Manifest, exported: Path, tmp_path: Path) -> None:
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (stored / name).write_bytes((exported / name).read_bytes())
+    same = replace(manifest, directory=stored, tokenizer=identify(stored / "tokenizer.json"))
+    out = tmp_path / "out"
+    out.mkdir()
+    write_tokenizer(same, out, model_max_length=32)
+    assert (out / "tokenizer.json").read_bytes() == (stored / "tokenizer.json").read_bytes()
+    assert load(out).eos_token == "</s>"
+
+
+def test_models_of_other_kinds_are_refused(manifest: Manifest, tmp_path: Path) -> None:
+    words = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["one two three four five six"] * 9),
+        model_writer=words,
+        model_type="word",
+        vocab_size=9,
+        minloglevel=2,
+    )
+    other = replace(manifest, directory=tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(words.getvalue())
+    with pytest.raises(UserError, match=r"is a word model, which tokenizer\.json cannot hold"):
+        write_tokenizer(other, tmp_path, model_max_length=32)
+    (tmp_path / "tokenizer.model").write_bytes(b"no model")
+    with pytest.raises(DataError, match="is not a SentencePiece model"):
+        write_tokenizer(other, tmp_path, model_max_length=32)

@@ -1,0 +1,78 @@
+"""The files of an export that need no model: safetensors as its own package reads them; what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain.errors import UserError
+from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.weight_files import Weight, write_weights
+from tests.ranks import ROOT, rank_environment
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_safetensors_reads_what_was_written(tmp_path: Path, dtype: torch.dtype) -> None:
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    tensors = {
+        "a.weight": torch.randn(3, 5, dtype=torch.float64).t(),  # not contiguous
+        "b": torch.randn(7).bfloat16(),
+        "ünïcode": torch.randn(2, 1, 4),
+    }
+    weights = [
+        Weight(name, tuple(tensor.shape), lambda tensor=tensor: tensor) for name, tensor in tensors.items()
+    ]
+    written = write_weights(tmp_path / "model.safetensors", weights, dtype)
+    found = load_file(tmp_path / "model.safetensors")
+    assert written == sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == dtype and torch.equal(found[name], tensor.to(dtype))
+
+
+def test_one_weight_is_made_at_a_time(tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    def make(number: int) -> torch.Tensor:
+        alive.append(number)
+        return torch.full((4,), float(number))
+
+    weights = [Weight(str(number), (4,), lambda number=number: make(number)) for number in range(3)]
+    assert alive == []
+    write_weights(tmp_path / "model.safetensors", weights, torch.float32)
+    assert alive == [0, 1, 2]
+
+
+def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "new/export"
+    with pytest.raises(ValueError, match="half way"), made_beside(out) as directory:
+        (directory / "half").write_text("")
+        raise ValueError("half way")
+    assert list(out.parent.iterdir()) == []
+    with made_beside(out) as directory:
+        (directory / "whole").write_text("")
+    assert [path.name for path in out.parent.iterdir()] == ["export"] and (out / "whole").is_file()
+    assert out.stat().st_mode & 0o777 == (tmp_path / "new").stat().st_mode & 0o777
+    with pytest.raises(UserError, match="exists already"):
+        refuse_existing(out)
+    with pytest.raises(UserError, match="cannot write beside"), made_beside(out / "whole/x"):
+        pass
+
+
+@pytest.mark.parametrize("arguments", [["export", "runs/x", "--out", "y"], ["sample", "runs/x"]])
+def test_without_transformers_the_extra_is_named(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['transformers'] = None\n"  # what Python does for a package that cannot be found
+        "from pretrain.export.packages import require_transformers\n"
+        f"require_transformers({arguments[0]!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=rank_environment(), capture_output=True, text=True
+    )
+    assert f"{arguments[0]} needs the package transformers" in done.stderr
+    assert "pip install 'ora-pretrain[export]'" in done.stderr
