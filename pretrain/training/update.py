@@ -37,6 +37,7 @@ class GuardedUpdate:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._allowed: bool | None = None  # None: nobody has decided, as while DeepSpeed loads a checkpoint
+        self._largest_norm = math.inf
         self._decided: Update | None = None
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_adamw)
 
@@ -45,12 +46,15 @@ class GuardedUpdate:
         self._hook.remove()
         del self._engine
 
-    def make(self, allowed: bool) -> Update:
+    def make(self, allowed: bool, largest_norm: float = math.inf) -> Update:
         """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
+
+        A norm above `largest_norm` does not move them either. Of what is `allowed` and how large the norm may
+        be, all ranks must say the same.
 
         Costs no transfer from the device and no collective beyond DeepSpeed's own and reading the norm.
         """
-        self._allowed, self._decided = allowed, None
+        self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()
         self._allowed = None
         if self._decided is not None:
@@ -70,4 +74,4 @@ class GuardedUpdate:
     def _decide(self, allowed: bool) -> Update:
         norm = float(self._engine.optimizer._global_grad_norm)
         norm = norm if norm >= 0 else math.inf  # NaN too
-        return Update(allowed and math.isfinite(norm), norm)
+        return Update(allowed and math.isfinite(norm) and norm <= self._largest_norm, norm)
