@@ -226,7 +226,9 @@ def check_files(path: Path) -> None:
     """UserError if a file of the checkpoint `path` is missing or has another size than its marker says."""
     try:
         files = json.loads((path / MARKER).read_text())
-    except ValueError as error:
+        if not isinstance(files, dict) or not all(isinstance(size, int) for size in files.values()):
+            raise ValueError("it does not name files with their sizes")
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path / MARKER} is damaged ({error}); remove {path} to resume from an older checkpoint"
         ) from error
