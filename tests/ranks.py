@@ -38,6 +38,15 @@ def run_ranks(ranks: int, target: str, payload: dict[str, Any], timeout: float =
         return json.loads(result.read_text())
 
 
+def function_on_warm_ranks(
+    ranks: int, target: str, payload: dict[str, Any], timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
+    """The same, of ranks that are to end in their own way: exit code, and what they said."""
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = [target, json.dumps(payload), str(Path(directory) / "result.json")]
+        return _on_warm_ranks(ranks, "function", arguments, timeout)
+
+
 def train_on_warm_ranks(
     overrides: Sequence[str], ranks: int, timeout: float = 500
 ) -> subprocess.CompletedProcess[str]:

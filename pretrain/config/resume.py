@@ -56,8 +56,10 @@ EFFECTIVE = (
     "checkpoint.every",
     "checkpoint.keep_last",
     "stability.max_skipped",
+    "stability.spike_factor",
     "telemetry.every",
     "telemetry.tensorboard",
+    "telemetry.wandb",
     "telemetry.variance_window",
     "deepspeed.config",  # another ZeRO stage is refused
     "deepspeed.overrides",  # the same

@@ -4,5 +4,6 @@ environment  what the launcher says: rank, world size, meeting point, nodes (no 
 devices      CPU or GPU, and why not
 groups       process groups, this rank's device, seeds, small collectives
 launch       `--local-ranks N`: start the ranks of one machine and end them together
+watch        which rank did not come to a collective
 signals      SIGTERM, SIGUSR1 and Ctrl-C become flags that the loop reads
 """

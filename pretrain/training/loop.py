@@ -52,7 +52,11 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         run.enter_phase_of(position.step + 1)
         result, asked = train_step(run, position, signals)
         position = position.after_step(
-            config.data.global_batch_size, config.tokens_per_step, updated=result.updated
+            config.data.global_batch_size,
+            config.tokens_per_step,
+            result.loss,
+            result.gradient_norm,
+            updated=result.updated,
         )
         require_good_step(run, position, result)
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
@@ -60,17 +64,18 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         state = FINISHED if position.step == config.total_steps else asked if result.updated else None
         validation = None
         if state == FINISHED or _due(position.step, config.data.validate_every):
+            run.watch.at(f"the validation after step {position.step}")
             validation = held_out_losses(run.engine, run.data, config, run.context)
         saved, seconds_checkpoint = None, None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
-            saved = run.checkpoints.save(run.engine, position)
+            saved = run.save(position)
             seconds_checkpoint = time.perf_counter() - started
         run.record(StepRecord(position, result, seconds_checkpoint, validation))
         if saved is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.checkpoints.commit(saved, proven=validation is not None)
+            run.commit(saved, proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -84,14 +89,22 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     rate *= run.trainer.phase.learning_rate_factor
     set_learning_rate(run.engine, rate)
     started = time.perf_counter()
+    run.watch.at(f"step {step}, reading its batch")
     batch = run.batches.at(position.consumed_samples)
     seconds_data = time.perf_counter() - started
+    run.watch.at(f"step {step}, forward and backward")
     loss, auxiliary = accumulate_gradients(run, batch, step)
     _synchronize(device)
     seconds_forward_backward = time.perf_counter() - started - seconds_data
+    run.watch.at(f"step {step}, its loss over all ranks")
     loss, auxiliary, asked = _agree_on(run, loss, auxiliary, signals)
     mark = time.perf_counter()
-    update = run.trainer.update.make(allowed=bool(np.isfinite([loss, *auxiliary.values()]).all()))
+    run.watch.at(f"step {step}, its update")
+    factor = config.stability.spike_factor
+    finite = bool(np.isfinite([loss, *auxiliary.values()]).all())
+    update = run.trainer.update.make(
+        finite and loss <= position.usual_loss.limit(factor), position.usual_norm.limit(factor)
+    )
     _synchronize(device)
     seconds_optimizer = time.perf_counter() - mark
     seconds = StepSeconds(
@@ -141,10 +154,15 @@ def _agree_on(
     """Loss and terms over all ranks, and the state that a signal to any rank asks for (one small all-reduce).
 
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
+
+    Raises:
+        UserError: on every rank, if one of them cannot go on.
     """
     context = run.context
-    own = [loss, float(signals.stop), float(signals.continue_later), *auxiliary.values()]
-    loss_total, stop, continue_later, *totals = agree(own, context.device)
+    own = [loss, float(signals.stop), float(signals.continue_later), float(run.in_trouble())]
+    loss_total, stop, continue_later, trouble, *totals = agree([*own, *auxiliary.values()], context.device)
+    if trouble > 0:
+        run.trouble.tell()
     terms = {name: total / context.data_parallel_size for name, total in zip(auxiliary, totals, strict=True)}
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     return loss_total / context.world_size, terms, asked

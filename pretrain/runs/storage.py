@@ -1,0 +1,73 @@
+"""What a file system's refusal means, in a sentence: which file, what is needed and what there is."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "your quota there is used up: make room, or have it raised",
+    errno.EFBIG: "a file may not become so large there: raise the limit (`ulimit -f`), or use another place",
+    errno.EIO: "the storage itself reports an error: have it checked, or use another place",
+    errno.EROFS: "it is mounted read-only: have it mounted for writing, or use another place",
+    errno.EACCES: "get the permission to write there",
+}
+OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
+"""Error numbers that say nothing about the path that was given, and all about where it lies."""
+_NOT_STORAGE = (ConnectionError, TimeoutError, InterruptedError, ChildProcessError, ProcessLookupError)
+_TORCH_ARCHIVE = ("inline_container", "unexpected pos", "PytorchStreamWriter")
+"""In the errors of torch.save, whose writer in C++ does not tell why a write has failed."""
+
+
+def as_os_error(error: BaseException) -> OSError | None:
+    """`error` as what a file system answered; None if it is something else."""
+    if isinstance(error, OSError):
+        return None if isinstance(error, _NOT_STORAGE) else error
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in _TORCH_ARCHIVE):
+        return OSError(0, "a file could not be written to its end")
+    return None
+
+
+def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
+    """One sentence for an error in writing.
+
+    Args:
+        place: named where the error does not name its file.
+        needed: bytes that were to be written there in all, 0 if that is not known.
+    """
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
+    free = free_bytes(path)
+    room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
+    if needed:
+        room = f"about {size_text(needed)} are needed and {room}"
+    full = not error.errno and free is not None and free < max(needed, 1)
+    remedy = _REMEDIES.get(errno.ENOSPC if full else error.errno or 0, "mend that")
+    reason = os.strerror(errno.ENOSPC) if full else error.strerror or type(error).__name__
+    return (
+        f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on from the "
+        "newest complete checkpoint"
+    )
+
+
+def free_bytes(path: Path) -> int | None:
+    """Bytes that this user may still write on the file system of `path`, quotas aside; None if not known."""
+    for there in (path.absolute(), *path.absolute().parents):
+        try:
+            found = os.statvfs(there)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+    return None
+
+
+def size_text(number: float) -> str:
+    """Bytes in the decimal unit that leaves one to three digits before the point."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
