@@ -9,15 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import run_steps, train
-from pretrain.training.open_run import open_run
+from pretrain.training.open_run import Run, open_run
 
 
 def on_a_full_disk(payload: dict[str, Any]) -> None:
-    """Fill the disk when the second checkpoint, a record after step 2 or the end is about to be written."""
+    """Fill the disk when the second checkpoint, a record after step 2 or the end is about to be written.
+
+    The second checkpoint finds room for its larger half: of two ranks one can write its part.
+    """
     filler = Path(payload["filler"])
     moments = {"save": "the checkpoint of step 8", "record": "step 2, its update"}
     try:
@@ -25,9 +30,12 @@ def on_a_full_disk(payload: dict[str, Any]) -> None:
             told = run.watch.at
 
             def at(place: str) -> None:
-                if place == moments.get(payload["moment"]):
-                    _fill(filler, leave=1 << 16 if payload["moment"] == "save" else 0)
                 told(place)
+                if place == moments.get(payload["moment"]):
+                    leave = _larger_half(run) if payload["moment"] == "save" else 0
+                    if run.context.is_first:
+                        _fill(filler, leave)
+                    dist.barrier()  # now it is full for all
 
             run.watch.at = at  # type: ignore[method-assign]
             state = run_steps(run, StopSignals())
@@ -50,6 +58,14 @@ def with_a_limit_on_files(payload: dict[str, Any]) -> None:
 def _refused(error: UserError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
+
+
+def _larger_half(run: Run) -> int:
+    """Bytes: two thirds of the newest checkpoint."""
+    run.checkpoints.wait()
+    newest = run.checkpoints.newest()
+    assert newest is not None
+    return 2 * sum(file.stat().st_size for file in newest.iterdir()) // 3
 
 
 def _fill(filler: Path, leave: int) -> None:
