@@ -33,6 +33,7 @@ from step_contenders import VOCABULARY, Layout, Shape, benchmark_config  # noqa:
 
 from pretrain.checkpoint.bank import bank_digests  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
+from pretrain.checkpoint.trouble import Trouble  # noqa: E402
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
@@ -107,7 +108,7 @@ class Bench:
         self.trainer = Trainer(self.config, context)
         bank = bank_digests(self.trainer.engine.module, context)
         identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
-        self.checkpoints = Checkpoints(self.config, context, identity, None)
+        self.checkpoints = Checkpoints(self.config, context, identity, None, Trouble(context.device))
         generator = torch.Generator().manual_seed(context.rank)
         size = (shape.batch, shape.length + 1)
         self.tokens = torch.randint(0, VOCABULARY, size, generator=generator).to(context.device)

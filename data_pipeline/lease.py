@@ -39,16 +39,34 @@ class BusyError(DataError):
 
 @dataclass(frozen=True)
 class Holder:
-    """A process. `space`: its host and, in a container, its own numbering of processes."""
+    """A process. `space`: its host and, in a container, its own numbering of processes.
+
+    In a Slurm job `job` is the job's number, with the cluster's name where it has one, and `restarts` counts
+    how often the job was requeued before; otherwise they are "" and 0.
+    """
 
     host: str
     space: str
     pid: int
+    job: str = ""
+    restarts: int = 0
 
     @classmethod
     def this(cls) -> Holder:
         space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
-        return cls(socket.gethostname(), space, os.getpid())
+        number, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(
+            socket.gethostname(),
+            space,
+            os.getpid(),
+            f"{number} of {cluster}" if number and cluster else number,
+            int(restarts) if restarts.isdigit() else 0,
+        )
+
+    def __str__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}{job}"
 
     def is_here(self) -> bool:
         """Whether it is a process of this machine."""
@@ -56,7 +74,10 @@ class Holder:
         return (self.host, self.space) == (here.host, here.space)
 
     def is_gone(self) -> bool:
-        """Certainly gone: it was of this machine, and is not there any more."""
+        """Certainly gone: of this machine and not there any more, or of an earlier start of this job."""
+        here = Holder.this()
+        if self.job and self.job == here.job and self.restarts < here.restarts:
+            return True
         if not self.is_here():
             return False
         try:
@@ -89,6 +110,7 @@ class Lease:
         self._what = what
         self._wait = wait_seconds
         self._ended = threading.Event()
+        self._lost = False
         self._renewal = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> Lease:
@@ -108,8 +130,8 @@ class Lease:
             elif time.monotonic() >= deadline:
                 waited = f" after {self._wait:.0f} s of waiting" if self._wait else ""
                 raise BusyError(
-                    f"process {holder.pid} on {holder.host} is {self._what}{waited}; leave it to that "
-                    f"one, or end it and run this again ({self._path} is its lock)",
+                    f"{holder} is {self._what}{waited}; leave it to that one, or end it and run this again "
+                    f"({self._path} is its lock)",
                     certain=holder.is_here(),
                 )
             else:
@@ -124,7 +146,13 @@ class Lease:
         self._ended.set()
         self._renewal.join()
         with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+            if self._is_own():
+                self._path.unlink(missing_ok=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has taken it over, since this one was suspended for too long."""
+        return self._lost
 
     def holder(self) -> Holder | None:
         """Who holds it now, if anybody does.
@@ -134,6 +162,17 @@ class Lease:
         """
         state = self._state()
         return state[0] if state is not None else None
+
+    def age(self) -> float | None:
+        """Seconds since its last renewal, by the file server's clock; None if nobody holds it.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        try:
+            return self._server_time() - os.stat(self._path).st_mtime
+        except FileNotFoundError:
+            return None
 
     def _create(self) -> bool:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +214,17 @@ class Lease:
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_EVERY):
             with contextlib.suppress(OSError):
+                if not self._is_own():
+                    self._lost = True
+                    return
                 os.utime(self._path)
+
+    def _is_own(self) -> bool:
+        """Whether this process still holds it. OSError: it cannot be read, so nobody knows."""
+        try:
+            return Holder(**json.loads(self._path.read_bytes())) == Holder.this()
+        except (FileNotFoundError, ValueError, TypeError):
+            return False
 
 
 def held(path: Path, what: str) -> Lease:

@@ -2,6 +2,7 @@
 
 checkpoints  save, commit, keep the last few
 saving       one save on a thread behind the training
+trouble      what one rank alone could not write, and all must stop for
 resuming     find the newest, prove it whole and the run's own
 format       the files, and every way in which they can be wrong
 writing      snapshot in host memory, then files, without collectives

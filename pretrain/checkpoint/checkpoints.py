@@ -13,15 +13,15 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.layout import Layout
-from pretrain.checkpoint.resuming import together
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
+from pretrain.checkpoint.trouble import Trouble
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -44,15 +44,22 @@ class Checkpoints:
     Args:
         identity: what they say of the run, `run_identity(...)`.
         resumed: the one that the run goes on from, if any.
+        trouble: takes what this rank could not write.
     """
 
     def __init__(
-        self, config: Config, context: ParallelContext, identity: dict[str, Any], resumed: Path | None
+        self,
+        config: Config,
+        context: ParallelContext,
+        identity: dict[str, Any],
+        resumed: Path | None,
+        trouble: Trouble,
     ) -> None:
         self.run = RunDirectory(config.run_path)
         self.config = config
         self.context = context
         self.identity = identity
+        self.trouble = trouble
         self._unproven = None if resumed is None or (resumed / PROVEN).exists() else resumed
         self._buffer = HostBuffer()
         self._saving: Saving | None = None
@@ -85,11 +92,10 @@ class Checkpoints:
         path = self.run.checkpoint(position.step)
         waited = self.wait()
 
-        def make_room() -> None:
-            if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
+        if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
+            with self.trouble.writing(path):
                 shutil.rmtree(path)
-
-        together(make_room)
+        self.trouble.settle()
         snapshot = take_snapshot(engine, self.context, self._buffer)
         self._saving = Saving(
             path,
@@ -130,10 +136,58 @@ class Checkpoints:
     def wait(self) -> float:
         """Until no rank has a save under way (collective); the seconds for which this rank's was.
 
-        Ranks tell each other now and then that they still wait, so that no collective waits for a disk.
-
         Raises:
             UserError: on every rank, if one could not write; nothing of that checkpoint is left.
+        """
+        path = self._path_under_way()
+        waited, someone_failed = self._wait_for_all()
+        if someone_failed:
+            self._clear(path)
+            self.trouble.tell()
+        return waited
+
+    def has_failed(self) -> bool:
+        """Whether this rank could not write its part; also takes note of a save that has ended well.
+
+        That it failed is trouble, for which all ranks must stop.
+        """
+        saving = self._saving
+        if saving is None or saving.running:
+            return False
+        if saving.error is None and saving.proven and self.context.is_first:
+            try:
+                self._mark_proven_late(saving.path)
+            except OSError as error:
+                saving.error = error
+        if saving.error is not None:
+            self._note(saving, saving.error)
+            return True
+        self._saving = None
+        if self._behind:
+            self._written = SaveSeconds(saving.seconds_write, self._stall + saving.seconds_write)
+        return False
+
+    def end(self, abandoned: bool) -> None:
+        """The run stops: leave nothing of a save under way, unless it comes to its end (collective).
+
+        One that may not count yet does not. What the ranks cannot write is trouble, and not raised.
+
+        Args:
+            abandoned: it is not to count in any case, and its files are no more this run's to remove.
+        """
+        path = self._path_under_way()
+        if self._saving is not None and (abandoned or not self._saving.may_count):
+            self._saving.abandon()
+        self._wait_for_all()
+        self._clear(None if abandoned else path)
+
+    def _wait_for_all(self) -> tuple[float, bool]:
+        """Until no save is under way or one has failed (collective).
+
+        Ranks tell each other now and then that they still wait, so that no collective waits for a disk.
+
+        Returns:
+            Seconds for which this rank's was under way; whether a rank could not write.
         """
         started, waited = time.perf_counter(), 0.0
         while True:
@@ -143,47 +197,14 @@ class Checkpoints:
             failed = self.has_failed()
             waiting = self._saving is not None and not failed
             someone_waits, someone_failed = agree([float(waiting), float(failed)], self.context.device)
-            if someone_failed > 0:
-                self.give_up()
-            if someone_waits == 0:
-                return waited
+            if someone_failed > 0 or someone_waits == 0:
+                return waited, someone_failed > 0
 
-    def has_failed(self) -> bool:
-        """Whether this rank could not write its part; also takes note of a save that has ended well.
+    def _path_under_way(self) -> Path | None:
+        return self._saving.path if self._saving is not None else None
 
-        If a rank has failed, all must `give_up`.
-        """
-        saving = self._saving
-        if saving is None or saving.running:
-            return False
-        if saving.error is None and saving.proven and self.context.is_first:
-            saving.error = self._mark_proven_late(saving.path)
-        if saving.error is not None:
-            if not isinstance(saving.error, (OSError, UserError)):
-                raise saving.error
-            return True
-        self._saving = None
-        if self._behind:
-            self._written = SaveSeconds(saving.seconds_write, self._stall + saving.seconds_write)
-        return False
-
-    def give_up(self) -> NoReturn:
-        """Stop everywhere for what a rank could not write (collective).
-
-        Raises:
-            UserError: on every rank, that of the first rank that has failed.
-        """
-        saving, sentence = self._saving, None
-        if saving is not None and not saving.running and saving.error is not None:
-            sentence = self._sentence(saving, saving.error)
-        sentences: list[str | None] = [None] * self.context.world_size
-        dist.all_gather_object(sentences, sentence)
-        self.drop()
-        raise UserError(next(each for each in sentences if each is not None))
-
-    def drop(self) -> None:
-        """Leave nothing of a save that is not complete (collective)."""
-        path = self._saving.path if self._saving is not None else None
+    def _clear(self, path: Path | None) -> None:
+        """Leave nothing of the checkpoint `path` if it is not complete (collective)."""
         self.close(wait=False)
         self._unproven = None
         dist.barrier()  # nobody writes there any more
@@ -222,9 +243,10 @@ class Checkpoints:
         with suppress(UserError):  # what could not be written needs no withdrawal
             self.wait()
         if self.context.is_first and self._unproven is not None and (self._unproven / MARKER).exists():
-            (self._unproven / MARKER).replace(self._unproven / RUINED)
-            self.run.latest.unlink(missing_ok=True)
-            self.name_latest(self.newest())
+            with self.trouble.writing(self._unproven):
+                (self._unproven / MARKER).replace(self._unproven / RUINED)
+                self.run.latest.unlink(missing_ok=True)
+                self.name_latest(self.newest())
         self._unproven = None
         dist.barrier()
 
@@ -241,23 +263,23 @@ class Checkpoints:
         layout = Layout.of(self.config, self.context).as_dict()
         return About(**self.identity, position=position, counters=counters_of(engine), layout=layout)
 
-    def _sentence(self, saving: Saving, error: Exception) -> str:
+    def _note(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
-            return storage_sentence(error, saving.path, saving.bytes * self.context.world_size)
-        return str(error)
+            needed = saving.bytes * self.context.world_size
+            self.trouble.note(storage_sentence(error, saving.path, needed))
+        elif isinstance(error, UserError):
+            self.trouble.note(str(error))
+        else:
+            raise error
 
     def _mark_proven(self, checkpoint: Path) -> None:
         write_text_atomically(checkpoint / PROVEN, "")
         self._remove_oldest()
 
-    def _mark_proven_late(self, checkpoint: Path) -> OSError | None:
-        """What its thread has ended too early for; what the file system has answered, if it would not."""
-        try:
-            if not (checkpoint / PROVEN).exists():
-                self._mark_proven(checkpoint)
-        except OSError as error:
-            return error
-        return None
+    def _mark_proven_late(self, checkpoint: Path) -> None:
+        """What its thread has ended too early for. One that was abandoned is not complete, and not meant."""
+        if (checkpoint / MARKER).exists() and not (checkpoint / PROVEN).exists():
+            self._mark_proven(checkpoint)
 
     def _on_complete(self, checkpoint: Path) -> None:
         """On the thread of the save."""

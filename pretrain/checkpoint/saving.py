@@ -74,6 +74,10 @@ class Saving:
     def proven(self) -> bool:
         return self._proven
 
+    @property
+    def may_count(self) -> bool:
+        return self._may_count.is_set()
+
     def wait_for_own_part(self) -> None:
         """Until this rank's part is on the disk, or could not be brought there."""
         self._written.wait()
@@ -98,7 +102,7 @@ class Saving:
 
     def finish(self, seconds: float) -> None:
         """Let it come to its end if it may, so long at most."""
-        if self._may_count.is_set():
+        if self.may_count:
             self.join(seconds)
         self.abandon()
 

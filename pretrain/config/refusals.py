@@ -7,6 +7,8 @@ settings.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from megatron_patches.errors import MethodError
 from megatron_patches.unfreeze import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
@@ -71,6 +73,8 @@ def check_layout(config: Config, world_size: int) -> None:
     _check_zero_stage(config, stage)
     _check_unfreeze_stage(config, stage)
     _check_compiled_stage(config, stage)
+    if config.telemetry.wandb:
+        _require_wandb()
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -200,4 +204,14 @@ def _check_zero_stage(config: Config, stage: int) -> None:
         raise UserError(
             "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does at "
             "ZeRO stage 0; set deepspeed.config=auto"
+        )
+
+
+def _require_wandb() -> None:
+    """UserError unless the package can be imported. A directory `wandb`, as it makes them, is none."""
+    spec = find_spec("wandb")
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "telemetry.wandb=true but the package wandb is not installed; "
+            "pip install 'ora-pretrain[wandb]', or set telemetry.wandb=false"
         )

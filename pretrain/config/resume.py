@@ -65,8 +65,10 @@ EFFECTIVE = (
     "performance.compile",  # the same but for the masks of dropout
     "performance.document_attention",  # the same numbers up to rounding
     "stability.max_skipped",
+    "stability.spike_factor",
     "telemetry.every",
     "telemetry.tensorboard",
+    "telemetry.wandb",
     "telemetry.variance_window",
     "deepspeed.config",  # another ZeRO stage is another layout too
     "deepspeed.overrides",  # the same

@@ -270,8 +270,14 @@ class StabilitySection(Section):
         default=3,
         ge=1,
         le=10**9,
-        description="Steps in a row without a finite loss and gradient norm, and hence without an update, "
+        description="Steps in a row without an update, for numbers that are not finite or far too large, "
         "after which the run stops.",
+    )
+    spike_factor: float | None = Field(
+        default=None,
+        gt=0,
+        description="Leave out an update whose loss or gradient norm is more than so many standard "
+        "deviations above its running mean; unset: none is left out for its size.",
     )
 
 
@@ -286,6 +292,10 @@ class ProfileSection(Section):
 class TelemetrySection(Section):
     every: Int = Field(default=1, ge=1, description="Steps between records.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard event files beside metrics.jsonl.")
+    wandb: bool = Field(
+        default=False,
+        description="Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').",
+    )
     variance_window: Int = Field(
         default=100, ge=2, description="Records over which stability/loss_variance is taken."
     )

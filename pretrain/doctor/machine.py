@@ -18,6 +18,7 @@ from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.environment import package_versions
+from pretrain.runs.storage import size_text
 
 SHM_FOR_NCCL = 1 << 30
 """NVIDIA's advice for containers (Docker gives 64 MiB): NCCL exchanges through it within a node."""
@@ -92,8 +93,9 @@ def disk_facts(config: Config) -> dict[str, Any]:
     free = shutil.disk_usage(there).free
     if free < needed:
         raise Unfit(
-            f"{there} has {_size(free)} free, and this run's checkpoints need {_size(needed)} "
-            f"({_size(size)} each, checkpoint.keep_last={config.checkpoint.keep_last} and one being written)"
+            f"{there} has {size_text(free)} free, and this run's checkpoints need {size_text(needed)} "
+            f"({size_text(size)} each, checkpoint.keep_last={config.checkpoint.keep_last} and one being "
+            "written)"
         )
     try:
         speed = _write_speed(there, min(PROBE_BYTES, max(1 << 20, size)))
@@ -118,8 +120,8 @@ def shm_facts() -> dict[str, Any]:
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
     if usage.free < needed:
         raise Unfit(
-            f"/dev/shm has {_size(usage.free)} of {_size(usage.total)} free, {_size(needed)} are needed: "
-            "remove what earlier jobs left there, or give the container more"
+            f"/dev/shm has {size_text(usage.free)} of {size_text(usage.total)} free, {size_text(needed)} are "
+            "needed: remove what earlier jobs left there, or give the container more"
         )
     return {"total": usage.total, "free": usage.free}
 
@@ -161,11 +163,3 @@ def _program_digest() -> str:
             if path.suffix in (".py", ".json", ".yaml"):
                 digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _size(number: float) -> str:
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"

@@ -5,5 +5,6 @@ devices      CPU or GPU, and why not
 gpu_settings what torch, cuBLAS and NCCL are told first
 groups       process groups, this rank's device, seeds, small collectives
 launch       `--local-ranks N`: start the ranks of one machine and end them together
+watch        which rank did not come to a collective
 signals      SIGTERM, SIGUSR1 and Ctrl-C become flags that the loop reads
 """

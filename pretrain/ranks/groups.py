@@ -105,7 +105,7 @@ def initialize_distributed(
     import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel_size,
-        distributed_timeout_minutes=max(1, timeout_seconds // 60),
+        distributed_timeout_minutes=timeout_seconds / 60,  # a timedelta, so parts of a minute count
         create_gloo_process_groups=False,  # second copies, for parts of megatron-core that are not used here
     )
     prepare_megatron_core(device)

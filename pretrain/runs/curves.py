@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,12 +53,18 @@ def read_curves(path: Path) -> RunCurves:
         steps.append(record["step"])
         tokens.append(_tokens(record, path))
         for metric, column in values.items():
-            value = record.get(metric.tag)
-            column.append(np.nan if value is None else float(value))
+            column.append(_value(record, metric, path))
     if not steps:
         raise UserError(f"{path} has no record: the run's directory is incomplete; restore the file")
     columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
     return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns)
+
+
+def _value(record: Mapping[str, Any], metric: Metric, path: Path) -> float:
+    value = record.get(metric.tag)
+    if value is not None and not isinstance(value, (int, float)):
+        raise UserError(f'{path}: step {record["step"]} has no number "{metric.tag}"; restore the file')
+    return math.nan if value is None else float(value)
 
 
 def _tokens(record: Mapping[str, Any], path: Path) -> int:

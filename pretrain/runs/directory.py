@@ -9,6 +9,7 @@
         checkpoints/       step_00000123/ (it counts once it has a COMPLETE marker), latest
         profile/           traces of the steps that telemetry.profile names
         nccl_trace_rank_N  the last collectives of a rank, where one has timed out on GPUs
+        lock               who trains it now; gone when nobody does
         state              one word: running, continue, stopped, diverged, finished
         summary.json       the result, of a finished run
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,15 +151,32 @@ def step_of(checkpoint: Path) -> int:
     return int(found[1])
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error in writing to a file that is open does not say which: say `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds either the old content or all of the new, whatever happens."""
+    """Write `text` so that `path` holds either the old content or all of the new, whatever happens.
+
+    Raises:
+        OSError: naming `path`; nothing of the new content is left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with naming(path), temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:

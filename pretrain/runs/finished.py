@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
+from pretrain.runs.tags import LOSS
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def read_finished_run(path: Path) -> FinishedRun:
     name = str(config.get("run", "name"))
     _require_finished(run, name)
     environment, data, audit = _Document(run.environment), _Document(run.data), _Document(run.audit)
+    curves = read_curves(run.metrics)
+    _require_whole(run, curves, config, environment)
     return FinishedRun(
         path=path,
         name=name,
@@ -109,7 +113,7 @@ def read_finished_run(path: Path) -> FinishedRun:
             optimizer_state_bytes=audit.get("totals", "optimizer_state_bytes"),
             checkpoint_bytes=newest_checkpoint_bytes(path),
         ),
-        curves=read_curves(run.metrics),
+        curves=curves,
     )
 
 
@@ -141,6 +145,41 @@ def _require_finished(run: RunDirectory, name: str) -> None:
             f"run '{name}' ({run.path}) has not finished (its state is '{state}'): "
             "resume it with the same train command, or leave it out"
         )
+
+
+def _require_whole(run: RunDirectory, curves: RunCurves, config: _Document, environment: _Document) -> None:
+    """UserError if no training loss is finite, or if a record is not there that was made.
+
+    A start of the run may find fewer records than it goes on from, and has said so then: not an error here.
+    """
+    if not np.isfinite(curves[LOSS]).any():
+        raise UserError(
+            f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it anew with a "
+            "lower optimizer.learning_rate"
+        )
+    recorded, starts = set(curves.steps.tolist()), _starts(config, environment)
+    last = int(curves.steps[-1])
+    for number, (first, every) in enumerate(starts):
+        end = min([last + 1, *(later for later, _ in starts[number + 1 :])])
+        missing = [step for step in range(first, end) if step % every == 0 and step not in recorded]
+        known_later = [step for step in recorded if first <= step < end]
+        lost = [step for step in missing if known_later and step < max(known_later)]
+        if lost:
+            raise UserError(
+                f"{run.metrics} has no record of step {lost[0]}"
+                + (f" and {len(lost) - 1} others" if len(lost) > 1 else "")
+                + f", though telemetry.every was {every}; restore the file, or leave the run out"
+            )
+
+
+def _starts(config: _Document, environment: _Document) -> list[tuple[int, int]]:
+    """(first step, steps between records) of each start of the run."""
+    every = config.get("telemetry", "every")
+    starts = []
+    for segment in reversed(environment.content.get("segments") or [{"first_step": 1, "changes": {}}]):
+        starts.append((int(segment["first_step"]), int(every)))
+        every = segment["changes"].get("telemetry.every", {}).get("was", every)
+    return starts[::-1]
 
 
 def _result(summary: _Document, data: _Document) -> RunResult:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pretrain.errors import UserError
+from pretrain.runs.directory import naming
 from pretrain.runs.position import Position
 
 
@@ -93,10 +94,11 @@ class MetricsFile:
     """The appending side; one writer at a time.
 
     A record reaches the operating system before `append` returns, so a killed process loses none, and the
-    disk before `sync` returns, so a lost machine loses none from before it.
+    disk before `sync` returns, so a lost machine loses none from before it. An OSError names the file.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: BinaryIO = path.open("ab")
 
     def append(self, position: Position, metrics: Mapping[str, float]) -> None:
@@ -107,12 +109,14 @@ class MetricsFile:
             "samples": position.consumed_samples,
         }
         record.update({tag: value if math.isfinite(value) else None for tag, value in metrics.items()})
-        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+            self._file.flush()
 
     def sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self.sync()

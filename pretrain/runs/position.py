@@ -1,21 +1,59 @@
-"""How far a run has come."""
+"""How far a run has come, and what its numbers usually are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+
+MEMORY = 128
+"""Good steps over which the mean of a number is taken, each older one counting a little less."""
+TRUSTED_AFTER = 32
+"""Good steps before a number is judged by its mean."""
+
+
+@dataclass(frozen=True)
+class Usual:
+    """Running mean and variance of a number that each good step has; equal on all ranks if the number is."""
+
+    steps: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+
+    def after(self, value: float) -> Usual:
+        """One number more. The first MEMORY of them weigh alike, later ones 1/MEMORY each."""
+        weight = 1 / min(self.steps + 1, MEMORY)
+        distance = value - self.mean
+        return Usual(
+            self.steps + 1,
+            self.mean + weight * distance,
+            (1 - weight) * (self.variance + weight * distance * distance),
+        )
+
+    def limit(self, factor: float | None) -> float:
+        """The mean and `factor` standard deviations; infinite without a factor, or while few are known."""
+        if factor is None or self.steps < TRUSTED_AFTER:
+            return math.inf
+        return self.mean + factor * math.sqrt(self.variance)
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come; all else that a resume needs follows from this, the config and the weights."""
+    """How far a run has come; all else that a resume needs follows from this, the config and the weights.
+
+    `usual_loss` and `usual_norm` are of the steps that have updated the weights, the norm before clipping.
+    """
 
     step: int = 0
     consumed_samples: int = 0
     consumed_tokens: int = 0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
+    usual_loss: Usual = field(default_factory=Usual)
+    usual_norm: Usual = field(default_factory=Usual)
 
-    def after_step(self, samples: int, tokens: int, updated: bool = True) -> Position:
+    def after_step(
+        self, samples: int, tokens: int, loss: float, gradient_norm: float, updated: bool = True
+    ) -> Position:
         """One step of so many samples and tokens further, whether or not it `updated` the weights.
 
         Tokens are counted apart from samples: the sequence length may change on the way.
@@ -26,4 +64,6 @@ class Position:
             self.consumed_tokens + tokens,
             self.skipped_steps + (not updated),
             0 if updated else self.skipped_in_a_row + 1,
+            self.usual_loss.after(loss) if updated else self.usual_loss,
+            self.usual_norm.after(gradient_norm) if updated else self.usual_norm,
         )

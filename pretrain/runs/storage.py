@@ -16,18 +16,6 @@ _REMEDIES = {
 }
 OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
 """Error numbers that say nothing about the path that was given, and all about where it lies."""
-_NOT_STORAGE = (ConnectionError, TimeoutError, InterruptedError, ChildProcessError, ProcessLookupError)
-_TORCH_ARCHIVE = ("inline_container", "unexpected pos", "PytorchStreamWriter")
-"""In the errors of torch.save, whose writer in C++ does not tell why a write has failed."""
-
-
-def as_os_error(error: BaseException) -> OSError | None:
-    """`error` as what a file system answered; None if it is something else."""
-    if isinstance(error, OSError):
-        return None if isinstance(error, _NOT_STORAGE) else error
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in _TORCH_ARCHIVE):
-        return OSError(0, "a file could not be written to its end")
-    return None
 
 
 def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
@@ -42,9 +30,8 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
     if needed:
         room = f"about {size_text(needed)} are needed and {room}"
-    full = not error.errno and free is not None and free < max(needed, 1)
-    remedy = _REMEDIES.get(errno.ENOSPC if full else error.errno or 0, "mend that")
-    reason = os.strerror(errno.ENOSPC) if full else error.strerror or type(error).__name__
+    remedy = _REMEDIES.get(error.errno or 0, "mend that")
+    reason = error.strerror or type(error).__name__
     return (
         f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on from the "
         "newest complete checkpoint"

@@ -117,7 +117,7 @@ LOSS_VARIANCE = Metric(
 SKIPPED_STEPS = Metric(
     "stability/skipped_steps",
     "steps",
-    "steps so far whose update was left out, because loss or gradient norm were not finite",
+    "steps so far whose update was left out: loss or gradient norm not finite, or a spike",
     (Page.QUALITY, "skipped steps"),
 )
 

@@ -22,6 +22,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams
 
+from pretrain.runs.directory import naming
 from pretrain.runs.tags import METRICS, Page
 
 FILE_PREFIX = "events.out.tfevents."
@@ -57,7 +58,8 @@ class EventFile:
             for path in older:
                 path.unlink()
             older = []
-        self._file = (directory / _next_name(older)).open("xb")
+        self._path = directory / _next_name(older)
+        self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
         started = time.time()
         self._write(Event(wall_time=started, file_version="brain.Event:2"))
@@ -96,16 +98,18 @@ class EventFile:
             self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def sync(self) -> None:
-        self._records.flush()
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            self._records.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self.sync()
         self._file.close()
 
     def _write(self, event: Event) -> None:
-        self._records.write(event.SerializeToString())
-        self._records.flush()
+        with naming(self._path):
+            self._records.write(event.SerializeToString())
+            self._records.flush()
 
 
 def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:

@@ -20,10 +20,13 @@ from pretrain.telemetry.hparams import FIRST, HParam
 from pretrain.telemetry.loss_window import LossWindow
 from pretrain.telemetry.metrics import memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
+from pretrain.telemetry.weights_and_biases import WandbRun
 
 
 class Telemetry:
     """Writes RUN/metrics.jsonl and RUN/tensorboard/ and reports on the console. Create it on rank 0 only.
+
+    With `wandb` it hands the same to Weights & Biases.
 
     With `every` > 1 only every `every`-th step is written, and besides those each step with a validation or
     a checkpoint, each without an update, and the last one; a record always describes its own step, not a mean
@@ -46,6 +49,7 @@ class Telemetry:
         hparams: Mapping[str, HParam],
         total_steps: int,
         resume_step: int = 0,
+        wandb: bool = False,
         console: Console | None = None,
         seconds_between_lines: float = 5.0,
     ) -> None:
@@ -63,6 +67,7 @@ class Telemetry:
         self._event_file = EventFile(run.tensorboard, resume_step) if tensorboard else None
         self._display = StepDisplay(total_steps, resume_step, console, seconds_between_lines)
         self._written: SaveSeconds | None = None
+        self._wandb = WandbRun(run_path, resume_step, hparams, self.say) if wandb else None
         self._closed = False
         self._say_what_is_missing(run.metrics, resume_step)
 
@@ -84,6 +89,8 @@ class Telemetry:
             self._metrics_file.append(position, metrics)
             if self._event_file is not None:
                 self._event_file.write_scalars(position.step, metrics)
+            if self._wandb is not None:
+                self._wandb.write_scalars(position.step, metrics)
         self._display.step(position.step, metrics)
 
     def change_facts(self, facts: RunFacts, why: str) -> None:
@@ -111,6 +118,8 @@ class Telemetry:
             return
         self._closed = True
         self._display.close()
+        if self._wandb is not None:
+            self._wandb.close()
         if self._event_file is not None:
             if final is not None:
                 self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)

@@ -55,7 +55,11 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         with run.profile.of(position.step + 1):
             result, asked = train_step(run, position, signals)
         position = position.after_step(
-            config.data.global_batch_size, config.tokens_per_step, updated=result.updated
+            config.data.global_batch_size,
+            config.tokens_per_step,
+            result.loss,
+            result.gradient_norm,
+            updated=result.updated,
         )
         require_good_step(run, position, result)
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
@@ -63,6 +67,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         state = FINISHED if position.step == config.total_steps else asked if result.updated else None
         validation = None
         if state == FINISHED or _due(position.step, config.data.validate_every):
+            run.watch.at(f"the validation after step {position.step}")
             validation = held_out_losses(run.engine, run.data, config, run.context)
         stall = None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
@@ -73,7 +78,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written()))
         if stall is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.checkpoints.commit(proven=validation is not None)
+            run.commit(proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -91,14 +96,21 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     set_learning_rate(run.engine, rate)
     clock = StepClock(device)
     clock.mark()
+    run.watch.at(f"step {step}, reading its batch")
     batch = run.batches.at(position.consumed_samples)
     clock.mark()
+    run.watch.at(f"step {step}, forward and backward")
     loss, auxiliary = accumulate_gradients(run, batch, step)
     clock.mark()
-    flags = [signals.stop, signals.continue_later, run.checkpoints.has_failed()]
+    run.watch.at(f"step {step}, its loss over all ranks")
+    flags = [signals.stop, signals.continue_later, run.in_trouble()]
     sums = _sum_over_ranks(flags, [loss, *auxiliary.values()])
     clock.mark()
-    update = run.trainer.update.make(allowed=sums.isfinite().all())
+    run.watch.at(f"step {step}, its update")
+    factor = config.stability.spike_factor
+    mean_loss = sums[len(flags)] / run.context.world_size
+    good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
+    update = run.trainer.update.make(good, largest_norm=position.usual_norm.limit(factor))
     clock.mark()
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
@@ -167,11 +179,11 @@ def _over_ranks(
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
 
     Raises:
-        UserError: on every rank, if the save that runs behind the training has failed on one.
+        UserError: on every rank, if one of them cannot go on.
     """
-    stop, continue_later, failed, loss, *terms = sums
-    if failed > 0:
-        run.checkpoints.give_up()
+    stop, continue_later, trouble, loss, *terms = sums
+    if trouble > 0:
+        run.give_up()
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     named = {
         name: total / run.context.data_parallel_size for name, total in zip(auxiliary, terms, strict=True)

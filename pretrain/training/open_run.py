@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
@@ -18,6 +21,7 @@ from pretrain.checkpoint.bank import bank_digests
 from pretrain.checkpoint.checkpoints import Checkpoints
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
+from pretrain.checkpoint.trouble import Trouble
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
 from pretrain.data.inputs import check_inputs
@@ -27,12 +31,16 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 from pretrain.ranks.groups import (
     ParallelContext,
+    agree,
     initialize_distributed,
     require_equal_on_all_ranks,
     shutdown_distributed,
 )
+from pretrain.ranks.watch import Watch, watching
 from pretrain.runs.directory import RunDirectory
+from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
+from pretrain.runs.storage import OF_THE_STORAGE, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
@@ -54,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """Everything the loop works with. `telemetry` exists on rank 0 only."""
+    """Everything the loop works with. `telemetry` and `lock` exist on rank 0 only."""
 
     config: Config
     context: ParallelContext
@@ -65,6 +73,9 @@ class Run:
     position: Position
     telemetry: Telemetry | None
     profile: StepProfile
+    watch: Watch
+    trouble: Trouble
+    lock: RunLock | None
 
     @property
     def engine(self) -> Any:
@@ -79,25 +90,69 @@ class Run:
             return
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
-            write_audit(self.config, self.trainer)
+            with self.trouble.writing(self.config.run_path):
+                write_audit(self.config, self.trainer)
             facts = run_facts(self.config, self.context, self.trainer)
             self.telemetry.change_facts(facts, phase_line(self.trainer, facts))
 
     def save(self, position: Position, behind: bool) -> None:
-        """Begin a checkpoint, as `Checkpoints.save` (collective)."""
+        """Begin a checkpoint, which does not count until `commit`, as `Checkpoints.save` (collective)."""
+        self.watch.at(f"the checkpoint of step {position.step}")
         note = self.checkpoints.save(self.engine, position, behind)
         if note is not None:
             self.say(note)
 
     def record(self, record: StepRecord) -> None:
-        """Hand one step's numbers to telemetry (rank 0)."""
+        """Hand one step's numbers to telemetry (rank 0). A file that cannot be written is trouble."""
         if self.telemetry is not None:
-            self.telemetry.log(record)
+            with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
+                self.telemetry.log(record)
 
     def sync_records(self) -> None:
-        """Make every recorded step durable."""
+        """Make every recorded step durable; the same of files that cannot be."""
         if self.telemetry is not None:
-            self.telemetry.sync()
+            with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
+                self.telemetry.sync()
+
+    def commit(self, proven: bool) -> None:
+        """Let the checkpoint of `save` count, unless the records up to it are not durable (collective).
+
+        Raises:
+            UserError: on every rank, if that is so, or if a save that is not behind has failed on one.
+        """
+        self.settle()
+        self.checkpoints.commit(proven)
+
+    def prove(self) -> None:
+        """The newest checkpoint's weights gave a finite loss."""
+        with self.trouble.writing(self.config.run_path):
+            self.checkpoints.prove()
+
+    def in_trouble(self) -> bool:
+        """Whether this rank has met what must end the run: if one has, all must `give_up`."""
+        self.checkpoints.has_failed()  # makes a note of it
+        if self.lock is not None and (lost := self.lock.lost) is not None:
+            self.trouble.note(lost)
+        return self.trouble.met
+
+    def settle(self) -> None:
+        """Go on only if no rank has met anything (collective).
+
+        Raises:
+            UserError: the same on every rank, of the first rank that has.
+        """
+        if self.trouble.met_anywhere():
+            self.give_up()
+
+    def give_up(self) -> NoReturn:
+        """All ranks end for what some have met (collective); a save under way may come to its end before.
+
+        Raises:
+            UserError: the same on every rank, of the first rank that has met something.
+        """
+        lost = self.lock is not None and self.lock.lost is not None
+        self.checkpoints.end(abandoned=lost)  # it is another training's directory then
+        self.trouble.tell()
 
     def say(self, message: str) -> None:
         """One line on the console (rank 0)."""
@@ -107,14 +162,16 @@ class Run:
     def leave(self, state: str) -> None:
         """Say in what state the run is left (rank 0)."""
         if self.telemetry is not None:
-            RunDirectory(self.config.run_path).write_state(state)
+            with self.trouble.writing(self.config.run_path):
+                RunDirectory(self.config.run_path).write_state(state)
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
         self.profile.close()
         if self.telemetry is not None:
-            close_run_files(self.config, self.telemetry, state)
-        dist.barrier()
+            with self.trouble.writing(self.config.run_path):
+                close_run_files(self.config, self.telemetry, state)
+        self.settle()
 
 
 @contextmanager
@@ -134,26 +191,55 @@ def open_run(config: Config) -> Iterator[Run]:
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
     try:
-        run = _build(config, context, blend)
-        try:
-            yield run
-        except (UserError, DataError, MethodError):
-            run.checkpoints.close(wait=True)  # all ranks raise these together, so all finish what they write
-            raise
-        finally:
-            run.checkpoints.close(wait=False)
-            run.batches.close()
-            if run.telemetry is not None:
-                run.telemetry.close()
+        with watching(launch, config.parallel.timeout_seconds) as watch:
+            lock = _lock(config, context, watch)
+            try:
+                yield from _opened(_build(config, context, blend, watch, lock))
+            finally:
+                if lock is not None:
+                    lock.release()
     except (UserError, DataError, MethodError):
         # All ranks raise these together; after any other error a peer may be gone.
         shutdown_distributed(context)
         raise
-    run.trainer.close()
     shutdown_distributed(context)
 
 
-def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
+def _opened(run: Run) -> Iterator[Run]:
+    try:
+        yield run
+    except (UserError, DataError, MethodError):
+        run.checkpoints.close(wait=True)  # all ranks raise these together, so all finish what they write
+        raise
+    finally:
+        run.checkpoints.close(wait=False)
+        run.batches.close()
+        if run.telemetry is not None:
+            with suppress(OSError):  # after a good end it is closed already
+                run.telemetry.close()
+    run.trainer.close()
+
+
+def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
+    """Hold the run directory against every other starter, on rank 0 (collective).
+
+    Raises:
+        UserError: on every rank: it is being trained.
+    """
+    watch.at("the lock of the run directory")
+    lock, waiting = RunLock(config.run_path), False
+    while True:
+        taken = _on_first_rank(context, lock.take)
+        if agree([float(taken is False)], context.device)[0] == 0:
+            return lock if context.is_first else None
+        if context.is_first and not waiting:
+            print(lock.waited_for, file=sys.stderr, flush=True)
+        waiting = True
+        time.sleep(PAUSE)
+
+
+def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch, lock: RunLock | None) -> Run:
+    watch.at("the comparison of config and data")
     require_equal_on_all_ranks(
         "the config", config.to_yaml(), "start every rank with the same config and overrides"
     )
@@ -161,13 +247,16 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
     for manifest in blend.manifests:
         _on_first_rank(context, partial(check_shards, manifest))
     data = open_data(config, blend)
+    watch.at("finding the newest checkpoint")
     start = find_start(config, context, run_identity(config, {}, blend))
     position = start.position
+    watch.at("building the model")
     trainer = Trainer(config, context, position.step, start.state)
     identity = run_identity(config, bank_digests(trainer.engine.module, context), blend)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
-    checkpoints = Checkpoints(config, context, identity, start.checkpoint)
+    trouble = Trouble(context.device)
+    checkpoints = Checkpoints(config, context, identity, start.checkpoint, trouble)
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
@@ -183,14 +272,31 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
             telemetry.say(f"removed {name}, which a killed run had not finished to save")
         return telemetry
 
-    telemetry = _on_first_rank(context, open_run_files)
+    telemetry = _on_first_rank(context, open_run_files, config.run_path)
     batches = Batches(config, context, data)
     profile = StepProfile(config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank)
-    return Run(config, context, trainer, data, batches, checkpoints, position, telemetry, profile)
+    return Run(
+        config=config,
+        context=context,
+        trainer=trainer,
+        data=data,
+        batches=batches,
+        checkpoints=checkpoints,
+        position=position,
+        telemetry=telemetry,
+        profile=profile,
+        watch=watch,
+        trouble=trouble,
+        lock=lock,
+    )
 
 
-def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | None:
-    """Do what only rank 0 does, and let every rank raise what the user must mend (collective)."""
+def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Path = Path()) -> T | None:
+    """Do what only rank 0 does, and let every rank raise what the user must mend (collective).
+
+    Args:
+        place: where it writes, for errors that do not say.
+    """
     result = None
     failure: list[Exception | None] = [None]
     if context.is_first:
@@ -200,7 +306,10 @@ def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | Non
             failure = [error]
         except OSError as error:
             problem = f"rank 0 cannot use {error.filename} ({error.strerror})"
-            failure = [UserError(f"{problem}; check run.directory and data.directory")]
+            if error.errno in OF_THE_STORAGE or error.filename is None:
+                failure = [UserError(storage_sentence(error, place))]
+            else:
+                failure = [UserError(f"{problem}; check run.directory and data.directory")]
     dist.broadcast_object_list(failure, src=0, device=context.device)
     if failure[0] is not None:
         raise failure[0]

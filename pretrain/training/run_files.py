@@ -137,6 +137,7 @@ def open_telemetry(
         run_facts(config, context, trainer),
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
+        wandb=config.telemetry.wandb,
         variance_window=config.telemetry.variance_window,
         hparams=hparams(config),
         total_steps=config.total_steps,

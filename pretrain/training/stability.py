@@ -1,4 +1,6 @@
-"""What a run does about numbers that are not finite, beyond leaving out the update: prove, withdraw, stop.
+"""What a run does about bad numbers, beyond leaving out the update: prove, withdraw, stop.
+
+Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
 
 A checkpoint is known good once a loss of its very weights was finite. A run that stops here puts its last
 step on record, lets no checkpoint count that is not known good, and says where it goes on from.
@@ -26,21 +28,42 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
         UserError: on every rank, after stability.max_skipped steps in a row without an update.
     """
     if math.isfinite(result.loss):
-        run.checkpoints.prove()
+        run.prove()
     if result.updated:
         return
+    spike = _spike(run, position, result)
     run.say(
         f"step {position.step}/{run.config.total_steps}  no update: loss {result.loss}, "
         f"grad norm {result.gradient_norm}  ({position.skipped_steps} steps skipped so far)"
+        + (f": {spike}" if spike else "")
     )
-    if position.skipped_in_a_row >= run.config.stability.max_skipped:
-        number, of_what = result.loss, "training loss"
-        if math.isfinite(number):
-            number, of_what = result.gradient_norm, "gradient norm"
-        times = f", {position.skipped_in_a_row} steps in a row" if position.skipped_in_a_row > 1 else ""
-        _stop_diverged(
-            run, StepRecord(position, result), f"the {of_what} is {number} at step {position.step}{times}"
-        )
+    if position.skipped_in_a_row < run.config.stability.max_skipped:
+        return
+    times = f", {position.skipped_in_a_row} steps in a row" if position.skipped_in_a_row > 1 else ""
+    number, of_what = result.loss, "training loss"
+    if math.isfinite(number):
+        number, of_what = result.gradient_norm, "gradient norm"
+    what = f"{spike}," if spike else f"the {of_what} is {number}"
+    remedy = "; if the data are meant to be so, raise stability.spike_factor" if spike else ""
+    _stop_diverged(run, StepRecord(position, result), f"{what} at step {position.step}{times}{remedy}")
+
+
+def _spike(run: Run, position: Position, result: StepResult) -> str:
+    """Which number of a step without update was finite but too large; "" if that is not why."""
+    factor = run.config.stability.spike_factor
+    if factor is None or not math.isfinite(result.loss + result.gradient_norm):
+        return ""
+    numbers = {
+        "training loss": (result.loss, position.usual_loss),
+        "gradient norm": (result.gradient_norm, position.usual_norm),
+    }
+    for name, (value, usual) in numbers.items():
+        if value > usual.limit(factor):
+            return (
+                f"the {name} is {value:.6g}, more than {factor:g} standard deviations above its mean "
+                f"{usual.mean:.6g}"
+            )
+    return ""
 
 
 def require_good_weights(run: Run, record: StepRecord) -> None:

@@ -13,6 +13,7 @@ negative or infinite where a part of it was not finite.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class GuardedUpdate:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self._allowed: torch.Tensor | None = None  # None: nobody has decided, as while a checkpoint is loaded
+        self._largest_norm = math.inf
         self._decided: Update | None = None
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_adamw)
 
@@ -43,15 +45,16 @@ class GuardedUpdate:
         self._hook.remove()
         del self._engine
 
-    def make(self, allowed: torch.Tensor) -> Update:
+    def make(self, allowed: torch.Tensor, largest_norm: float = math.inf) -> Update:
         """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
 
         Waits for the device only where DeepSpeed does, to learn the norm it clips by.
 
         Args:
             allowed: a truth value on the device, the same on all ranks.
+            largest_norm: a norm above it does not move the weights either. The same on all ranks.
         """
-        self._allowed, self._decided = allowed, None
+        self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()
         self._allowed = None
         self._engine.basic_optimizer.found_inf = None
@@ -72,4 +75,5 @@ class GuardedUpdate:
             self._engine.optimizer._global_grad_norm, dtype=torch.float64, device=allowed.device
         ).reshape(())
         norm = torch.where(norm >= 0, norm, torch.inf)  # NaN too
-        return Update(made=(allowed & norm.isfinite()).double(), gradient_norm=norm)
+        good = allowed & norm.isfinite() & (norm <= self._largest_norm)
+        return Update(made=good.double(), gradient_norm=norm)

@@ -30,7 +30,7 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             spoil = _Spoil(run, steps=(2,), ranks=(1,))
             for _ in range(3):
                 result, _ = train_step(run, before, StopSignals())
-                before = before.after_step(8, 256, result.updated)
+                before = before.after_step(8, 256, result.loss, result.gradient_norm, result.updated)
                 states.append(_state(run))
                 made.append(result.updated)
                 norms.append(result.gradient_norm)
@@ -81,6 +81,42 @@ def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
             state = run_steps(run, StopSignals())
         finally:
             spoil.end()
+        run.close(state)
+    return state
+
+
+def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
+    """On two ranks: train each configuration with spikes planted: {step: "norm" or "loss"}."""
+    answers = {}
+    for name, (overrides, spikes) in payload["runs"].items():
+        planted = {int(step): kind for step, kind in spikes.items()}
+        answers[name] = _ending(lambda: _train_with_spikes(overrides, planted))  # noqa: B023  called at once
+    return answers
+
+
+def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
+    """A "norm": rank 1's gradient of one weight, times 1000. A "loss": the logits, times 30."""
+    with open_run(load_config("demo", overrides)) as run:
+
+        def kind() -> str:
+            return spikes.get(run.engine.global_steps + 1, "")
+
+        def gradient(own: torch.Tensor) -> torch.Tensor | None:
+            return 1000 * own if kind() == "norm" and run.context.rank == 1 else None
+
+        def logits(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+            return 30 * output if kind() == "loss" else None
+
+        model = run.engine.module
+        hooks = [
+            model.get_submodule("decoder.layers.0.mlp.linear_fc1").weight.register_hook(gradient),
+            model.decoder.final_layernorm.register_forward_hook(logits),
+        ]
+        try:
+            state = run_steps(run, StopSignals())
+        finally:
+            for hook in hooks:
+                hook.remove()
         run.close(state)
     return state
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
+from tests.command_line import deterministic_metrics
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -214,3 +216,58 @@ def test_a_key_of_the_optimizer_given_anew_takes_effect(engine: str, key: str, r
     segment = json.loads((runs / f"resumed-{engine}-{key}/environment.json").read_text())["segments"][-1]
     assert segment["first_step"] == 3
     assert segment["changes"].keys() == {"schedule.steps", f"optimizer.{key}"}
+
+
+SPIKES = {38: "norm", 42: "loss"}
+FACTOR = {"stability__spike_factor": 8.0}
+
+
+@pytest.fixture(scope="module")
+def spiked(overrides: Overrides) -> dict[str, str]:
+    """{run: state or refusal}, with spikes planted after the 32 steps that are only watched, and before."""
+    at_40 = {"checkpoint__every": 40, "schedule__steps": 40}
+    planned = {
+        "judged": (
+            overrides("judged", **FACTOR, checkpoint__every=40, schedule__steps=44),
+            SPIKES | {9: "norm"},
+        ),
+        "not-judged": (overrides("not-judged", schedule__steps=44), SPIKES),
+        "stops": (overrides("stops", **FACTOR, schedule__steps=44), dict.fromkeys((38, 39, 40), "loss")),
+        "first-part": (overrides("in-two", **FACTOR, **at_40), SPIKES | {9: "norm"}),
+        "second-part": (overrides("in-two", **FACTOR, checkpoint__every=40, schedule__steps=44), SPIKES),
+    }
+    return run_ranks(2, WORKER + "spiked_runs", {"runs": planned})
+
+
+def test_a_spike_of_loss_or_norm_is_left_out_where_that_was_asked_for(
+    spiked: dict[str, str], runs: Path
+) -> None:
+    assert spiked["judged"] == spiked["not-judged"] == "finished"
+    found = records(runs / "judged")
+    skipped = [record["stability/skipped_steps"] for record in found]
+    assert skipped == [0] * 37 + [1] * 4 + [2] * 3  # step 9 comes too early to be judged
+    assert [record["samples"] for record in found] == [8 * step for step in range(1, 45)]
+    assert all(record["loss/train"] is not None for record in found)
+    assert found[37]["optim/grad_norm"] > 10 * found[36]["optim/grad_norm"]
+    assert found[41]["loss/train"] > 2 * found[40]["loss/train"]
+    assert [record["stability/skipped_steps"] for record in records(runs / "not-judged")] == [0] * 44
+
+
+def test_spikes_in_a_row_stop_the_run_in_words(spiked: dict[str, str], runs: Path) -> None:
+    assert re.match(
+        r"error: the training loss is \S+, more than 8 standard deviations above its mean \S+, at step 40, 3 "
+        r"steps in a row; if the data are meant to be so, raise stability\.spike_factor; lower optimizer",
+        spiked["stops"],
+    )
+    assert (runs / "stops/state").read_text() == "diverged\n"
+
+
+def test_what_is_usual_survives_a_resume_exactly(spiked: dict[str, str], runs: Path) -> None:
+    """The spike of step 42 is judged by the steps before the checkpoint of step 40, the same to the bit."""
+    assert spiked["first-part"] == spiked["second-part"] == "finished"
+    assert deterministic_metrics(runs / "in-two") == [
+        {**whole, **{tag: part[tag] for tag in part if tag.endswith("/valid") or "/valid/" in tag}}
+        for whole, part in zip(
+            deterministic_metrics(runs / "judged"), deterministic_metrics(runs / "in-two"), strict=True
+        )
+    ]

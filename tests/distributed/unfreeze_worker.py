@@ -108,8 +108,10 @@ def _watch(config: Config) -> dict[str, Any]:
                 gc.collect()
                 seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
                 seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
-            train_step(run, position, StopSignals())
-            position = position.after_step(config.data.global_batch_size, config.tokens_per_step)
+            result, _ = train_step(run, position, StopSignals())
+            position = position.after_step(
+                config.data.global_batch_size, config.tokens_per_step, result.loss, result.gradient_norm
+            )
             seen["moved"].append(_moved(run))
         steps = [state["step"] for state in _adam_states(run)]
         seen["step counts"] = [int(step) for step in steps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from pretrain.compare.comparison import compare_runs
 from pretrain.errors import UserError
-from tests.fabricated_runs import write_run
+from pretrain.runs.tags import GRADIENT_NORM, LOSS
+from tests.fabricated_runs import STEPS, write_run
 
 
 def pair(root: Path, **changes: Any) -> list[Path]:
@@ -75,6 +77,56 @@ def test_an_unfinished_run_is_named(tmp_path: Path, state: str | None) -> None:
         (paths[1] / "state").write_text(state + "\n")
     with pytest.raises(UserError, match=rf"run 'o' .* \(its state is '{state or 'unknown'}'\)"):
         compare_runs(paths, "vanilla")
+
+
+def test_a_run_none_of_whose_losses_is_finite_is_named(tmp_path: Path) -> None:
+    null: list[float | None] = [None] * STEPS
+    columns = {LOSS.tag: null, GRADIENT_NORM.tag: null}
+    path = write_run(tmp_path, "vanilla", loss=None, sources={"prose": None}, columns=columns)
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: no loss/train of this run is finite; leave the run"
+    ):
+        compare_runs([path], "vanilla")
+
+
+def _spoil_line(path: Path, number: int, line: str | None) -> None:
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    lines[number - 1 : number] = [] if line is None else [line]
+    (path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (None, "has no record of step 41, though telemetry.every was 1; restore the file"),
+        ('{"step": 41, "tok', 'line 41 is not a JSON object with an integer "step"'),
+        ("[41]", 'line 41 is not a JSON object with an integer "step"'),
+        ('{"step": 40, "tokens": 81920}', "line 41 is step 40 but follows step 40"),
+        ('{"step": 41, "tokens": 83968, "loss/train": "low"}', 'step 41 has no number "loss/train"'),
+    ],
+)
+def test_a_line_in_the_middle_that_is_lost_or_damaged_is_named(
+    tmp_path: Path, line: str | None, message: str
+) -> None:
+    path = write_run(tmp_path, "vanilla")
+    _spoil_line(path, 41, line)
+    with pytest.raises(UserError, match=re.escape(message)):
+        compare_runs([path], "vanilla")
+
+
+def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
+    """Every second step until step 50, then every one; what a start said was missing is not said again."""
+    was = {"telemetry.every": {"was": 2, "is": 1}}
+    segments = [{"first_step": 1, "changes": {}}, {"first_step": 51, "changes": was}]
+    path = write_run(tmp_path, "vanilla", changes={"environment.segments": segments})
+    for step in range(49, 0, -2):
+        _spoil_line(path, step, None)
+    for number in (25, 24):  # steps 50 and 48, as if the file had ended before the second start
+        _spoil_line(path, number, None)
+    compare_runs([path], "vanilla")
+    _spoil_line(path, 10, None)
+    with pytest.raises(UserError, match=r"has no record of step 20, though telemetry\.every was 2"):
+        compare_runs([path], "vanilla")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,172 @@
+"""Which rank did not come: every rank says where it is, so that those that wait can name the one they miss.
+
+A thread of each rank writes, some times within the timeout, how far the rank has come, into the store at
+which the ranks met. When a collective has waited in vain, the ranks look there: one that is silent
+has stopped, or its node is gone; one that still writes is behind, and says where. Ranks 0 and 1 look all the
+time and end a run in which another was silent for the whole timeout, even if no collective tells them of it.
+
+The ranks then end at once: a collective that one rank has left cannot be ended in good order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from pretrain.ranks.environment import LaunchEnvironment, node_name
+
+EXIT_CODE = 2
+SIGNS_IN_TIMEOUT = 8
+MOST_SECONDS_BETWEEN = 10.0
+LATE = 2.5
+"""A rank is late with its next sign after so many times the time between two."""
+LOOKOUTS = (0, 1)
+"""Ranks that look at all signs all the time; the others only when a collective has failed them."""
+_STORE_ERRORS = (RuntimeError, OSError, ValueError)
+_IN_VAIN = ("timed out", "timeout")
+"""In the errors of gloo, of NCCL's blocking waits and of torch's store."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A sign of a rank: its number, the node, how many places the rank has passed, and the last of them."""
+
+    number: int
+    host: str
+    passed: int
+    place: str
+
+
+class Watch:
+    """One rank's part. All ranks make it at the same time, after they have met."""
+
+    def __init__(self, launch: LaunchEnvironment, timeout_seconds: float) -> None:
+        self._rank, self._ranks = launch.rank, range(launch.world_size)
+        self._timeout = timeout_seconds
+        self._every = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
+        self._host = node_name()
+        self._passed, self._place = 0, "its start"
+        self._signs: dict[int, Sign] = {}
+        self._silent = dict.fromkeys(self._ranks, 0.0)
+        self._ended = threading.Event()
+        self._using_store = threading.RLock()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        if len(self._ranks) > 1:
+            store: Any = _get_default_store()
+            store = store.clone()  # a client of its own, with its own timeout
+            store.set_timeout(timedelta(seconds=max(1.0, self._every)))
+            # A process that trains several times, as tests do, meets at the same store.
+            self._store = dist.PrefixStore(f"watch/{store.add(f'watch/{self._rank}', 1)}", store)
+            self._thread.start()
+
+    def at(self, place: str) -> None:
+        """Where this rank is from now on. All ranks say the same, in the same order."""
+        self._passed, self._place = self._passed + 1, place
+
+    def close(self) -> None:
+        """The ranks part in good order."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def explain(self, error: BaseException) -> None:
+        """If `error` says that a collective has waited in vain: name the rank and end this process."""
+        if len(self._ranks) > 1 and any(word in str(error).lower() for word in _IN_VAIN):
+            seconds = (LATE + 1) * self._every
+            if self._rank not in LOOKOUTS:
+                self._look(0.0)
+                time.sleep(seconds)
+                self._look(seconds)
+            elif not self._late():  # the thread looks
+                time.sleep(seconds)
+            self._end()
+
+    def _run(self) -> None:
+        number, before = 0, time.monotonic()
+        while not self._ended.is_set():
+            number += 1
+            # A process that was suspended itself has not seen the silence of others meanwhile.
+            now = time.monotonic()
+            passed, before = min(now - before, 2 * self._every), now
+            sign = Sign(number, self._host, self._passed, self._place)
+            try:
+                with self._using_store:
+                    self._store.set(str(self._rank), json.dumps(vars(sign)))
+            except _STORE_ERRORS:
+                self._silent[0] += passed  # the store is in rank 0, or in the launcher, which ends all ranks
+            else:
+                if self._rank in LOOKOUTS:
+                    self._look(passed)
+            if max(self._silent.values()) > self._timeout + self._every and not self._ended.is_set():
+                self._end()
+            self._ended.wait(self._every)
+
+    def _look(self, passed: float) -> None:
+        """Read all signs, `passed` seconds after the last time."""
+        with suppress(*_STORE_ERRORS), self._using_store:
+            come = [r for r in self._ranks if r in self._signs or self._store.check([str(r)])]
+            for rank, text in zip(come, self._store.multi_get([str(rank) for rank in come]), strict=True):
+                sign, known = Sign(**json.loads(text)), self._signs.get(rank)
+                silent = known is not None and known.number == sign.number
+                self._silent[rank] = self._silent[rank] + passed if silent else 0.0
+                self._signs[rank] = sign
+
+    def _late(self) -> list[int]:
+        """Ranks that have given no sign for too long."""
+        late = LATE * self._every
+        return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
+
+    def _end(self) -> NoReturn:
+        """Say what is known, if no other rank has said it, and end."""
+        first = True
+        with suppress(*_STORE_ERRORS), self._using_store:
+            first = self._store.add("said", 1) == 1
+        if first:
+            print(f"error: {self.sentence()}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CODE)
+
+    def sentence(self) -> str:
+        """Which rank did not come, as far as the signs say."""
+        here = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds) at {self._place}"
+        again = "; then the same command goes on from the newest checkpoint"
+        silent = self._late()
+        if silent:
+            named = " and ".join(self._name(rank) for rank in silent[:4])
+            more = f" and {len(silent) - 4} more" if len(silent) > 4 else ""
+            return (
+                f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; look at its "
+                f"node and its log{again}"
+            )
+        signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
+        behind = min(signs, key=lambda rank: signs[rank].passed, default=None)
+        if behind is not None and signs[behind].passed < self._passed:
+            return f"{self._name(behind)} did not come while {here}; look at what holds it, in its log{again}"
+        return f"{here} and no rank is behind: look at the network between the nodes{again}"
+
+    def _name(self, rank: int) -> str:
+        sign = self._signs.get(rank)
+        return f"rank {rank} on {sign.host} (last seen at {sign.place})" if sign else f"rank {rank}"
+
+
+@contextmanager
+def watching(launch: LaunchEnvironment, timeout_seconds: float) -> Iterator[Watch]:
+    """A watch over what is done under it: a collective that waits in vain ends the process in words."""
+    watch = Watch(launch, timeout_seconds)
+    try:
+        yield watch
+    except RuntimeError as error:
+        watch.explain(error)
+        raise
+    finally:
+        watch.close()

@@ -1,0 +1,96 @@
+"""One training at a time in a run directory, on any machine: `RUN/lock`, a lease that is renewed.
+
+It needs no flock, so it holds over NFS and Lustre too; data_pipeline/lease.py says how. A thread renews it,
+however long a step takes. It does not outlive a job: a process of this machine that is gone holds nothing,
+nor does an earlier start of the same Slurm job, and on another machine it runs out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from data_pipeline.lease import EXPIRES_AFTER, BusyError, Lease
+from pretrain.errors import UserError
+
+PAUSE = 1.0
+
+
+class RunLock:
+    """The lock of the run directory `path`, not held yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path / "lock"
+        self._lease = Lease(self._file, f"training {path}")
+        self._made: list[Path] = []
+        self._oldest = 0.0
+
+    def take(self) -> bool:
+        """Hold it from now on. False: its holder, on another machine, may be gone: ask again after PAUSE.
+
+        Directories that had to be made for it go with it, if nothing else comes into them.
+
+        Raises:
+            UserError: another process is training there.
+            OSError: the directory cannot be written to.
+        """
+        self._made += [d for d in (self._path, *self._path.parents) if not d.exists()]
+        try:
+            self._lease.__enter__()
+        except BusyError as error:
+            self._forget_directories()
+            if error.certain or self._is_renewed():
+                raise UserError(self._sentence()) from error
+            return False
+        except OSError:
+            self._forget_directories()
+            raise
+        return True
+
+    @property
+    def waited_for(self) -> str:
+        """After `take` has answered False: what is waited for."""
+        return (
+            f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed it "
+            f"{self._oldest:.0f} s ago; unless it does so again, it runs out after {EXPIRES_AFTER:.0f} s"
+        )
+
+    @property
+    def lost(self) -> str | None:
+        """A sentence, if another process has taken the lock while this one was suspended."""
+        if not self._lease.lost:
+            return None
+        return (
+            f"{self._sentence()}: this process was suspended for more than {EXPIRES_AFTER:.0f} s and has "
+            "lost the lock; it stops without saving"
+        )
+
+    def release(self) -> None:
+        """Let go of it."""
+        self._lease.__exit__(None, None, None)
+        self._forget_directories()
+
+    def _is_renewed(self) -> bool:
+        """Whether its holder has renewed it since the last question: then it lives, on whatever machine."""
+        age = self._lease.age()
+        if age is None:
+            return False
+        renewed = age < self._oldest
+        self._oldest = max(self._oldest, age)
+        return renewed
+
+    def _sentence(self) -> str:
+        holder, age = self._lease.holder(), self._lease.age()
+        if holder is None or age is None:
+            return f"another process was training {self._path} a moment ago; start again"
+        return (
+            f"{holder} is training {self._path} and renewed its lock {max(0.0, age):.0f} s ago; leave it to "
+            f"that one, end it and start again, or choose another run.name ({self._file})"
+        )
+
+    def _forget_directories(self) -> None:
+        for directory in self._made:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+        self._made.clear()

@@ -1,0 +1,120 @@
+"""A file system that takes no more: one sentence, nothing half-written; the run goes on once there is room.
+
+On real ones: a small tmpfs that fills up (for root only), and a limit on the size of files.
+"""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pretrain.runs.directory import RunDirectory
+from tests.command_line import assert_refused, deterministic_metrics
+from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+STEPS, EVERY = 12, 4
+WORKER = "tests.distributed.storage_worker:"
+Overrides = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def overrides(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Overrides:
+    orders = tmp_path_factory.mktemp("orders")
+
+    def of(runs: Path, every: int = EVERY) -> list[str]:
+        return tiny_overrides(
+            tiny_shards,
+            runs,
+            "run",
+            schedule__steps=STEPS,
+            checkpoint__every=every,
+            checkpoint__keep_last=1,
+            data__cache_directory=orders,
+        )
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def undisturbed(overrides: Overrides, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """{ranks: run directory}"""
+    places = {ranks: tmp_path_factory.mktemp("undisturbed") for ranks in (1, 2)}
+    for ranks, runs in places.items():
+        assert train_on_warm_ranks(overrides(runs), ranks).returncode == 0
+    return {ranks: runs / "run" for ranks, runs in places.items()}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+CHECKPOINT = (  # or a record, where the checkpoint before it has left no room even for that
+    r"error: .*(run/metrics|run/tensorboard|checkpoints/step_00000008)\S* cannot be written \(No space left "
+    r"on device; (about \d+\.\d [KM]B are needed and )?\S+ \w+ are free\); make room there, then the same"
+)
+FULL = {  # ranks, what is about to be written, what is said, what is complete then
+    "checkpoint": (1, "save", CHECKPOINT, ["step_00000004"]),
+    "checkpoint of one of two ranks": (2, "save", CHECKPOINT, ["step_00000004"]),
+    "metrics.jsonl": (
+        1,
+        "record",
+        r"error: .*run/(metrics\.jsonl|tensorboard/\S+) cannot be written \(No space left on device; 0 bytes "
+        r"are free\); make room",
+        [],
+    ),
+    "summary": (
+        1,
+        "close",
+        r"error: .*run/\S+ cannot be written \(No space left on device; 0 bytes are free\); make room there",
+        ["step_00000012"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FULL)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
+    what: str, overrides: Overrides, small_disk: Path, undisturbed: dict[int, Path]
+) -> None:
+    ranks, moment, sentence, complete = FULL[what]
+    given = overrides(small_disk, every=0 if moment == "record" else EVERY)
+    payload = {"overrides": given, "moment": moment, "filler": str(small_disk / "filler")}
+    done = function_on_warm_ranks(ranks, WORKER + "on_a_full_disk", payload, timeout=120)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == ranks and len(set(errors)) == 1 and re.match(sentence, errors[0]), done.stderr
+    assert "Traceback" not in done.stderr
+    run = RunDirectory(small_disk / "run")
+    assert [path.name for path in run.complete_checkpoints()] == complete
+    assert [path.name for path in run.checkpoints.glob("step_*")] == complete
+    assert not list(run.path.glob(".*")) and not (run.path / "lock").exists()
+
+    (small_disk / "filler").unlink()
+    again = train_on_warm_ranks(overrides(small_disk), ranks)
+    assert again.returncode == 0, again.stderr
+    assert run.state() == "finished"
+    assert deterministic_metrics(run.path) == deterministic_metrics(undisturbed[ranks])
+
+
+def test_a_file_that_may_not_become_so_large_is_named(
+    overrides: Overrides, tmp_path: Path, undisturbed: dict[int, Path]
+) -> None:
+    payload = {"overrides": overrides(tmp_path), "bytes": 100_000}
+    done = function_on_warm_ranks(1, WORKER + "with_a_limit_on_files", payload)
+    assert_refused(
+        done, "step_00000004", "cannot be written", "are needed and", "then the same command goes on"
+    )
+    assert not list((tmp_path / "run/checkpoints").glob("step_*"))
+    assert train_on_warm_ranks(overrides(tmp_path), ranks=1).returncode == 0
+    assert deterministic_metrics(tmp_path / "run") == deterministic_metrics(undisturbed[1])

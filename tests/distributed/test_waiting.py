@@ -1,0 +1,53 @@
+"""A rank that does not come: named within the timeout, which is kept to the second; every process ends."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from tests.command_line import logged_steps, started, wait_until
+from tests.ranks import function_on_warm_ranks, run_ranks
+from tests.tiny import tiny_overrides
+
+SECONDS = 6
+WORKER = "tests.distributed.waiting_worker:"
+
+
+def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_path: Path) -> None:
+    overrides = tiny_overrides(
+        tiny_shards, tmp_path, "run", schedule__steps=100_000, parallel__timeout_seconds=SECONDS
+    )
+    run, log = tmp_path / "run", tmp_path / "log"
+    with started(overrides, 2, log) as launcher:
+        wait_until(lambda: len(logged_steps(run)) > 5, launcher, "the first steps")
+        ranks = {child.environ()["RANK"]: child for child in launcher.children()}
+        stopped = time.monotonic()
+        os.kill(ranks["1"].pid, signal.SIGSTOP)
+        wait_until(lambda: "error:" in log.read_text(), launcher, "the sentence")
+        waited = time.monotonic() - stopped
+        assert launcher.wait(timeout=60) == 2
+        assert not any(rank.is_running() for rank in ranks.values())
+    assert SECONDS - 1 < waited < SECONDS + 4, waited
+    errors = [line for line in log.read_text().splitlines() if "rror" in line]
+    assert len(errors) == 1, log.read_text()
+    assert re.match(
+        rf"error: rank 1 on \S+ \(last seen at .*\) gave no sign while rank 0 waited {SECONDS} s "
+        r"\(parallel\.timeout_seconds\) at step \d+, .*; then the same command goes on from the newest",
+        errors[0],
+    )
+
+
+def test_a_rank_that_is_busy_elsewhere_is_named_with_what_it_does() -> None:
+    done = function_on_warm_ranks(2, WORKER + "one_is_busy", {"timeout": 2}, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    assert re.match(
+        r"error: rank 1 on \S+ \(last seen at reading a slow disk\) did not come while rank 0 waited 2 s "
+        r"\(parallel\.timeout_seconds\) at the sum of all; look at what holds it",
+        error,
+    )
+
+
+def test_every_group_has_the_timeout_to_the_second() -> None:
+    assert run_ranks(2, WORKER + "timeouts", {"timeouts": [20, 119]}) == [[20.0], [119.0]]

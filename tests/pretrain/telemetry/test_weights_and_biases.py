@@ -1,0 +1,68 @@
+"""Weights & Biases gets the numbers of metrics.jsonl, in one run over a resume: read back from its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.config.refusals import check_layout
+from pretrain.errors import UserError
+from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly
+
+THERE = find_spec("wandb") is not None
+BLOCK, HEADER = 32768, 7
+
+
+@pytest.mark.skipif(THERE, reason="wandb is installed")
+def test_without_the_package_it_is_refused_in_one_sentence() -> None:
+    config = load_config("demo", ["telemetry.wandb=true", "parallel.tensor_model_parallel_size=1"])
+    with pytest.raises(UserError, match=r"telemetry\.wandb=true but the package wandb is not installed; pip"):
+        check_layout(config, 1)
+
+
+@pytest.mark.skipif(not THERE, reason="needs the optional package wandb: pip install 'ora-pretrain[wandb]'")
+def test_offline_files_hold_the_run_and_its_resume_under_one_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = tmp_path / "run"
+    for resume_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        telemetry = open_telemetry(run, wandb=True, resume_step=resume_step)
+        for step in steps:
+            telemetry.log(make_record(step, validated=step == 2))
+        telemetry.close()
+    identity = (run / "wandb/id").read_text().strip()
+    attempts = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert len(attempts) == 2 and {path.stem for path in attempts} == {f"run-{identity}"}
+    found = [history for path in attempts for history in histories(path)]
+    assert [history["_step"] for history in found] == [1, 2, 3, 3, 4]
+    by_step = {history["_step"]: history for history in found}
+    for record in read_strictly(run):
+        for tag in record.keys() - {"step", "tokens", "samples", "memory/host_rss"}:
+            assert by_step[record["step"]][tag] == record[tag], tag
+
+
+def histories(path: Path) -> Iterator[dict[str, Any]]:
+    """The history records of a .wandb file: LevelDB's log format, with wandb's protocol buffers in it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, place, parts = path.read_bytes(), HEADER, b""
+    while place + HEADER <= len(content):
+        if BLOCK - place % BLOCK < HEADER:
+            place += BLOCK - place % BLOCK  # the rest of a block is too short for a header
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        parts += content[place + HEADER : place + HEADER + length]
+        place += HEADER + length
+        if kind in (1, 4):  # whole, or the last part
+            record, parts = Record.FromString(parts), b""
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                names = ("/".join(item.nested_key) if item.nested_key else item.key for item in items)
+                yield {name: json.loads(item.value_json) for name, item in zip(names, items, strict=True)}
