@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from plain_gpt import PlainGPT, plain_adamw
 
-from pretrain.config.load import parse_config
+from pretrain.config.load import config_from_draft
+from pretrain.config.text import Draft, apply_overrides
 from pretrain.config.tree import Config
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import ParallelContext
@@ -47,16 +48,23 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """How our engines are spread, and which DeepSpeed settings they have."""
+    """How our engines are spread."""
 
     tensor_parallel: int
     data_parallel: int
-    deepspeed: str
 
 
-def benchmark_config(shape: Shape, variant: str, layout: Layout) -> Config:
-    """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU."""
-    return parse_config(
+def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str = "") -> Config:
+    """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU.
+
+    Args:
+        settings: overrides, separated by spaces.
+
+    Raises:
+        UserError: no run could have these settings.
+    """
+    draft = Draft(
+        "the benchmark's own run",
         {
             "run": {"name": variant},
             "model": {
@@ -80,16 +88,18 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout) -> Config:
             },
             "parallel": {"tensor_model_parallel_size": layout.tensor_parallel},
             "precision": {"dtype": "bf16" if torch.cuda.is_available() else "fp32"},
-            "deepspeed": {"config": layout.deepspeed},
             "checkpoint": {"every": 0},
-        }
+        },
     )
+    apply_overrides(draft, settings.split())
+    return config_from_draft(draft)
 
 
 class Contender(Protocol):
     """A training step in three parts."""
 
     model: torch.nn.Module
+    zero_stage: int | None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor: ...
 
@@ -104,6 +114,7 @@ class Ours:
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.engine: Any = Trainer(config, context, 0).engine
         self.model: torch.nn.Module = self.engine.module
+        self.zero_stage: int | None = self.engine.zero_optimization_stage()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return token_losses(self.engine, tokens).mean()
@@ -123,6 +134,7 @@ class Plain:
         self.optimizer = plain_adamw(self.model, config)
         self.clip = config.optimizer.gradient_clip
         self.autocast = device.type == "cuda"
+        self.zero_stage: int | None = None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=self.autocast):
@@ -137,10 +149,17 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def build_contender(name: str, shape: Shape, layout: Layout, context: ParallelContext) -> Contender:
-    """`plain`, or our engine of that variant; a name may end in " again"."""
-    kind = name.removesuffix(AGAIN)
-    if kind != "plain":
-        return Ours(benchmark_config(shape, kind, layout), context)
-    vanilla = benchmark_config(shape, "vanilla", layout)
-    return Plain(vanilla, context.device)
+def contender_name(kind: str, settings: str) -> str:
+    """How a contender with these settings is called; keys go without their sections."""
+    short = ", ".join(word.partition(".")[2] for word in settings.split())
+    return f"{kind} ({short})" if short else kind
+
+
+def build_contender(
+    kind: str, settings: str, shape: Shape, layout: Layout, context: ParallelContext
+) -> Contender:
+    """`plain`, or our engine of that variant with these settings; a kind may end in " again"."""
+    variant = kind.removesuffix(AGAIN)
+    if variant != "plain":
+        return Ours(benchmark_config(shape, variant, layout, settings), context)
+    return Plain(benchmark_config(shape, "vanilla", layout), context.device)

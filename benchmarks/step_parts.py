@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable
 
@@ -10,25 +9,9 @@ import torch
 from step_contenders import Contender
 from torch.profiler import ProfilerActivity, profile
 
+from pretrain.telemetry.kernels import seconds_by_class
+
 PARTS = ("data", "forward", "backward", "reduction", "optimizer")
-KERNELS = (
-    ("attention", r"scaled_dot_product|flash|fmha|softmax(?!.*log)|_softmax"),
-    ("collective", r"c10d|gloo|nccl|all_?reduce|all_?gather"),
-    ("optimizer", r"adam|foreach|multi_tensor|lerp|addcdiv|sqrt|vector_norm|reciprocal|clamp"),
-    ("product", r"::mm$|::bmm$|::addmm$|::baddbmm$|gemm|cutlass|nvjet|cublas|cijk"),
-    ("norm", r"layer_?norm"),
-    ("loss", r"log_softmax|nll_loss|cross_entropy|::exp$|::log$|::max$|::sum$|index_put|::index$"),
-    ("copy", r"copy|::cat$|cat_|memcpy|memset|::clone|::contiguous|::fill_|::zero"),
-    ("elementwise", r"^aten::(mul|add|sub|div|neg|gelu|addcmul|where|masked)|elementwise|gelu"),
-)
-"""(class, what the names of its kernels contain); the first that matches counts. The rest is `other`."""
-
-
-def kernel_class(name: str) -> str:
-    """The class of a kernel by its name."""
-    if "log_softmax" in name:
-        return "loss"
-    return next((group for group, pattern in KERNELS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 class LastGradient:
@@ -52,22 +35,33 @@ class LastGradient:
 
 
 def seconds_by_part(
-    contender: Contender, batch: Callable[[], torch.Tensor], rounds: int, now: Callable[[], float]
+    contender: Contender,
+    batch: Callable[[], torch.Tensor],
+    rounds: int,
+    now: Callable[[], float],
+    wait: Callable[[], None],
 ) -> dict[str, float]:
-    """Median seconds of each part; on a GPU `now` must wait for it."""
-    last = LastGradient(contender.model, now)
+    """Median seconds of each part; `wait` brings ranks and GPUs to the same point."""
+
+    def here() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return now()
+
+    last = LastGradient(contender.model, here)
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
-        marks = [now()]
+        wait()
+        marks = [here()]
         tokens = batch()
-        marks.append(now())
+        marks.append(here())
         loss = contender.forward(tokens)
-        marks.append(now())
+        marks.append(here())
         contender.backward(loss)
         # Gradients that are reduced while others are still being made count as backward.
-        marks += [last.at, now()]
+        marks += [last.at, here()]
         contender.update()
-        marks.append(now())
+        marks.append(here())
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             seconds[part].append(end - begin)
     last.remove()
@@ -82,19 +76,9 @@ def seconds_by_kernel(
     On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the profiler
     makes it larger than it is.
     """
-    cuda = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities) as found:
         for _ in range(rounds):
             contender.backward(contender.forward(batch()))
             contender.update()
-    seconds: dict[str, float] = {}
-    for event in found.key_averages():
-        if cuda:
-            spent = event.self_device_time_total if event.device_type.name == "CUDA" else 0.0
-        else:
-            spent = event.self_cpu_time_total
-        is_kernel = cuda or event.key.startswith(("aten::", "c10d::", "gloo:"))
-        group = kernel_class(event.key) if is_kernel else "host"
-        seconds[group] = seconds.get(group, 0.0) + spent / 1e6 / rounds
-    return dict(sorted(seconds.items(), key=lambda entry: -entry[1]))
+    return {group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()}

@@ -1,13 +1,13 @@
 """What a training step costs, measured side by side in one process: the arbiter of every claim about speed.
 
     OMP_NUM_THREADS=1 python benchmarks/step_time.py --steps 40 --shape 4x512x4x256 --json FILE --plot FILE
-    torchrun --nproc-per-node 2 benchmarks/step_time.py --tensor-parallel 2
+    python benchmarks/step_time.py --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
 
 Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and, on one
 rank, the same vanilla model in plain PyTorch (plain_gpt.py) take turns on the same tokens, in an order that
-rotates every round. Reported: the median over rounds of (step time / the baseline's step time of the same
-round) with its quartiles, the time of each part of a step, and the time in each class of kernel. fp32 on the
-CPU, bf16 on GPUs.
+rotates every round. With several --settings there is an engine of every variant for each. Reported: the
+median over rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of
+each part of a step, and the time in each class of kernel. fp32 on the CPU, bf16 on GPUs.
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
 is for an idle machine, and for several ranks, who wait for each other.
@@ -19,6 +19,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from megatron_patches.compat import silence_expected_warnings
 silence_expected_warnings()
 
 import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 from step_contenders import (  # noqa: E402
     AGAIN,
     VOCABULARY,
@@ -37,6 +39,7 @@ from step_contenders import (  # noqa: E402
     Shape,
     benchmark_config,
     build_contender,
+    contender_name,
 )
 from step_parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
 from step_plot import write_plot  # noqa: E402
@@ -49,6 +52,7 @@ from pretrain.ranks.groups import (  # noqa: E402
     initialize_distributed,
     shutdown_distributed,
 )
+from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
 WARM_UP_ROUNDS = 3
@@ -59,11 +63,18 @@ PROFILED_STEPS = 3
 def main() -> None:
     arguments = parse_arguments()
     launch = LaunchEnvironment.read()
+    if arguments.ranks > 1 and launch.world_size == 1:
+        sys.exit(launch_local_ranks([sys.executable, *sys.argv], arguments.ranks))
     context = initialize_distributed(launch, arguments.tensor_parallel, timeout_seconds=600)
-    layout = Layout(arguments.tensor_parallel, context.data_parallel_size, arguments.deepspeed)
+    layout = Layout(arguments.tensor_parallel, context.data_parallel_size)
     clock = arguments.clock or ("cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall")
-    names = [name for name in arguments.contenders if name != "plain" or launch.world_size == 1]
-    report = measure(arguments.shape, layout, context, names, arguments.steps, clock)
+    contenders = {
+        contender_name(kind, settings): build_contender(kind, settings, arguments.shape, layout, context)
+        for kind in arguments.contenders
+        for settings in (arguments.settings if kind != "plain" else [""])
+        if kind != "plain" or launch.world_size == 1
+    }
+    report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
     if context.is_first:
         print_report(report)
         if arguments.json:
@@ -82,8 +93,14 @@ def parse_arguments() -> argparse.Namespace:
         "--shape", type=Shape.parse, default="4x512x4x256", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
     )
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=[""],
+        help='overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none',
+    )
     parser.add_argument("--clock", choices=("cpu", "wall"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG")
@@ -91,13 +108,18 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(
-    shape: Shape, layout: Layout, context: ParallelContext, names: list[str], steps: int, clock: str
+    contenders: dict[str, Contender],
+    shape: Shape,
+    layout: Layout,
+    context: ParallelContext,
+    steps: int,
+    clock: str,
 ) -> dict[str, Any]:
-    """Build the contenders, let them take turns, then look into each."""
-    now = _clock(clock)
-    contenders = {name: build_contender(name, shape, layout, context) for name in names}
+    """Let the contenders take turns, then look into each."""
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    wait = _waiting(context)
     batch = _batches(shape, context)
-    times = take_turns(contenders, batch, steps, now)
+    times = take_turns(contenders, batch, steps, now, wait)
     theory = benchmark_config(shape, "vanilla", layout).shape()
     executed = executed_flops_per_token(theory, count_attention(theory, VARIANTS["orthogonal"]))
     report: dict[str, Any] = {
@@ -108,7 +130,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "ranks": context.world_size,
         "tensor_parallel": layout.tensor_parallel,
-        "deepspeed": layout.deepspeed,
+        "zero_stage": {name: contender.zero_stage for name, contender in contenders.items()},
         "clock": clock,
         "rounds": steps,
         "flops_saved": 1 - executed / model_flops_per_token(theory),
@@ -117,19 +139,24 @@ def measure(
         "parts": {},
         "kernels": {},
     }
-    for base in ("plain", "vanilla"):
-        if base in times:
+    first = next((name for name in times if name != "plain"), "plain")
+    for base in ("plain", first):
+        if base in times and len(times) > 1:
             others = {name: values for name, values in times.items() if name != base}
             report["ratio"][base] = {name: ratio(values, times[base]) for name, values in others.items()}
     for name, contender in contenders.items():
-        if not name.endswith(AGAIN):
-            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now)
+        if AGAIN not in name:
+            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait)
             report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
     return report
 
 
 def take_turns(
-    contenders: dict[str, Contender], batch: Callable[[], torch.Tensor], rounds: int, now: Callable[[], float]
+    contenders: dict[str, Contender],
+    batch: Callable[[], torch.Tensor],
+    rounds: int,
+    now: Callable[[], float],
+    wait: Callable[[], None],
 ) -> dict[str, list[float]]:
     """Seconds of every contender's step, round by round; who begins rotates."""
     names = list(contenders)
@@ -139,9 +166,11 @@ def take_turns(
         for offset in range(len(names)):
             name = names[(round_number + offset) % len(names)]
             contender = contenders[name]
+            wait()
             started = now()
             contender.backward(contender.forward(tokens))
             contender.update()
+            wait()
             seconds = now() - started
             if round_number >= WARM_UP_ROUNDS:
                 times[name].append(seconds)
@@ -157,21 +186,26 @@ def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
 
 def print_report(report: dict[str, Any]) -> None:
     ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
-    how = f"{report['deepspeed']}, {report['rounds']} rounds, {report['clock']} clock"
+    if report["ranks"] > 1:
+        ranks += f" (tensor parallel {report['tensor_parallel']})"
+    how = f"{report['rounds']} rounds, {report['clock']} clock"
+    wide = max(24, *(len(name) + 2 for name in report["seconds"]))
     print(f"{report['shape']} on {report['device']}, {ranks}, {how}")
     print(f"theory: orthogonal executes {report['flops_saved']:.1%} fewer FLOPs than vanilla")
     for base, ratios in report["ratio"].items():
-        print(f"\n{f'step time / {base}':24}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
+        print(f"\n{f'step time / {base}':{wide}}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
         for name, found in ratios.items():
             quartiles = f"{found['low']:.3f} – {found['high']:.3f}"
             milliseconds = 1e3 * report["seconds"][name]
-            print(f"{name:24}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
-    print(f"\n{'ms by part':24}" + "".join(f"{part:>12}" for part in PARTS))
+            print(f"{name:{wide}}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
+    print(f"\n{'ms by part':{wide}}" + "".join(f"{part:>12}" for part in PARTS))
     for name, parts in report["parts"].items():
-        print(f"{name:24}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
+        print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
     print("\nms by kernel, under the profiler")
     for name, kernels in report["kernels"].items():
-        print(f"{name:24}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items()))
+        print(
+            f"{name:{wide}}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items())
+        )
 
 
 def _batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
@@ -184,16 +218,16 @@ def _batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tenso
     return batch
 
 
-def _clock(kind: str) -> Callable[[], float]:
-    if kind == "cpu":
-        return time.process_time
+def _waiting(context: ParallelContext) -> Callable[[], None]:
+    """What brings all ranks, and their GPUs, to the same point."""
 
-    def now() -> float:
+    def wait() -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        return time.perf_counter()
+        if context.world_size > 1:
+            dist.barrier()
 
-    return now
+    return wait
 
 
 if __name__ == "__main__":

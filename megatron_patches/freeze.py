@@ -93,7 +93,7 @@ def audit_rank(engine: Any) -> dict[str, Any]:
         `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen
         weights that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step,
         its entry has `implied` true and the numbers are what the ZeRO stage will allocate. `gradients` is
-        what gradients are accumulated in; ZeRO-1 in bf16 also holds autograd's own bf16 gradients meanwhile.
+        what gradients are accumulated in; autograd's own are beside it until they are added.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.

@@ -233,6 +233,13 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
             "megatron_random._CUDA_RNG_STATE_TRACKER",
             "megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED",
         },
+        # Nor there: these are torch's own settings.
+        "pretrain/ranks/gpu_settings.py": {
+            "torch.utils.deterministic.fill_uninitialized_memory",
+            "torch.backends.cudnn.deterministic",
+            "torch.backends.cudnn.benchmark",
+            "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+        },
         # Nothing is replaced there: two groups of a training that is over are forgotten.
         "pretrain/ranks/release.py": {
             "parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",

@@ -127,7 +127,7 @@ def test_the_deepspeed_settings_are_found(installed: Installed) -> None:
         "from pretrain.config.deepspeed import zero_stage\n"
         "from pretrain.config.load import load_config\n"
         "for stage in (1, 2, 3):\n"
-        "    print(zero_stage(load_config('demo', [f'deepspeed.config=zero{stage}'])))\n"
+        "    print(zero_stage(load_config('demo', [f'deepspeed.config=zero{stage}']), 1))\n"
     )
     assert installed.output("python", "-c", program).split() == ["1", "2", "3"]
 

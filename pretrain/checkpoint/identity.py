@@ -42,7 +42,7 @@ def run_identity(
         "parallel.sequence_parallel": config.parallel.sequence_parallel,
         "precision.dtype": config.precision.dtype,
         "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
-        "deepspeed: zero_optimization.stage": zero_stage(config),
+        "deepspeed: zero_optimization.stage": zero_stage(config, context.world_size),
         "the number of ranks": context.world_size,
     }
     schedule = config.policy().unfreeze

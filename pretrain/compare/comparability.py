@@ -178,4 +178,5 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
     }
     for key in ("device", "world_size", "tensor_model_parallel_size"):
         settings[f"environment.{key}"] = run.environment.get(key)
+    settings["audit.zero_stage"] = run.zero_stage  # what deepspeed.config=auto was for this run
     return settings

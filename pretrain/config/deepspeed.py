@@ -17,6 +17,9 @@ from pretrain.config.text import is_file
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
+AUTO = "auto"
+"""The value of `deepspeed.config` that leaves the choice to `settings_name`."""
+
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset(
     {
@@ -100,25 +103,46 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 }
 
 
-def zero_stage(config: Config) -> int:
+def zero_stage(config: Config, world_size: int) -> int:
     """The ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
+
+    Args:
+        world_size: ranks in total, over tensor and data parallelism.
 
     Raises:
         UserError: as `deepspeed_settings`.
     """
-    stage = deepspeed_settings(config).get("zero_optimization", {}).get("stage", 0)
+    stage = deepspeed_settings(config, world_size).get("zero_optimization", {}).get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise UserError(f"deepspeed: zero_optimization.stage is {stage!r}; it must be 0, 1, 2 or 3")
     return int(stage)
 
 
-def deepspeed_settings(config: Config) -> dict[str, Any]:
-    """The JSON that `deepspeed.config` names, overrides merged in, names checked, nothing filled in.
+def settings_name(config: Config, world_size: int) -> str:
+    """What `deepspeed.config` names: a JSON of `ds_configs`, or a path; never `auto`.
+
+    `auto` is the fastest that splits what there is to split. ZeRO splits over data-parallel ranks; with one
+    of them it only adds copies of weights and gradients, so in fp32 it is left out. bf16 needs it for its
+    fp32 master weights, and a run that trains more on the way moves ZeRO's partitions.
+    """
+    given = config.deepspeed
+    if given.config != AUTO:
+        return given.config
+    section = given.overrides.get("zero_optimization", {})
+    stage = section.get("stage") if isinstance(section, Mapping) else None
+    if stage in (0, 1, 2, 3) and not isinstance(stage, bool):
+        return f"zero{stage}"  # the file that is made for the stage that somebody asks for
+    alone = config.data_parallel_size(world_size) == 1 and config.precision.dtype == "fp32"
+    return "zero0" if alone and not config.policy().unfreeze else "zero1"
+
+
+def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
+    """The JSON that `deepspeed.config` stands for, overrides merged in, names checked, nothing filled in.
 
     Raises:
         UserError: no such JSON, not JSON, a key DeepSpeed does not know, or one this program cannot honour.
     """
-    settings = _merge(_read(config.deepspeed.config), config.deepspeed.overrides)
+    settings = _merge(_read(settings_name(config, world_size)), config.deepspeed.overrides)
     for key in settings:
         if key in REFUSED:
             raise UserError(f"deepspeed key '{key}': {REFUSED[key]}")
@@ -157,7 +181,7 @@ def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
     Raises:
         UserError: as `deepspeed_settings`, or a key contradicts our configuration.
     """
-    settings = deepspeed_settings(config)
+    settings = deepspeed_settings(config, world_size)
     for path, (value, ours) in owned_keys(config, world_size).items():
         place = settings
         for part in path[:-1]:
@@ -193,7 +217,8 @@ def _read(name_or_path: str) -> dict[str, Any]:
     shipped = files("ds_configs")
     names = sorted(entry.name[: -len(".json")] for entry in shipped.iterdir() if entry.name.endswith(".json"))
     if name_or_path not in names and not is_file(Path(name_or_path)):
-        raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {', '.join(names)}")
+        known = ", ".join([AUTO, *names])
+        raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {known}")
     try:
         if name_or_path in names:
             settings = json.loads(shipped.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8"))

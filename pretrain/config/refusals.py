@@ -34,6 +34,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
+    _check_profile(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
@@ -64,9 +65,10 @@ def check_layout(config: Config, world_size: int) -> None:
             "change either batch size or the number of processes"
         )
     filled_settings(config, world_size)
-    _check_zero_stage(config)
-    _check_unfreeze_stage(config)
-    _check_compiled_stage(config)
+    stage = zero_stage(config, world_size)
+    _check_zero_stage(config, stage)
+    _check_unfreeze_stage(config, stage)
+    _check_compiled_stage(config, stage)
 
 
 def _check_divides(name: str, value: int, by_name: str, by: int) -> None:
@@ -157,35 +159,43 @@ def _check_query_key(config: Config) -> None:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
 
 
-def _check_unfreeze_stage(config: Config) -> None:
-    stage = zero_stage(config)
-    if config.policy().unfreeze and stage not in (1, 2):
+def _check_profile(config: Config) -> None:
+    section = config.telemetry.profile
+    if section is not None and section.at + section.steps - 1 > config.total_steps:
         raise UserError(
-            "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
-            f"under ZeRO stage {stage}; set deepspeed.config=zero1 or zero2"
+            f"telemetry.profile: {section.steps} steps from step {section.at} on do not fit into the "
+            f"{config.total_steps} steps of the run; set at or steps lower"
         )
 
 
-def _check_compiled_stage(config: Config) -> None:
-    if config.performance.compile == "layers" and zero_stage(config) == 3:
+def _check_compiled_stage(config: Config, stage: int) -> None:
+    if config.performance.compile == "layers" and stage == 3:
         raise UserError(
             "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch the weights of "
             "each module in Python; set performance.compile=none or deepspeed.config=zero2"
         )
 
 
-def _check_zero_stage(config: Config) -> None:
+def _check_unfreeze_stage(config: Config, stage: int) -> None:
+    if config.policy().unfreeze and stage not in (1, 2):
+        raise UserError(
+            "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
+            f"under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
+        )
+
+
+def _check_zero_stage(config: Config, stage: int) -> None:
     """ZeRO stage 0 in bf16: under tensor parallelism DeepSpeed takes a rank's norm for the model's."""
-    if config.precision.dtype != "bf16" or zero_stage(config) != 0:
+    if config.precision.dtype != "bf16" or stage != 0:
         return
     size = config.parallel.tensor_model_parallel_size
     if size > 1:
         raise UserError(
             "precision.dtype=bf16 with ZeRO stage 0 would clip by a wrong gradient norm at "
-            f"parallel.tensor_model_parallel_size={size}; set deepspeed.config=zero1"
+            f"parallel.tensor_model_parallel_size={size}; set deepspeed.config=auto"
         )
     if config.precision.grad_accum_dtype == "fp32":
         raise UserError(
             "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does at "
-            "ZeRO stage 0; set deepspeed.config=zero1"
+            "ZeRO stage 0; set deepspeed.config=auto"
         )

@@ -39,6 +39,7 @@ REFUSED = (
 )
 EFFECTIVE = (
     "run.device",
+    "run.deterministic",
     "optimizer.learning_rate",
     "optimizer.betas",
     "optimizer.eps",
@@ -53,6 +54,8 @@ EFFECTIVE = (
     "schedule.power",
     "data.validate_every",
     "data.validation_samples",
+    "performance.overlap_reduction",  # the same sums; over three ranks and more in another order
+    "performance.reduced_precision_reduction",
     "checkpoint.every",
     "checkpoint.keep_last",
     "performance.cross_entropy",  # the same numbers up to rounding
@@ -68,6 +71,7 @@ EFFECTIVE = (
 NO_EFFECT = (
     "run.name",
     "run.directory",
+    "telemetry.profile",
     "data.loader_workers",
     "data.cache_directory",
     "data.allow_change",

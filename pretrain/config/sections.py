@@ -36,6 +36,11 @@ class RunSection(Section):
         description="auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
         "A machine whose GPUs torch cannot use is refused unless this says cpu.",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="On GPUs: only operations that give the same bits in every run; slower. On the CPU "
+        "all do.",
+    )
 
 
 class ModelSection(Section):
@@ -249,19 +254,32 @@ class StabilitySection(Section):
     )
 
 
+class ProfileSection(Section):
+    """A few steps to look into."""
+
+    at: Int = Field(default=20, ge=1, le=10**9, description="The first step that is profiled.")
+    steps: Int = Field(default=3, ge=1, le=1000, description="How many.")
+    ranks: Literal["first", "all"] = Field(default="first", description="Of rank 0, or of every rank.")
+
+
 class TelemetrySection(Section):
     every: Int = Field(default=1, ge=1, description="Steps between records.")
     tensorboard: bool = Field(default=True, description="Write TensorBoard event files beside metrics.jsonl.")
     variance_window: Int = Field(
         default=100, ge=2, description="Records over which stability/loss_variance is taken."
     )
+    profile: ProfileSection | None = Field(
+        default=None,
+        description="Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.",
+    )
 
 
 class DeepSpeedSection(Section):
     config: str = Field(
-        default="zero1",
+        default="auto",
         min_length=1,
-        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json.",
+        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
+        "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description="Keys merged into the DeepSpeed JSON."

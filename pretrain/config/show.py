@@ -17,6 +17,7 @@ from pretrain.config.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
+from pretrain.config.deepspeed import settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.tree import Config
@@ -85,8 +86,16 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
         ("training FLOPs per token", f"{model_flops:.4g}; freezing saves {saved:.1%} of them"),
+        ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]
+
+
+def _deepspeed_text(config: Config) -> str:
+    """What `deepspeed.config` stands for: with `auto` the number of ranks may decide."""
+    size = config.parallel.tensor_model_parallel_size
+    alone, several = settings_name(config, size), settings_name(config, 2 * size)
+    return several if alone == several else f"{alone} with one data-parallel rank, {several} with more"
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:

@@ -46,21 +46,34 @@ class Batches:
         self._read: dict[int, torch.Tensor] = {}
 
     def at(self, consumed_samples: int) -> torch.Tensor:
-        """`[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on (CPU).
+        """`[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on.
+
+        On the CPU, in pinned memory if the model is on a GPU.
 
         Raises:
             DataError: a shard or the order of a new epoch could not be read.
         """
-        if consumed_samples not in self._read:
-            now, later = self._numbers(consumed_samples)
-            blocks = torch.from_numpy(self._loader.blocks(now.ravel(), [later.ravel()] if later.size else []))
-            starts = range(
-                consumed_samples,
-                consumed_samples + len(now) * self._config.data.global_batch_size,
-                self._config.data.global_batch_size,
-            )
-            self._read = dict(zip(starts, blocks.view(*now.shape, -1), strict=True))
+        self.read(consumed_samples)
         return self._read.pop(consumed_samples)
+
+    def read(self, consumed_samples: int) -> None:
+        """Have the batch from there on in memory: a GPU that works meanwhile need not wait for it later.
+
+        Raises:
+            DataError: as `at`.
+        """
+        if consumed_samples in self._read:
+            return
+        now, later = self._numbers(consumed_samples)
+        blocks = torch.from_numpy(self._loader.blocks(now.ravel(), [later.ravel()] if later.size else []))
+        if self._context.device.type == "cuda":
+            blocks = blocks.pin_memory()  # then the copy to the device waits for nothing
+        starts = range(
+            consumed_samples,
+            consumed_samples + len(now) * self._config.data.global_batch_size,
+            self._config.data.global_batch_size,
+        )
+        self._read = dict(zip(starts, blocks.view(*now.shape, -1), strict=True))
 
     def close(self) -> None:
         """Stop reading ahead."""

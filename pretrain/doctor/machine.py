@@ -15,7 +15,7 @@ import torch
 
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
 from pretrain.config.tree import Config
-from pretrain.ranks.devices import MACHINE, use_cuda, why_no_cuda
+from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.environment import package_versions
 
@@ -59,17 +59,18 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
         raise Unfit(f"torch sees {count} GPUs of {expected}{f' ({why})' if (why := why_no_cuda()) else ''}")
     if not use_cuda(machine):
         return {"names": [], "free": None}
-    if local_rank >= count:
+    own = gpu_index(local_rank, count)
+    if own >= count:
         raise Unfit(f"local rank {local_rank} has no GPU: {count} visible")
     names = []
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)
         names.append(f"{properties.name} {properties.total_memory / 2**30:.0f} GiB")
-    torch.cuda.set_device(local_rank)
-    free, total = torch.cuda.mem_get_info(local_rank)
+    torch.cuda.set_device(own)
+    free, total = torch.cuda.mem_get_info(own)
     if free < FREE_GPU_SHARE * total:
         raise Unfit(
-            f"GPU {local_rank} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
+            f"GPU {own} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
             "another process is on it"
         )
     return {"names": names, "free": free}

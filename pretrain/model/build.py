@@ -59,11 +59,11 @@ def flash_documents(config: Config, device: torch.device) -> bool:
     return config.performance.document_attention == "flash" and kernel and not config.policy().synthesizer
 
 
-def compiles_layers(config: Config, device: torch.device) -> bool:
+def compiles_layers(config: Config, device: torch.device, world_size: int) -> bool:
     """Whether training runs the layers compiled: what `performance.compile` says, or stands for."""
     wanted = config.performance.compile
     if wanted == "auto":
-        return device.type == "cuda" and zero_stage(config) < 3
+        return device.type == "cuda" and zero_stage(config, world_size) < 3
     return wanted == "layers"
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pretrain.errors import UserError
+from pretrain.ranks.environment import one_environment_for_all
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -87,6 +88,14 @@ def why_no_cuda() -> str | None:
             hidden = f" (with {VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
             return f"torch {torch.__version__} cannot use CUDA: {lines[0].split('. ')[0].rstrip('.')}{hidden}"
     return f"torch {torch.__version__} finds no CUDA device"
+
+
+def gpu_index(local_rank: int, count: int) -> int:
+    """The GPU of a rank among the `count` that it sees; `count` or more if there is none for it.
+
+    Where every task of srun is shown a GPU of its own, that is its only one, whatever its number on the node.
+    """
+    return 0 if count == 1 and not one_environment_for_all() else local_rank
 
 
 def gpu_names(visible: str | None, count: int) -> list[str]:

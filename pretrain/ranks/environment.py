@@ -71,6 +71,14 @@ def restarts() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
+def one_environment_for_all() -> bool:
+    """Whether the ranks of this node were started together (torchrun, `--local-ranks`), with the same GPUs.
+
+    srun starts each by itself, and may show each a GPU of its own.
+    """
+    return os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+
+
 def node_name() -> str:
     """This node's name, the one that `sbatch --exclude` knows."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from megatron_patches.compat import prepare_megatron_core, seed_dropout, untested_torch
 from pretrain.errors import UserError
-from pretrain.ranks.devices import use_cuda
+from pretrain.ranks.devices import gpu_index, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point
 from pretrain.ranks.release import existing_groups, forget_models, release_groups
 
@@ -95,13 +95,13 @@ def initialize_distributed(
         # from overlapping. CUDA reads it when it is first used.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     device = _device(launch.local_rank)
-    # DeepSpeed asks for it, and neither srun nor a process on its own has it.
-    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    # DeepSpeed takes the GPU of this number, and neither srun nor a process on its own has it.
+    os.environ["LOCAL_RANK"] = str(launch.local_rank if device.index is None else device.index)
     timeout = timedelta(seconds=timeout_seconds)
     backend = "nccl" if device.type == "cuda" else "gloo"
     earlier_groups = existing_groups()
     if not dist.is_initialized():
-        _rendezvous(backend, launch, timeout)
+        _rendezvous(backend, launch, timeout, device if device.type == "cuda" else None)
     import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=tensor_parallel_size,
@@ -196,24 +196,33 @@ def _device(local_rank: int) -> torch.device:
     """
     if not use_cuda():
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    count = torch.cuda.device_count()
+    index = gpu_index(local_rank, count)
+    if index >= count:
         raise UserError(
-            f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible on this node; "
+            f"local rank {local_rank} has no GPU: {count} visible on this node; "
             "start at most one rank per GPU",
             rank_specific=True,
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
-def _rendezvous(backend: str, launch: LaunchEnvironment, timeout: timedelta) -> None:
+def _rendezvous(
+    backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
+) -> None:
+    """Join the other ranks; with its GPU named NCCL connects at once, and no barrier has to guess it."""
     try:
         if launch.world_size == 1 and meeting_point() is None:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+            dist.init_process_group(
+                backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout, device_id=gpu
+            )
         else:
             if launch.rank > 0:
                 wait_for_first_rank(timeout)
-            dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout)
+            dist.init_process_group(
+                backend, rank=launch.rank, world_size=launch.world_size, timeout=timeout, device_id=gpu
+            )
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         host, port = meeting_point() or ("this process", "-")
         raise UserError(

@@ -7,6 +7,8 @@
         metrics.jsonl      one object per logged step
         tensorboard/       the same for TensorBoard
         checkpoints/       step_00000123/ (it counts once it has a COMPLETE marker), latest
+        profile/           traces of the steps that telemetry.profile names
+        nccl_trace_rank_N  the last collectives of a rank, where one has timed out on GPUs
         state              one word: running, continue, stopped, diverged, finished
         summary.json       the result, of a finished run
 
@@ -69,6 +71,15 @@ class RunDirectory:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    @property
+    def collectives(self) -> Path:
+        """Of every rank; its number follows."""
+        return self.path / "nccl_trace_rank_"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,4 +1,4 @@
-"""What a run says of itself while it trains; on rank 0 only.
+"""What a run says of itself while it trains; on rank 0 only, but for profiles.
 
 telemetry    takes a step's record and hands its metrics to the files and the console
 records      what the loop measures in a step, and what stays the same through a run
@@ -6,5 +6,7 @@ metrics      a record's metrics, by the tags of `runs.tags`
 loss_window  the variance of recent losses
 event_file   TensorBoard's file
 hparams      TensorBoard's HParams page
+profile      a trace and a table of a few steps; on every rank that is asked for
+kernels      classes of kernels, by their names
 console      a bar on a terminal, plain lines in a log
 """

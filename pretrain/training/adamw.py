@@ -1,8 +1,8 @@
-"""AdamW as this program uses it: fused, and at ZeRO stage 0 with the clipping in the pass of the update.
+"""AdamW as this program uses it: fused, and clipping in the pass of the update where that saves one.
 
-Version-sensitive: `ClippingAdamW` speaks to two readers. torch's fused AdamW divides the gradients by the
-attribute `grad_scale` and leaves everything as it is where `found_inf` is 1 (written for its GradScaler);
-DeepSpeed 0.19 takes the gradient norm of a step from `_global_grad_norm`.
+Version-sensitive: torch's fused AdamW divides the gradients by the attribute `grad_scale` and changes nothing
+where `found_inf` is 1 (written for its GradScaler); DeepSpeed 0.19's optimizers keep the gradient norm of a
+step as `_global_grad_norm`, and so does `ClippingAdamW` for DeepSpeed to read.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class ClippingAdamW(torch.optim.AdamW):
         norm = self._norm()
         self._global_grad_norm = norm
         self.found_inf = (~norm.isfinite()).float()
-        # DeepSpeed's ZeRO optimizers clip by the same formula.
-        self.grad_scale = ((norm + 1e-6) / self._clip).clamp(min=1.0) if self._clip else torch.ones_like(norm)
+        self.grad_scale = _divisor(norm, self._clip)
 
     def _norm(self) -> torch.Tensor:
         """The Euclidean norm of the whole model's gradient, each element counted once (collective)."""
@@ -75,6 +74,24 @@ def _take_norm(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) 
     """The hook before each step; a function, since a bound method would keep the optimizer alive."""
     assert isinstance(optimizer, ClippingAdamW)
     optimizer.take_norm()
+
+
+def clip_in_update(adamw: torch.optim.AdamW, outer: Any, clip: float) -> None:
+    """Let the update divide gradients by the norm that DeepSpeed's optimizer around it has taken.
+
+    Its own clipping would be a pass over the gradients of the whole model, of which AdamW takes a part.
+    """
+
+    def set_divisor(optimizer: Any, arguments: Any, keywords: Any) -> None:
+        optimizer.grad_scale = _divisor(outer._global_grad_norm, clip)
+
+    if clip:
+        adamw.register_step_pre_hook(set_divisor)
+
+
+def _divisor(norm: torch.Tensor, clip: float) -> torch.Tensor:
+    """What gradients of this norm are divided by; DeepSpeed's ZeRO optimizers clip by the same formula."""
+    return ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
 
 
 def build_adamw(

@@ -1,6 +1,7 @@
 """Model -> DeepSpeed engine, and the audit of what it holds.
 
-Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both.
+Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both. At
+stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and AdamW clips by it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from megatron_patches.freeze import audit, reduce_partial_gradients
 from pretrain.config.deepspeed import deepspeed_config, zero_stage
 from pretrain.config.tree import Config
 from pretrain.ranks.groups import ParallelContext, import_deepspeed
-from pretrain.training.adamw import build_adamw
+from pretrain.training.adamw import build_adamw, clip_in_update
+from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
 
 
 @dataclass(frozen=True)
 class WrappedModel:
-    """A live engine and what was found in it."""
+    """A live engine, what reduces its gradients if DeepSpeed does not, and what was found in it."""
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
+    reduction: OverlappedReduction | None
     audit: dict[str, Any]
 
 
@@ -33,21 +36,23 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     settings = deepspeed_config(config, context.world_size)
-    clips_itself = config.precision.dtype == "fp32" and zero_stage(config) == 0
-    if clips_itself:
+    precision, stage = config.precision, zero_stage(config, context.world_size)
+    clips_itself = precision.dtype == "fp32" and stage == 0
+    clips_by_outer_norm = precision.dtype == "bf16" and precision.grad_accum_dtype == "fp32" and stage == 1
+    if clips_itself or clips_by_outer_norm:
         settings["gradient_clipping"] = 0.0
+    adamw = build_adamw(model, config.optimizer, context.tensor_parallel_group if clips_itself else None)
     engine, _, _, _ = import_deepspeed().initialize(
-        model=model,
-        optimizer=build_adamw(
-            model, config.optimizer, context.tensor_parallel_group if clips_itself else None
-        ),
-        config=settings,
-        mpu=context.mpu,
-        dist_init_required=False,
+        model=model, optimizer=adamw, config=settings, mpu=context.mpu, dist_init_required=False
     )
-    if clips_itself and context.data_parallel_size == 1:
-        engine.enable_backward_allreduce = False  # else gradients are copied there and back for a sum of one
-    return WrappedModel(engine, audit(engine, context.tensor_parallel_group))
+    if clips_by_outer_norm:
+        clip_in_update(adamw, engine.optimizer, config.optimizer.gradient_clip)
+    reduction, alone = None, context.data_parallel_size == 1
+    if reduces_whole_gradients(engine) and (alone or config.performance.overlap_reduction):
+        engine.enable_backward_allreduce = False
+        if not alone:
+            reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
+    return WrappedModel(engine, reduction, audit(engine, context.tensor_parallel_group))
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

@@ -20,6 +20,7 @@ from pretrain.model.build import build_model, compile_layers, compiles_layers
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
+from pretrain.training.reduction import OverlappedReduction
 from pretrain.training.transplant import TrainingState
 from pretrain.training.update import GuardedUpdate
 
@@ -46,6 +47,7 @@ class Trainer:
         self.engine: Any
         self.update: GuardedUpdate
         self.audit: dict[str, Any]
+        self._reduction: OverlappedReduction | None
         self._build(None)
 
     def enter(self, step: int) -> bool:
@@ -64,6 +66,9 @@ class Trainer:
     def close(self) -> None:
         """Let go of the engine and, with it, of the model and of the process groups that it holds."""
         self.update.detach()
+        if self._reduction is not None:
+            self._reduction.detach()
+            self._reduction = None
         release_engine(self.engine)
         del self.engine
         gc.collect()  # engine and model hold each other; without this both models would be in memory at once
@@ -73,11 +78,12 @@ class Trainer:
         if state is not None:
             state.give_weights(model)
         wrapped = wrap_model(model, self._config, self._context)
-        if compiles_layers(self._config, self._context.device):
+        if compiles_layers(self._config, self._context.device, self._context.world_size):
             compile_layers(model, "inductor")
         if state is not None:
             state.give_optimizer(wrapped.engine)
         self.engine, self.audit = wrapped.engine, wrapped.audit
+        self._reduction = wrapped.reduction
         self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:

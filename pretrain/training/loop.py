@@ -11,10 +11,10 @@ stop in good order when a signal asks for it, or when the numbers stay bad.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
+import torch.distributed as dist
 
 from megatron_patches.auxiliary import take_auxiliary_losses
 from pretrain.config.schedule import learning_rate
@@ -30,6 +30,7 @@ from pretrain.training.engine import set_learning_rate
 from pretrain.training.held_out import held_out_losses
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.stability import require_good_step, require_good_weights
+from pretrain.training.step_clock import StepClock
 
 
 def train(config: Config, signals: StopSignals) -> str:
@@ -50,7 +51,8 @@ def run_steps(run: Run, signals: StopSignals) -> str:
     config, position = run.config, run.position
     while position.step < config.total_steps:
         run.enter_phase_of(position.step + 1)
-        result, asked = train_step(run, position, signals)
+        with run.profile.of(position.step + 1):
+            result, asked = train_step(run, position, signals)
         position = position.after_step(
             config.data.global_batch_size, config.tokens_per_step, updated=result.updated
         )
@@ -77,37 +79,46 @@ def run_steps(run: Run, signals: StopSignals) -> str:
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
-    """One optimizer step over one global batch: its result, and the state that a signal asks for, if any."""
+    """One optimizer step over one global batch: its result, and the state that a signal asks for, if any.
+
+    On a GPU everything is submitted first and read at the end, in one go.
+    """
     config, device = run.config, run.context.device
     step = position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
     rate *= run.trainer.phase.learning_rate_factor
     set_learning_rate(run.engine, rate)
-    started = time.perf_counter()
+    clock = StepClock(device)
+    clock.mark()
     batch = run.batches.at(position.consumed_samples)
-    seconds_data = time.perf_counter() - started
+    clock.mark()
     loss, auxiliary = accumulate_gradients(run, batch, step)
-    _synchronize(device)
-    seconds_forward_backward = time.perf_counter() - started - seconds_data
-    loss, auxiliary, asked = _agree_on(run, loss, auxiliary, signals)
-    mark = time.perf_counter()
-    update = run.trainer.update.make(allowed=bool(np.isfinite([loss, *auxiliary.values()]).all()))
-    _synchronize(device)
-    seconds_optimizer = time.perf_counter() - mark
-    seconds = StepSeconds(
-        time.perf_counter() - started, seconds_data, seconds_forward_backward, seconds_optimizer
-    )
-    return StepResult(loss, auxiliary, update.gradient_norm, rate, seconds, update.made), asked
+    clock.mark()
+    sums = _sum_over_ranks([loss, *auxiliary.values()], signals, device)
+    clock.mark()
+    update = run.trainer.update.make(allowed=sums.isfinite().all())
+    clock.mark()
+    if step < config.total_steps:
+        run.batches.read(position.consumed_samples + config.data.global_batch_size)
+    clock.mark()
+    made, norm, *totals = torch.cat([torch.stack([update.made, update.gradient_norm]), sums]).tolist()
+    loss_total, asked, terms = _over_ranks(run, totals, auxiliary)
+    in_data, in_passes, in_sums, in_update, in_reading = clock.seconds()
+    in_step = in_data + in_passes + in_sums + in_update + in_reading
+    seconds = StepSeconds(in_step, in_data + in_reading, in_passes, in_update)
+    return StepResult(loss_total, terms, norm, rate, seconds, bool(made)), asked
 
 
-def accumulate_gradients(run: Run, batch: torch.Tensor, step: int) -> tuple[float, dict[str, float]]:
+def accumulate_gradients(
+    run: Run, batch: torch.Tensor, step: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
 
     The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
     are kept apart.
 
     Returns:
-        This rank's parts of the loss and of each term, for `_agree_on`.
+        This rank's parts of the loss and of each term, on the device, for `_sum_over_ranks`.
     """
     context, engine = run.context, run.engine
     micro_batches, predictions = len(batch), _counted_predictions(run, batch)
@@ -115,7 +126,7 @@ def accumulate_gradients(run: Run, batch: torch.Tensor, step: int) -> tuple[floa
     for index, tokens in enumerate(batch):
         global_index = index * context.data_parallel_size + context.data_parallel_rank
         set_seeds(run.config.run.seed, step, global_index, context.tensor_parallel_rank)
-        losses = token_losses(engine, tokens.to(context.device), run.data.boundary)
+        losses = token_losses(engine, tokens.to(context.device, non_blocking=True), run.data.boundary)
         # DeepSpeed divides by micro batches and ranks: out comes the sum over all of them / predictions.
         loss = losses.sum() * (micro_batches * context.data_parallel_size / predictions)
         auxiliary = take_auxiliary_losses(engine.module)
@@ -124,7 +135,7 @@ def accumulate_gradients(run: Run, batch: torch.Tensor, step: int) -> tuple[floa
         if index < micro_batches - 1:
             engine.step()  # only counts the micro batch; after the last one, train_step moves the weights
     # The terms are of the weights alone, so they are equal in all micro batches.
-    return loss_sum.item() / micro_batches, {name: term.item() for name, term in auxiliary.items()}
+    return loss_sum / micro_batches, {name: term.detach() for name, term in auxiliary.items()}
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
@@ -135,26 +146,30 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
     return max(1.0, total / run.context.tensor_parallel_size)
 
 
-def _agree_on(
-    run: Run, loss: float, auxiliary: Mapping[str, float], signals: StopSignals
-) -> tuple[float, dict[str, float], str | None]:
-    """Loss and terms over all ranks, and the state that a signal to any rank asks for (one small all-reduce).
+def _sum_over_ranks(numbers: list[torch.Tensor], signals: StopSignals, device: torch.device) -> torch.Tensor:
+    """This rank's numbers and what its signals ask for, summed over all ranks (one small all-reduce)."""
+    asked = torch.tensor([signals.stop, signals.continue_later], dtype=torch.float64)
+    if device.type == "cuda":
+        asked = asked.pin_memory().to(device, non_blocking=True)
+    sums = torch.cat([asked, torch.stack([number.double() for number in numbers])])
+    dist.all_reduce(sums)
+    return sums
+
+
+def _over_ranks(
+    run: Run, sums: Sequence[float], auxiliary: Mapping[str, torch.Tensor]
+) -> tuple[float, str | None, dict[str, float]]:
+    """The loss, the state that a signal to any rank asks for, and the terms: from `_sum_over_ranks`.
 
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
     """
-    context = run.context
-    own = [loss, float(signals.stop), float(signals.continue_later), *auxiliary.values()]
-    loss_total, stop, continue_later, *totals = agree(own, context.device)
-    terms = {name: total / context.data_parallel_size for name, total in zip(auxiliary, totals, strict=True)}
+    stop, continue_later, loss, *terms = sums
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
-    return loss_total / context.world_size, terms, asked
+    named = {
+        name: total / run.context.data_parallel_size for name, total in zip(auxiliary, terms, strict=True)
+    }
+    return loss / run.context.world_size, asked, named
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _synchronize(device: torch.device) -> None:
-    """Wait for the GPU, so that the clock around it measures the work and not its submission."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

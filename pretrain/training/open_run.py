@@ -21,6 +21,7 @@ from pretrain.data.inputs import check_inputs
 from pretrain.data.open import RunData, open_data
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
 from pretrain.ranks.groups import (
     ParallelContext,
     initialize_distributed,
@@ -29,6 +30,7 @@ from pretrain.ranks.groups import (
 )
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.position import Position
+from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.engines import Trainer
@@ -59,6 +61,7 @@ class Run:
     checkpoints: Checkpoints
     position: Position
     telemetry: Telemetry | None
+    profile: StepProfile
 
     @property
     def engine(self) -> Any:
@@ -97,6 +100,7 @@ class Run:
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
+        self.profile.close()
         if self.telemetry is not None:
             close_run_files(self.config, self.telemetry, state)
         dist.barrier()
@@ -110,6 +114,11 @@ def open_run(config: Config) -> Iterator[Run]:
     """
     launch = LaunchEnvironment.read()
     blend = check_inputs(config, launch.world_size)
+    use_arithmetic(
+        deterministic=config.run.deterministic,
+        reduced_precision_reduction=config.performance.reduced_precision_reduction,
+    )
+    record_collectives(RunDirectory(config.run_path).collectives)
     context = initialize_distributed(
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
@@ -157,7 +166,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend) -> Run:
 
     telemetry = _on_first_rank(context, open_run_files)
     batches = Batches(config, context, data)
-    return Run(config, context, trainer, data, batches, checkpoints, position, telemetry)
+    profile = StepProfile(config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank)
+    return Run(config, context, trainer, data, batches, checkpoints, position, telemetry, profile)
 
 
 def _on_first_rank(context: ParallelContext, action: Callable[[], T]) -> T | None:

@@ -90,6 +90,7 @@ def write_run_files(
         "world_size": context.world_size,
         "tensor_model_parallel_size": context.tensor_parallel_size,
         "data_parallel_size": context.data_parallel_size,
+        "zero_stage": trainer.audit["zero_stage"],
     }
     environment = describe_environment(**layout)
     segment = {

@@ -3,9 +3,9 @@
 DeepSpeed does not ask before it moves the weights, and what it does with a gradient norm that is not finite
 depends on ZeRO stage, precision and settings: it skips the update without a word, or makes it. All its
 optimizers end in `step` of the AdamW that this program gave them, after the global norm is known and, under
-ZeRO, once for every group. There the decision falls: a hook takes the gradients away from an update that is
-not to be made, and AdamW leaves a weight without gradient alone, with its moments and its step count. The
-engine then ends the step as always: its buffers are free for the next one.
+ZeRO, once for every group. There the decision falls, on the device, without waiting for it: a hook tells the
+fused AdamW by `found_inf` (written for torch's GradScaler) to leave weights, moments and step counts as they
+are. The engine then ends the step as always: its buffers are free for the next one.
 
 Version-sensitive: DeepSpeed 0.19 keeps the global norm in `optimizer._global_grad_norm` when AdamW is called,
 negative or infinite where a part of it was not finite.
@@ -13,7 +13,6 @@ negative or infinite where a part of it was not finite.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +21,12 @@ import torch
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an update: whether the weights moved, and the global gradient norm before clipping.
-
-    The norm is NaN or infinite where it was not finite.
+    """What became of an update, as numbers on the device: whether the weights moved (1 or 0), and the global
+    gradient norm before clipping, infinite where it was not finite.
     """
 
-    made: bool
-    gradient_norm: float
+    made: torch.Tensor
+    gradient_norm: torch.Tensor
 
 
 class GuardedUpdate:
@@ -36,7 +34,7 @@ class GuardedUpdate:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self._allowed: bool | None = None  # None: nobody has decided, as while DeepSpeed loads a checkpoint
+        self._allowed: torch.Tensor | None = None  # None: nobody has decided, as while a checkpoint is loaded
         self._decided: Update | None = None
         self._hook = engine.basic_optimizer.register_step_pre_hook(self._before_adamw)
 
@@ -45,29 +43,33 @@ class GuardedUpdate:
         self._hook.remove()
         del self._engine
 
-    def make(self, allowed: bool) -> Update:
+    def make(self, allowed: torch.Tensor) -> Update:
         """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
 
-        Costs no transfer from the device and no collective beyond DeepSpeed's own and reading the norm.
+        Waits for the device only where DeepSpeed does, to learn the norm it clips by.
+
+        Args:
+            allowed: a truth value on the device, the same on all ranks.
         """
         self._allowed, self._decided = allowed, None
         self._engine.step()
         self._allowed = None
+        self._engine.basic_optimizer.found_inf = None
         if self._decided is not None:
             return self._decided
-        return Update(made=False, gradient_norm=math.inf)  # DeepSpeed has skipped the update by itself
+        none = torch.zeros((), dtype=torch.float64, device=allowed.device)
+        return Update(made=none, gradient_norm=none + torch.inf)  # DeepSpeed has skipped the update by itself
 
-    def _before_adamw(self, optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+    def _before_adamw(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
         if self._allowed is None:
             return
         if self._decided is None:
             self._decided = self._decide(self._allowed)
-        if not self._decided.made:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+        optimizer.found_inf = 1.0 - self._decided.made.float()
 
-    def _decide(self, allowed: bool) -> Update:
-        norm = float(self._engine.optimizer._global_grad_norm)
-        norm = norm if norm >= 0 else math.inf  # NaN too
-        return Update(allowed and math.isfinite(norm), norm)
+    def _decide(self, allowed: torch.Tensor) -> Update:
+        norm = torch.as_tensor(
+            self._engine.optimizer._global_grad_norm, dtype=torch.float64, device=allowed.device
+        ).reshape(())
+        norm = torch.where(norm >= 0, norm, torch.inf)  # NaN too
+        return Update(made=(allowed & norm.isfinite()).double(), gradient_norm=norm)

@@ -12,8 +12,12 @@ from megatron_patches.freeze import parameter_groups
 from pretrain.config.load import load_config
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.position import Position
 from pretrain.training.adamw import ClippingAdamW
 from pretrain.training.engines import Trainer
+from pretrain.training.loop import train_step
+from pretrain.training.open_run import open_run
 from tests.distributed.plain_training import plain_optimizer
 
 
@@ -86,6 +90,19 @@ def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
     steps = max(float(state["step"]) for state in optimizer.state.values())
     shutdown_distributed(context)
     return {"worst": worst, "norm": norm_error, "moved by nan": moved, "steps": steps}
+
+
+def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
+    """{engine: the reported norm, the norm of the gradient in AdamW's first moments after one step}"""
+    found = {}
+    for name, overrides in payload["runs"].items():
+        with open_run(load_config("demo", overrides)) as run:
+            result, _ = train_step(run, Position(), StopSignals())
+            optimizer = run.engine.basic_optimizer
+            moments = [state["exp_avg"] for state in optimizer.state.values()]
+            norm = torch.stack([moment.norm() for moment in moments]).norm()
+            found[name] = [result.gradient_norm, norm.item() / (1 - optimizer.param_groups[0]["betas"][0])]
+    return found
 
 
 def environment(payload: dict[str, Any]) -> dict[str, Any]:

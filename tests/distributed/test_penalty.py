@@ -14,7 +14,8 @@ STRENGTH = 0.1
 # Of a deviation of 1e-3 from orthonormal, fp32 leaves three digits; a wrong factor is far outside.
 TOLERANCE = {"loss/orthogonal_penalty": 2e-3}
 ONE_RANK = {
-    "zero1": {},
+    "zero1": {"deepspeed__config": "zero1"},
+    "zero0": {"deepspeed__config": "zero0"},
     "zero2": {"deepspeed__config": "zero2"},
     "zero3": {"deepspeed__config": "zero3"},
     "one micro batch": {"data__micro_batch_size": 8},
@@ -24,14 +25,16 @@ ONE_RANK = {
     "no penalty": {"attention__penalty": "null", "attention__variant": "orthogonal_trainable"},
 }
 TWO_RANKS = {
-    "tp2 zero1": {"parallel__tensor_model_parallel_size": 2},
+    "tp2 zero1": {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero1"},
+    "tp2 zero0": {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero0"},
     "tp2 zero3": {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero3"},
     "tp2 sp zero3": {
         "parallel__tensor_model_parallel_size": 2,
         "parallel__sequence_parallel": "true",
         "deepspeed__config": "zero3",
     },
-    "dp2 zero1": {},
+    "dp2 zero0": {"deepspeed__config": "zero0"},
+    "dp2 zero1": {"deepspeed__config": "zero1"},
     "dp2 zero2": {"deepspeed__config": "zero2"},
     "dp2 zero3": {"deepspeed__config": "zero3"},
 }

@@ -228,10 +228,10 @@ def test_compiled_layers_and_zero_3_are_refused(tmp_path: Path) -> None:
     config = load_config("demo", overrides(performance__compile="layers", deepspeed__config="zero3"))
     with pytest.raises(UserError, match=r"performance.compile=layers .* set performance.compile=none or"):
         check_layout(config, 1)
-    assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"))
-    assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"))
+    assert not compiles_layers(load_config("demo", overrides()), torch.device("cpu"), 1)
+    assert compiles_layers(load_config("demo", overrides()), torch.device("cuda"), 1)
     zero3 = load_config("demo", overrides(deepspeed__config="zero3"))
-    assert not compiles_layers(zero3, torch.device("cuda"))
+    assert not compiles_layers(zero3, torch.device("cuda"), 1)
 
 
 def test_a_missing_compiler_is_named_before_the_first_step(

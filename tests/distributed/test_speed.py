@@ -55,6 +55,23 @@ def test_adamw_that_clips_is_clipping_and_adamw(tmp_path: Path, clip: float) -> 
     assert found["moved by nan"] == 0.0 and found["steps"] == 6
 
 
+def test_every_engine_clips_to_the_same_norm(tiny_shards: Path, tmp_path: Path) -> None:
+    engines: dict[str, dict[str, object]] = {
+        "zero0": {"deepspeed__config": "zero0"},
+        "zero1": {"deepspeed__config": "zero1"},
+        "bf16": {"precision__dtype": "bf16"},
+        "bf16-unclipped": {"precision__dtype": "bf16", "optimizer__gradient_clip": 0},
+    }
+    runs = {
+        name: tiny_overrides(tiny_shards, tmp_path, name, **{"optimizer__gradient_clip": 0.05, **engine})
+        for name, engine in engines.items()
+    }
+    found = run_ranks(1, f"{WORKER}:clipped_moments", {"runs": runs})
+    for name, (norm, taken) in found.items():
+        assert norm == pytest.approx(found["zero1"][0], rel=0.02) and norm > 0.1, name
+        assert taken == pytest.approx(norm if name == "bf16-unclipped" else 0.05, rel=1e-4), name
+
+
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (2, 0)])
 def test_cuda_is_told_to_order_its_work_only_for_tensor_parallelism(
     tmp_path: Path, ranks: int, stage: int
@@ -90,7 +107,16 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/step_time.py", "--steps", "2", "--shape", "1x64x1x16"]
     environment = rank_environment() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--json", str(report_file), "--plot", str(plot)],
+        [
+            *command,
+            "--settings",
+            "",
+            "deepspeed.config=zero1",
+            "--json",
+            str(report_file),
+            "--plot",
+            str(plot),
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -99,10 +125,13 @@ def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(report_file.read_text())
-    engines = {"vanilla", "orthogonal", "vanilla again", "orthogonal again"}
+    kinds = ("vanilla", "orthogonal", "vanilla again", "orthogonal again")
+    engines = {*kinds, *(f"{kind} (config=zero1)" for kind in kinds)}
+    assert report["zero_stage"] == {name: int("zero1" in name) for name in engines} | {"plain": None}
     assert report["ratio"]["plain"].keys() == engines
     assert report["seconds"].keys() == engines | {"plain"}
-    for name in ("plain", "vanilla", "orthogonal"):
+    assert report["parts"].keys() == {name for name in report["seconds"] if "again" not in name}
+    for name in report["parts"]:
         parts = report["parts"][name]
         assert parts.keys() == {"data", "forward", "backward", "reduction", "optimizer"}
         assert min(parts.values()) >= 0 and parts["forward"] > 0

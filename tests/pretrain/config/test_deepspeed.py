@@ -13,8 +13,10 @@ import pytest
 from pretrain.config.deepspeed import PASSED_ON, REFUSED, deepspeed_config, zero_stage
 from pretrain.config.load import load_config
 from pretrain.config.refusals import check_layout
+from pretrain.config.show import render_show
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
+from tests.ranks import ROOT
 
 STAGES = ["zero1", "zero2", "zero3"]
 
@@ -37,14 +39,15 @@ def test_our_keys_are_filled_in(stage: str) -> None:
     assert given["train_micro_batch_size_per_gpu"] == 2
     assert given["gradient_accumulation_steps"] == 4  # 2 data-parallel ranks beside TP 2
     assert given["gradient_clipping"] == 0.5
-    assert given["bf16"] == {"enabled": True}
+    assert given["bf16"]["enabled"] is True
+    assert given["bf16"].get("immediate_grad_update", False) == (stage == "zero1")
     assert given["data_types"] == {"grad_accum_dtype": "fp32"}
     assert given["communication_data_type"] == "fp32"
-    assert given["zero_optimization"]["stage"] == zero_stage(config) == int(stage[-1])
+    assert given["zero_optimization"]["stage"] == zero_stage(config, 4) == int(stage[-1])
 
 
 def test_fp32_switches_bf16_off() -> None:
-    assert deepspeed_config(demo(), 4)["bf16"] == {"enabled": False}
+    assert deepspeed_config(demo(), 4)["bf16"]["enabled"] is False
 
 
 def test_gradients_summed_in_bf16_are_reduced_in_bf16() -> None:
@@ -80,8 +83,9 @@ def test_every_shipped_key_is_explained() -> None:
     readme = files("ds_configs").joinpath("README.md").read_text(encoding="utf-8")
     for stage in STAGES:
         settings = json.loads(files("ds_configs").joinpath(f"{stage}.json").read_text(encoding="utf-8"))
-        for key in [*settings, *settings["zero_optimization"]]:
-            assert key == "zero_optimization" or re.search(rf"`(zero_optimization\.)?{key}`", readme), key
+        for key in [*settings, *settings["zero_optimization"], *settings.get("bf16", {})]:
+            known = key in ("zero_optimization", "bf16")
+            assert known or re.search(rf"`((zero_optimization|bf16)\.)?{key}`", readme), key
 
 
 def test_the_known_keys_are_deepspeeds() -> None:
@@ -101,8 +105,43 @@ def test_overrides_are_merged_key_by_key_and_leave_the_rest() -> None:
 
 def test_a_json_of_ones_own(tmp_path: Path) -> None:
     config = demo(json_file(tmp_path, {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
-    assert zero_stage(config) == 2
+    assert zero_stage(config, 4) == 2
     assert deepspeed_config(config, 4)["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "stage"),
+    [
+        ([], 2, 0),  # TP 2, so one data-parallel rank
+        ([], 4, 1),
+        (["parallel.tensor_model_parallel_size=1"], 1, 0),
+        (["parallel.tensor_model_parallel_size=1"], 2, 1),
+        (["precision.dtype=bf16"], 2, 1),
+        (["attention.variant=unfreeze"], 2, 1),
+        (["deepspeed.overrides.zero_optimization.overlap_comm=true"], 2, 0),
+        (["deepspeed.overrides.zero_optimization.stage=1"], 2, 1),
+        (["deepspeed.overrides.zero_optimization.stage=0"], 4, 0),
+        (["deepspeed.overrides.zero_optimization.stage=3"], 4, 3),
+    ],
+)
+def test_auto_splits_where_there_is_something_to_split(
+    overrides: list[str], world_size: int, stage: int
+) -> None:
+    config = demo(*overrides)
+    assert config.deepspeed.config == "auto"
+    check_layout(config, world_size)
+    assert zero_stage(config, world_size) == stage
+    shipped = json.loads((ROOT / f"ds_configs/zero{stage}.json").read_text())
+    assert (
+        deepspeed_config(config, world_size)["zero_optimization"].keys()
+        >= shipped["zero_optimization"].keys()
+    )
+
+
+def test_show_says_what_auto_stands_for() -> None:
+    assert "zero0 with one data-parallel rank, zero1 with more" in render_show("demo")
+    lines = render_show("demo", ["precision.dtype=bf16"]).splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("DeepSpeed settings")] == ["zero1"]
 
 
 def test_nothing_is_shared_between_calls() -> None:
@@ -185,7 +224,9 @@ def test_settings_refused_before_any_process_group(tmp_path: Path, settings: Any
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match="'zero9' is neither a file nor one of: zero0, zero1, zero2, zero3"):
+    with pytest.raises(
+        UserError, match="'zero9' is neither a file nor one of: auto, zero0, zero1, zero2, zero3"
+    ):
         check_layout(demo("deepspeed.config=zero9"), 4)
 
 

@@ -75,7 +75,7 @@ def test_show_lists_the_phases() -> None:
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        ([UNFREEZE, "deepspeed.config=zero3"], "ZeRO stage 3; set deepspeed.config=zero1 or zero2"),
+        ([UNFREEZE, "deepspeed.config=zero3"], "ZeRO stage 3; set deepspeed.config=auto, zero1 or zero2"),
         (schedule("{at: 0.001, layers: 1}"), "entry 1 (at: 0.001) is after step 0 of 240"),
         (schedule("{at: 0.999, layers: 1}"), "entry 1 (at: 0.999) is after step 240 of 240"),
         (schedule("{at: 0.5, layers: 1}", "{at: 0.4, layers: 2}"), "entry 2 (at: 0.4) is after step 96 of"),

@@ -199,6 +199,7 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["data.micro_batch_size=5", "data.global_batch_size=12"],
             ["data.global_batch_size=12", "data.micro_batch_size=5"],
         ),
+        (["telemetry.profile={at: 240, steps: 2}"], ["telemetry.profile", "240 steps of the run"]),
         (["precision.grad_accum_dtype=bf16"], ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"]),
         (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
         (["attention.construction=lu"], ["attention.construction", "'lu'", "qr, svd, householder, cayley"]),

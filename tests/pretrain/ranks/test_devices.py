@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.ranks.devices import ask_for, cpu_was_asked_for, gpu_names, nvidia_devices, use_cuda
+from pretrain.ranks.devices import ask_for, cpu_was_asked_for, gpu_index, gpu_names, nvidia_devices, use_cuda
 from pretrain.sweep.running import visible_devices
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
@@ -141,3 +142,45 @@ def test_the_verbs_refuse_a_gpu_machine_without_usable_cuda(
         assert refused.returncode == 3 and sentence in refused.stdout
     done = run("run.device=cpu")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_task_that_is_shown_one_gpu_takes_it_whatever_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)  # srun
+    assert gpu_index(local_rank=3, count=1) == 0
+    assert [gpu_index(local_rank, count=8) for local_rank in (0, 7)] == [0, 7]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # torchrun: the one GPU is rank 0's
+    assert gpu_index(local_rank=0, count=1) == 0
+    assert gpu_index(local_rank=3, count=1) >= 1
+
+
+def test_what_is_set_for_gpus(tmp_path: Path) -> None:
+    program = """
+import json, os, sys, torch
+from pathlib import Path
+from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
+
+os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
+found = []
+for wish in (False, True):
+    use_arithmetic(deterministic=wish, reduced_precision_reduction=not wish)
+    in_parts = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    workspace = "CUBLAS_WORKSPACE_CONFIG" in os.environ
+    strict = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic
+    found.append([*strict, in_parts, workspace])
+record_collectives(Path(sys.argv[1]) / "trace_")
+found.append([os.environ[name] for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")])
+print(json.dumps(found))
+"""
+    environment = {name: value for name, value in rank_environment().items() if "CUBLAS" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    as_a_rule, deterministic, recorder = json.loads(done.stdout)
+    assert as_a_rule == [False, False, True, False]
+    assert deterministic == [True, True, False, True]
+    assert recorder == ["0", f"{tmp_path}/trace_"]  # what the user has set stays

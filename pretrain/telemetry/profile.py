@@ -1,0 +1,105 @@
+"""A profile of a few steps of a run: a trace for chrome://tracing or Perfetto, and a table of its kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from pretrain.config.sections import ProfileSection
+from pretrain.telemetry.kernels import seconds_by_class
+
+MEMORY_ENTRIES = 200_000
+"""Allocations that a memory snapshot remembers."""
+
+
+class StepProfile:
+    """Profiles the steps that `telemetry.profile` names, on this rank, and writes what it found.
+
+        DIRECTORY/trace_rank_0.json      every operation and kernel of these steps, in Chrome's format
+                  kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
+                  memory_rank_0.pickle   on a GPU: every allocation, for https://pytorch.org/memory_viz
+
+    Args:
+        section: None: no step.
+        directory: made when the first file is written.
+    """
+
+    def __init__(self, section: ProfileSection | None, directory: Path, rank: int) -> None:
+        chosen = section is not None and (rank == 0 or section.ranks == "all")
+        self._section = section if chosen else None
+        self._directory = directory
+        self._rank = rank
+        self._on_gpu = torch.cuda.is_available()
+        self._profile: Any = None
+        self._done = 0
+
+    @contextmanager
+    def of(self, step: int) -> Iterator[None]:
+        """Around one training step."""
+        section = self._section
+        if section is None:
+            yield
+            return
+        begin = max(1, section.at - 1)  # the step before warms the profiler up
+        if self._profile is None and begin <= step <= section.at:
+            self._start(warm_up=step < section.at)
+        if self._profile is None:
+            yield
+            return
+        with record_function(f"training step {step}"):
+            yield
+        self._done += step >= section.at
+        if self._done < section.steps:
+            self._profile.step()
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Write what there is; nothing if no step was profiled, or it is written."""
+        section, self._section = self._section, None
+        if section is not None and self._profile is not None:
+            self._profile.stop()
+            if self._done:
+                self._write(section.at)
+            self._profile = None
+
+    def _start(self, warm_up: bool) -> None:
+        assert self._section is not None
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._on_gpu else [])]
+        plan = schedule(wait=0, warmup=int(warm_up), active=self._section.steps, repeat=1)
+        self._profile = profile(activities=activities, schedule=plan, record_shapes=True)
+        self._profile.start()
+        if self._on_gpu:
+            torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
+
+    def _write(self, first_step: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if self._on_gpu:
+            torch.cuda.memory._dump_snapshot(str(self._file("memory", "pickle")))
+            torch.cuda.memory._record_memory_history(enabled=None)
+        self._profile.export_chrome_trace(str(self._file("trace", "json")))
+        total = seconds_by_class(self._profile.key_averages())
+        seconds = {group: spent / self._done for group, spent in total.items()}
+        found = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
+        self._file("kernels", "json").write_text(json.dumps(found, indent=1) + "\n")
+        self._file("kernels", "txt").write_text(kernel_table(seconds))
+
+    def _file(self, name: str, ending: str) -> Path:
+        return self._directory / f"{name}_rank_{self._rank}.{ending}"
+
+
+def kernel_table(seconds: dict[str, float]) -> str:
+    """Classes of kernels, with their milliseconds of a step and their share, as text."""
+    whole = sum(seconds.values())
+    rows = [f"{'class':14}{'ms a step':>12}{'share':>9}"]
+    rows += [
+        f"{group:14}{1e3 * spent:12.3f}{spent / whole if whole else 0:9.1%}"
+        for group, spent in {**seconds, "all": whole}.items()
+    ]
+    return "\n".join(rows) + "\n"

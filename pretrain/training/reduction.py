@@ -1,0 +1,131 @@
+"""Gradients summed over data-parallel ranks while the backward pass still makes others.
+
+Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO stage 0,
+and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores `overlap_comm`). It copies them
+into one buffer, reduces that, and copies them back. Here each gradient is reduced where it lies, as soon as
+the last micro batch has added its part; neighbours in one flat buffer go together.
+
+Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks add a bf16
+gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BUCKET_ELEMENTS = 8 * 2**20
+"""Neighbours are reduced together up to this size: 32 MiB of fp32, enough for full bandwidth on NVLink."""
+
+
+def reduces_whole_gradients(engine: Any) -> bool:
+    """Whether DeepSpeed would average this engine's gradients at the end of the backward pass, as we do.
+
+    Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
+    """
+    optimizer = engine.optimizer
+    whole = engine.zero_optimization_stage() == 0 and isinstance(optimizer, torch.optim.AdamW)
+    flat = getattr(optimizer, "immediate_grad_update", False)
+    plain = engine.postscale_gradients() and engine.gradient_predivide_factor() == 1.0
+    return (whole or flat) and plain and engine.communication_data_type == torch.float32
+
+
+@dataclass
+class Bucket:
+    """Parameters whose gradients are reduced in one call, and how many of them are still to come."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    gradient: Callable[[], torch.Tensor | None]
+    waiting: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = len(self.parameters)
+
+
+class OverlappedReduction:
+    """Averages an engine's gradients over the data-parallel ranks, from hooks; done when `backward` returns.
+
+    Every rank must run the same backward pass: the order in which gradients come is that of the collectives.
+    """
+
+    def __init__(self, engine: Any, group: dist.ProcessGroup) -> None:
+        self._at_boundary: Callable[[], bool] = engine.is_gradient_accumulation_boundary
+        self._group = group
+        self._buckets = flat_buckets(engine.optimizer) or single_buckets(engine.module)
+        self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self._begun = False
+        # NCCL takes the mean on the way; gloo cannot.
+        self._takes_mean = dist.get_backend(group) == "nccl"
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
+
+    def detach(self) -> None:
+        """Let go of the model and the group."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._buckets.clear()
+
+    def _hook_of(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+        def ready(_: torch.Tensor) -> None:
+            if not self._at_boundary():
+                return
+            if not self._begun:
+                self._begun = True  # autograd calls this when it has made the last gradient
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            bucket.waiting -= 1
+            if bucket.waiting == 0:
+                self._launch(bucket)
+
+        return ready
+
+    def _launch(self, bucket: Bucket) -> None:
+        gradient = bucket.gradient()
+        if gradient is not None:
+            how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
+            work = dist.all_reduce(gradient, how, group=self._group, async_op=True)
+            assert work is not None
+            self._in_flight.append((work, gradient))
+
+    def _finish(self) -> None:
+        """Wait for what is under way, reduce what no gradient came for on any rank, and take the mean."""
+        for bucket in self._buckets:
+            if bucket.waiting:
+                self._launch(bucket)
+            bucket.waiting = len(bucket.parameters)
+        for work, _ in self._in_flight:
+            work.wait()
+        if not self._takes_mean:
+            torch._foreach_mul_([gradient for _, gradient in self._in_flight], 1 / self._group.size())
+        self._in_flight.clear()
+        self._begun = False
+
+
+def single_buckets(model: torch.nn.Module) -> list[Bucket]:
+    """One bucket for each trainable weight: its gradient is a tensor of its own."""
+
+    return [Bucket([p], partial(getattr, p, "grad")) for p in model.parameters() if p.requires_grad]
+
+
+def flat_buckets(optimizer: Any) -> list[Bucket]:
+    """Neighbours in `BF16_Optimizer`'s flat buffers of gradients; empty for an optimizer that has none."""
+    if not hasattr(optimizer, "fp32_groups_gradients_flat"):
+        return []
+    buckets = []
+    for parameters, flat in zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients_flat, strict=True):
+        start, members = 0, list[torch.nn.Parameter]()
+        for parameter in parameters:
+            members.append(parameter)
+            elements = sum(member.numel() for member in members)
+            if elements >= BUCKET_ELEMENTS or parameter is parameters[-1]:
+                buckets.append(Bucket(members, partial(flat.narrow, 0, start, elements)))
+                start, members = start + elements, []
+    return buckets
