@@ -11,7 +11,7 @@ from typing import Any
 from megatron.core.models.gpt import GPTModel
 
 from data_pipeline.blend import Blend
-from pretrain.checkpoint.checkpoints import bank_digests
+from pretrain.checkpoint.bank import bank_digests
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank
 from pretrain.checkpoint.verify import verify
