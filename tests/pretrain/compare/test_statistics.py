@@ -215,7 +215,7 @@ def test_theory_by_hand(tmp_path: Path) -> None:
     assert theory.size == run.size == ModelSize(1_181_952, 131_072)
     assert theory.model_flops_per_token - theory.executed_flops_per_token == 4 * 128**2 * 4
     assert replace(theory.states, checkpoint_bytes=run.states.checkpoint_bytes) == run.states
-    assert theory.states.checkpoint_bytes == 1_181_952 * 16
+    assert theory.states.checkpoint_bytes == 1_181_952 * 12
 
 
 @pytest.mark.parametrize(("stage", "trainable"), [(0, 16.0), (1, 5.5), (2, 3.75), (3, 2.0)])

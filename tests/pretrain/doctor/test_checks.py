@@ -28,7 +28,7 @@ def test_room_for_the_checkpoints(tmp_path: Path) -> None:
     assert disk_facts(small)["bytes_per_second"] > 0
     sizes = {"model__num_layers": 2000, "model__hidden_size": 16384, "attention__variant": "vanilla"}
     large = load_config("demo", tiny_overrides(tmp_path / "shards", tmp_path / "runs", "room", **sizes))
-    with pytest.raises(Unfit, match=r"free, and this run's checkpoints need 309\.2 TB \(103\.1 TB each"):
+    with pytest.raises(Unfit, match=r"free, and this run's checkpoints need 231\.9 TB \(77\.3 TB each"):
         disk_facts(large)
 
 
