@@ -29,7 +29,7 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 ora_sweep() {
   local answer line words failed=0
   answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
+    --nodes "$SLURM_JOB_NUM_NODES" --ranks-per-node "$ORA_RANKS_PER_NODE" -- "$@") || return
   while read -r line; do
     [ -n "$line" ] || continue
     IFS=$'\t' read -r -a words <<<"$line"
