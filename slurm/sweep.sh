@@ -7,7 +7,6 @@
 #SBATCH --job-name=ora-sweep
 #SBATCH --array=0-9%4
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive

@@ -34,9 +34,10 @@ ora_pretrain() {
   ora_after "$run" "$code"
 }
 
-# Ranks per node, as many as there may be, and threads per rank.
+# Ranks per node, as many as there may be, and threads per rank. The shipped scripts leave --ntasks-per-node out: a job that
+# has it, and a range of nodes, wants as many nodes as it had when Slurm requeues it.
 ora_shape() {
-  local tasks=${SLURM_NTASKS_PER_NODE:-1}
+  local tasks=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
   ORA_RANKS_PER_NODE=${ORA_RANKS_PER_NODE:-${tasks%%(*}}
   export OMP_NUM_THREADS=${ORA_THREADS_PER_RANK:-${SLURM_CPUS_PER_TASK:-1}}
 }

@@ -149,13 +149,14 @@ class Drills:
         """
         log = self.directory / "logs" / f"{name}-%j.log"
         log.parent.mkdir(exist_ok=True)
+        own = {"ORA_CONFIG": "demo", "ORA_DOCTOR": 0, "ORA_RANKS_PER_NODE": ranks // 2}
         number = self.cluster.sbatch(
-            *("--nodes=2", f"--ntasks-per-node={ranks // 2}", "--cpus-per-task=1", "--time=60", self.here),
+            *("--nodes=2", "--cpus-per-task=1", "--time=60", self.here),
             *options,
             f"--output={log}",
             "slurm/pretrain_large.sh",
             *training_overrides(self.shards, self.runs, name, ranks, **changes),
-            environment=self.environment({"ORA_CONFIG": "demo", "ORA_DOCTOR": 0} | dict(settings or {})),
+            environment=self.environment(own | dict(settings or {})),
         )
         path = Path(str(log).replace("%j", str(number)))
         return Submitted(self.cluster, number, self.runs / name, path, ranks)

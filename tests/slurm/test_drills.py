@@ -149,8 +149,8 @@ def test_bad_node_is_left_out(drills: Drills) -> None:
     if not cluster.isolated:
         pytest.skip("nodes cannot differ here: that needs root")
     where = cluster.nothing_but(*drills.nodes, cluster.bad_node)  # the bad one is taken first
-    either = (where, "--nodes=1-2", "--ntasks-per-node=2")
-    job = drills.train("bad_node", *either, settings={"ORA_DOCTOR": 1})
+    settings = {"ORA_DOCTOR": 1, "ORA_RANKS_PER_NODE": 2}
+    job = drills.train("bad_node", where, "--nodes=1-2", settings=settings)
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
     (requeued,) = [line for line in job.log.splitlines() if " requeued without " in line]
