@@ -18,7 +18,7 @@
 #   ORA_CONFIG                config name or YAML file                                   small, base, large
 #   ORA_OVERRIDES             `section.key=value` words, before the script's arguments   none
 #   ORA_RUN_DIRECTORY         directory that holds the runs: run.directory=…             the config's
-#   ORA_RANKS_PER_NODE        ranks on every node: one per GPU                           sbatch --ntasks-per-node
+#   ORA_RANKS_PER_NODE        ranks on every node                                        --ntasks-per-node, else one per GPU
 #   ORA_THREADS_PER_RANK      OMP_NUM_THREADS of a rank                                  sbatch --cpus-per-task, or 1
 #   ORA_INTERFACE             network interface of gloo and NCCL: ib0, eth0              they choose
 #   ORA_TIMEOUT_SECONDS       a collective may take: parallel.timeout_seconds=…          the config's

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # 335.4 M parameters, 100 B tokens of SlimPajama, on two nodes of 8 GPUs:
 #   sbatch slurm/pretrain_large.sh [section.key=value]...
+#   sbatch --nodes=1-2 slurm/pretrain_large.sh: on what there is, and on fewer after a loss
 # The job requeues itself until the run is finished. Settings: slurm/lib.sh; what the log says: docs/operations.md.
 #SBATCH --job-name=ora-large
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive

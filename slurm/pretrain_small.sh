@@ -4,7 +4,6 @@
 # The job requeues itself until the run is finished. Settings: slurm/lib.sh; what the log says: docs/operations.md.
 #SBATCH --job-name=ora-small
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive

@@ -7,7 +7,6 @@
 #SBATCH --job-name=ora-sweep
 #SBATCH --array=0-9%4
 #SBATCH --nodes=1
-#SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=8
 #SBATCH --gres=gpu:8
 #SBATCH --exclusive
@@ -29,7 +28,7 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 ora_sweep() {
   local answer line words failed=0
   answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --world-size "$ORA_WORLD_SIZE" -- "$@") || return
+    --nodes "$SLURM_JOB_NUM_NODES" --ranks-per-node "$ORA_RANKS_PER_NODE" -- "$@") || return
   while read -r line; do
     [ -n "$line" ] || continue
     IFS=$'\t' read -r -a words <<<"$line"

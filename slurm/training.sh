@@ -17,11 +17,12 @@ ora_overrides() {
 # ora_pretrain CONFIG [section.key=value]…: one segment of one run. 0: the run is finished; else it stays as it is, or the job
 # is requeued, which ends the script.
 ora_pretrain() {
-  local answer verdict run logs code
-  answer=$(ora_python -m pretrain.job begin-training --world-size "$ORA_WORLD_SIZE" -- "$@") || return
-  read -r verdict run logs <<<"$answer"
+  local answer verdict run logs code ORA_USED_NODES ORA_USED_PER_NODE
+  answer=$(ora_python -m pretrain.job begin-training --nodes "$SLURM_JOB_NUM_NODES" \
+    --ranks-per-node "$ORA_RANKS_PER_NODE" -- "$@") || return
+  read -r verdict ORA_USED_NODES ORA_USED_PER_NODE run logs <<<"$answer"
   [ "$verdict" = run ] || return 0
-  ora_say "run $run, $ORA_WORLD_SIZE ranks, logs in $logs"
+  ora_say "run $run, $((ORA_USED_NODES * ORA_USED_PER_NODE)) ranks, logs in $logs"
   ora_meeting_point
   ora_doctor "$run" "$logs" "$@"
   code=$?
@@ -33,11 +34,11 @@ ora_pretrain() {
   ora_after "$run" "$code"
 }
 
-# Ranks per node and threads per rank.
+# Ranks per node, as many as there may be, and threads per rank. The shipped scripts leave --ntasks-per-node out: a job that
+# has it, and a range of nodes, wants as many nodes as it had when Slurm requeues it.
 ora_shape() {
-  local tasks=${SLURM_NTASKS_PER_NODE:-1}
+  local tasks=${SLURM_NTASKS_PER_NODE:-${SLURM_GPUS_ON_NODE:-1}}
   ORA_RANKS_PER_NODE=${ORA_RANKS_PER_NODE:-${tasks%%(*}}
-  ORA_WORLD_SIZE=$((ORA_RANKS_PER_NODE * SLURM_JOB_NUM_NODES))
   export OMP_NUM_THREADS=${ORA_THREADS_PER_RANK:-${SLURM_CPUS_PER_TASK:-1}}
 }
 
@@ -53,14 +54,17 @@ ora_meeting_point() {
   fi
 }
 
-# ora_ranks LOG ARGUMENTS…: Python with ARGUMENTS on every rank, one log each. A rank that fails ends the others.
+# ora_ranks LOG ARGUMENTS…: Python with ARGUMENTS on every rank that the run uses, one log each. A rank that fails ends the
+# others.
 ora_ranks() {
   local log=$1
   shift
-  # A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on again later.
+  # From node 0 on, where the ranks meet. A rank ignores SIGUSR1 until its own handler is in place: the shell passes it on
+  # again later.
   # shellcheck disable=SC2016
-  srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$ORA_WORLD_SIZE" --ntasks-per-node="$ORA_RANKS_PER_NODE" \
-    "${ORA_END_WORDS[@]}" --open-mode=append --output="$log" ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
+  srun --nodes="$ORA_USED_NODES" --relative=0 --ntasks="$((ORA_USED_NODES * ORA_USED_PER_NODE))" \
+    --ntasks-per-node="$ORA_USED_PER_NODE" "${ORA_END_WORDS[@]}" --open-mode=append --output="$log" \
+    ${ORA_SRUN_WORDS[@]+"${ORA_SRUN_WORDS[@]}"} \
     bash -c 'trap "" USR1; exec "$@"' rank "${ORA_COMMAND[@]}" "$@" &
   ora_wait $!
 }

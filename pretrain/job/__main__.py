@@ -9,21 +9,27 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
+from pretrain.job.shape import Batches, Shape, shape_to_use
 from pretrain.job.work import Tokenizing, Training, Work, errors_in
 from pretrain.runs.directory import FINISHED, RunDirectory
+
+if TYPE_CHECKING:
+    from pretrain.config.tree import Config
 
 USER_MISTAKE = 2
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 MaxStalled = Annotated[int, typer.Option(envvar="ORA_MAX_STALLED_SEGMENTS", min=1)]
+Nodes = Annotated[int, typer.Option(help="What Slurm gave.", min=1)]
+RanksPerNode = Annotated[int, typer.Option(min=1)]
 RunArgument = Annotated[Path, typer.Argument(help="The run's directory.")]
 
 
@@ -31,10 +37,14 @@ RunArgument = Annotated[Path, typer.Argument(help="The run's directory.")]
 def begin_training(
     config: str,
     overrides: Annotated[list[str] | None, typer.Argument()] = None,
-    world_size: Annotated[int, typer.Option(min=1)] = 1,
+    nodes: Nodes = 1,
+    ranks_per_node: RanksPerNode = 1,
     max_stalled: MaxStalled = 3,
 ) -> None:
-    """Refuse what can be refused before ranks start. Answer: `finished`, or `run RUN LOGS`."""
+    """Refuse what can be refused before ranks start.
+
+    Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many of the ranks as the run can use.
+    """
     from pretrain.config.load import load_config
     from pretrain.data.inputs import check_inputs
 
@@ -44,9 +54,12 @@ def begin_training(
         _say(f"{path} is finished: nothing to do")
         typer.echo(FINISHED)
         return
-    check_inputs(loaded, world_size)
-    logs = Segments(Training(path)).begin(SlurmJob.read(os.environ), max_stalled)
-    typer.echo(f"run {path} {logs}")
+    used, idle = shape_to_use(Shape(nodes, ranks_per_node), Batches.of(loaded))
+    check_inputs(loaded, used.ranks)
+    logs = Segments(Training(path)).begin(SlurmJob.read(os.environ), max_stalled, used.ranks)
+    if idle is not None:
+        _say(idle)
+    typer.echo(f"run {used.nodes} {used.ranks_per_node} {path} {logs}")
 
 
 @app.command("end-training")
@@ -71,7 +84,8 @@ def sweep_runs(
     overrides: Annotated[list[str] | None, typer.Argument()] = None,
     task: Annotated[int, typer.Option(min=0)] = 0,
     num_tasks: Annotated[int, typer.Option(min=1)] = 1,
-    world_size: Annotated[int, typer.Option(min=1)] = 1,
+    nodes: Nodes = 1,
+    ranks_per_node: RanksPerNode = 1,
 ) -> None:
     """The runs of one task of a sweep. Answer: a line per run, its config and overrides separated by tabs."""
     from pretrain.config.text import parse_overrides
@@ -82,8 +96,12 @@ def sweep_runs(
         raise UserError(
             f"array task {task} of {num_tasks}: set ORA_NUM_TASKS, or give --array=0-{num_tasks - 1}"
         )
+
+    def ranks_of(config: Config) -> int:
+        return shape_to_use(Shape(nodes, ranks_per_node), Batches.of(config))[0].ranks
+
     given = parse_overrides(overrides or [])
-    for run in plan_sweep(read_grid(grid), None, given, world_size, check_data=True)[task::num_tasks]:
+    for run in plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[task::num_tasks]:
         typer.echo("\t".join([run.base, *run.overrides]))
 
 

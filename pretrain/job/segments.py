@@ -82,8 +82,11 @@ class Segments:
         self.work = work
         self.path = work.records / "segments.jsonl"
 
-    def begin(self, job: SlurmJob, max_stalled: int) -> Path:
+    def begin(self, job: SlurmJob, max_stalled: int, ranks: int | None = None) -> Path:
         """Record a segment's beginning.
+
+        Args:
+            ranks: on how many the work goes on, where it has ranks.
 
         Returns:
             the directory for the segment's logs.
@@ -98,9 +101,8 @@ class Segments:
         logs = self.logs(job)
         logs.mkdir(parents=True, exist_ok=True)
         self.work.start()
-        self._append(
-            {"event": "begin", **_facts(job), "nodes": job.nodes, "progress": reached, "logs": str(logs)}
-        )
+        on = {"nodes": job.nodes} if ranks is None else {"nodes": job.nodes, "ranks": ranks}
+        self._append({"event": "begin", **_facts(job), **on, "progress": reached, "logs": str(logs)})
         return logs
 
     def logs(self, job: SlurmJob) -> Path:

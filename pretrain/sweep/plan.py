@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,14 +46,18 @@ class PlannedRun:
 
 
 def plan_sweep(
-    grid: Grid, base: str | None, overrides: Sequence[tuple[str, Any]], local_ranks: int, check_data: bool
+    grid: Grid,
+    base: str | None,
+    overrides: Sequence[tuple[str, Any]],
+    ranks_of: Callable[[Config], int],
+    check_data: bool,
 ) -> list[PlannedRun]:
     """All runs of a grid, each with its checked configuration; nothing is started or written.
 
     Args:
         base: instead of the grid's own.
         overrides: (key, value) that win over the grid's `set`.
-        local_ranks: ranks of each run.
+        ranks_of: on how many ranks a run will train.
         check_data: also read the manifests of the data.
 
     Raises:
@@ -66,7 +70,7 @@ def plan_sweep(
     for run in expand(grid, overrides):
         try:
             config = _configuration(run, base)
-            (check_inputs if check_data else check_layout)(config, local_ranks)
+            (check_inputs if check_data else check_layout)(config, ranks_of(config))
             standing = _standing(config)
         except (UserError, DataError, MethodError) as error:
             raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None

@@ -62,7 +62,7 @@ def sweep(
     if chosen is not None:
         chosen.check()
     given = parse_overrides(overrides or [])
-    runs = plan_sweep(read_grid(grid), base, given, local_ranks, check_data=not dry_run)
+    runs = plan_sweep(read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run)
     if chosen is not None:
         runs = runs[chosen.index :: chosen.count]
     if dry_run:

@@ -50,6 +50,31 @@ def test_lost_nodes(drills: Drills) -> None:
     drills.assert_finished(job)
 
 
+@drill(nodes=3)
+def test_fewer_nodes(drills: Drills) -> None:
+    """Of three nodes the run can use two; then two go down for good, and it finishes on the last one."""
+    job = drills.train("fewer_nodes", "--nodes=1-3", settings={"HOLD_AT": 4})
+    lost: list[str] = []
+    try:
+        job.wait_for_step(3)
+        head, *lost = drills.cluster.nodes_of(job.number)
+        assert len(lost) == 2, job.describe()
+        drills.cluster.lose_nodes(lost)
+        ended = job.end()
+    finally:
+        for node in lost:
+            drills.cluster.start_node(node)
+    assert (ended.state, ended.restarts, ended.nodes) == ("COMPLETED", 1, head), job.describe()
+    assert (
+        "trains on 2 ranks (2 x 1) of the job's 3 ranks (3 x 1): data.global_batch_size=8 is not divisible "
+        "by data.micro_batch_size=2 times 3 data-parallel ranks\n"
+    ) in job.log
+    assert [(one["progress"], one["ranks"]) for one in job.segments()] == [(0, 2), (2, 1)]
+    history = json.loads((job.run / "environment.json").read_text())["segments"]
+    assert [(one["first_step"], one["world_size"]) for one in history] == [(1, 2), (3, 1)]
+    drills.assert_finished_up_to_rounding(job, exact_steps=2)
+
+
 @drill(nodes=2)
 def test_crash_loop(drills: Drills) -> None:
     """Dies before step 3 again and again."""
@@ -117,19 +142,22 @@ def test_preemption(drills: Drills) -> None:
     drills.assert_finished(job)
 
 
-@drill(nodes=2)
+@drill(nodes=1)
 def test_bad_node_is_left_out(drills: Drills) -> None:
+    """And the job does not wait for another: it may run on one node, too."""
     cluster = drills.cluster
     if not cluster.isolated:
         pytest.skip("nodes cannot differ here: that needs root")
     where = cluster.nothing_but(*drills.nodes, cluster.bad_node)  # the bad one is taken first
-    job = drills.train("bad_node", where, settings={"ORA_DOCTOR": 1})
+    settings = {"ORA_DOCTOR": 1, "ORA_RANKS_PER_NODE": 2}
+    job = drills.train("bad_node", where, "--nodes=1-2", settings=settings)
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
     (requeued,) = [line for line in job.log.splitlines() if " requeued without " in line]
     left_out = requeued.split()[-1].split(",")  # those that the drill left out, and now the bad one
     assert sorted(left_out) == sorted(set(cluster.nodes) - set(drills.nodes)), job.log
     assert "/dev/shm" in job.log
+    assert [one["ranks"] for one in job.segments()] == [4, 2]
     drills.assert_finished(job)
 
 

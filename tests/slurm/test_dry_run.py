@@ -30,7 +30,7 @@ def submissions(printed: str) -> dict[str, list[str]]:
 def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> None:
     site = tmp_path / "site.sh"
     site.write_text("export SBATCH_ACCOUNT='my project'\n: ${ORA_INTERFACE:=ib0}\n")
-    given = ("large", "--dry-run", "--tasks", "8", "--sbatch", "pretrain=--nodes=4 --comment='a b'")
+    given = ("large", "--dry-run", "--tasks", "8", "--sbatch", "pretrain=--nodes=2-4 --comment='a b'")
     done = submit(*given, "model.dropout=0", ORA_SITE=str(site))
     assert (done.returncode, done.stderr) == (0, "")
     assert "mkdir -p slurm/logs" in done.stdout and "export SBATCH_ACCOUNT='my project'" in done.stdout
@@ -53,7 +53,7 @@ def test_the_chain_in_its_order_each_after_the_one_before(tmp_path: Path) -> Non
     assert all(("--kill-on-invalid-dep=yes" in chain[name]) == bool(names) for name, names in after.items())
     assert {"--array=0-7%8", "ORA_NUM_TASKS=8", "ORA_SHARDS=data/slimpajama"} <= set(chain["tokenize"])
     run = chain["large_orthogonal"]
-    assert {"--nodes=4", "--comment=a b", "ORA_CONFIG=large"} <= set(run)
+    assert {"--nodes=2-4", "--comment=a b", "ORA_CONFIG=large"} <= set(run)
     assert run[run.index("slurm/pretrain_large.sh") + 1 :] == [
         "run.name=large-orthogonal",
         "attention.variant=orthogonal",

@@ -38,7 +38,7 @@ def runs_of(directory: Path, *overrides: str, **content: Any) -> list[GridRun]:
 def plan(directory: Path, *overrides: str, **content: Any) -> list[PlannedRun]:
     content = {"set": ONE_RANK, **content}
     grid = read_grid(grid_file(directory, **content))
-    return plan_sweep(grid, None, parse_overrides(overrides), 1, check_data=False)
+    return plan_sweep(grid, None, parse_overrides(overrides), lambda _: 1, check_data=False)
 
 
 def refusal(directory: Path, *overrides: str, **content: Any) -> str:
@@ -267,7 +267,7 @@ def test_values_survive_the_command_line(value: Any) -> None:
 def test_every_run_of_every_shipped_grid_is_possible(name: str, tmp_path: Path) -> None:
     """And its command makes the configuration that was checked."""
     grid = read_grid(name)
-    runs = plan_sweep(grid, None, [("run.directory", str(tmp_path))], 1, check_data=False)
+    runs = plan_sweep(grid, None, [("run.directory", str(tmp_path))], lambda _: 1, check_data=False)
     assert len(grid.content.seeds or []) == (1 if name == "demo_rates" else 5)
     assert {run.config.attention.variant for run in runs} >= {"vanilla", "orthogonal"}
     for run in runs:
