@@ -55,7 +55,9 @@ SWITCHES = (
 """Each against its default on one GPU, the most telling first. On one GPU nothing is reduced over ranks
 (performance.overlap_reduction), and document_attention is a stage of its own. Learned positions with dropout
 are how `large` is configured; the plain peer has neither."""
-SMALL_SHAPE, SMALL_SWITCHES = "1x64x1x16x256", ("performance.recompute=full", "deepspeed.config=zero1")
+SMALL_SHAPE = "1x64x1x16x256"
+SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
+SMALL_SWITCHES = ("performance.recompute=full", "deepspeed.config=zero1")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,11 @@ def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[Room], Found]
         file = room.work / f"{name}.json"
         seconds = f"{max(1.0, room.seconds_left - TO_START):.0f}"
         words = ["--shape", SMALL_SHAPE if room.small else shape, "--seconds", seconds, "--json", str(file)]
-        further = ["--look-inside", "--settings", *SMALL_SWITCHES] if room.small else more
+        further = (
+            ["--look-inside", "--contenders", *SMALL_CONTENDERS, "--settings", *SMALL_SWITCHES]
+            if room.small
+            else more
+        )
         command = [sys.executable, "benchmarks/gpu_steps.py", *words, *further]
         found = _measured(room, name, command, file)
         return Found(found, {"nothing failed": not found["failed"]})
@@ -209,8 +215,11 @@ def run_waves(room: Room, memo: Memo, wanted: Sequence[str], made: Sequence[str]
             for stage in chosen:
                 run_stage(stage, room, memo)
             continue
+        shared = room
+        if len(chosen) > 1:  # else every process of theirs would take all cores
+            shared = replace(room, environment={"OMP_NUM_THREADS": "2", **room.environment})
         with ThreadPoolExecutor(len(chosen)) as pool:
-            list(pool.map(lambda stage: run_stage(stage, room, memo), chosen))
+            list(pool.map(run_stage, chosen, [shared] * len(chosen), [memo] * len(chosen)))
 
 
 def run_stage(stage: Stage, room: Room, memo: Memo) -> None:

@@ -151,6 +151,9 @@ class Plain:
 
     def __init__(self, config: Config, device: torch.device, compiled: bool = False) -> None:
         model = PlainGPT(config).to(device)
+        for weight in model.parameters():
+            if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
+                torch.nn.init.normal_(weight, std=config.model.init_std)
         if compiled:
             for block in model.blocks:
                 block.compile()
