@@ -77,7 +77,7 @@ def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:
         lines += [f"Goal: {goal:.0%} MFU; reached: {reached:.1%}.", ""]
     if found["switches"]:
         rows = [_switch_row(words, entry) for words, entry in found["switches"].items()]
-        head = ("alone, orthogonal", "time / default", "quartiles", "ms a step", "MFU", "peak GB")
+        head = ("alone, vanilla", "time / default", "quartiles", "ms a step", "MFU", "peak GB")
         lines += [*_table(head, rows), ""]
     for kind, entry in found["contenders"].items():
         for part in ("parts", "kernels"):

@@ -93,7 +93,9 @@ def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
         return Found({"number": 2}, {"two is three": False, "two is two": True})
 
     works = {"broken": broken, "fails": fails, "hangs": hangs, "wrong": wrong, "good": lambda _: Found({})}
-    waves = tuple((gpu_check.Stage(name, work, 3),) for name, work in works.items())
+    waves = tuple(
+        (gpu_check.Stage(name, work, 3 / gpu_check.PATIENCE_ON_CPU),) for name, work in works.items()
+    )
     monkeypatch.setattr(gpu_check, "WAVES", waves)
     memo = Memo(tmp_path / "report.json")
     until = time.monotonic() + 100
