@@ -37,7 +37,7 @@ from gpu_stage import ROOT, Found, Memo, Room, StageError
 
 SECONDS = 480.0
 PATIENCE_ON_CPU = 6
-"""Times as long, all stages and each, on a CPU: there it is no measurement, and other work may take the cores."""
+"""Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
 LEAST = 20.0
 """Seconds without which a stage is not begun."""
 TO_START = 25.0
