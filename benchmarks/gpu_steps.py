@@ -54,6 +54,8 @@ CONTENDERS = (OURS, COMPILED, "vanilla", f"{OURS}{AGAIN}", "plain")
 """The most telling first."""
 ROUNDS = 20
 ROUNDS_OF_A_SWITCH = 10
+BUILDING = 0.6
+"""Share of the time in which contenders are built: those that are there by then must still take turns."""
 PART_ROUNDS = 5
 PROFILED_STEPS = 2
 
@@ -96,9 +98,13 @@ class Session:
         }
 
     def run(self, contenders: list[str], settings: list[str], look_inside: bool) -> None:
+        whole = self._until
+        self._until -= (1 - BUILDING) * (whole - time.monotonic())
         for kind in contenders:
             self._attempt(kind, self._build, kind, "")
-        self._attempt("turns", self._compare)
+        self._until = whole
+        if self._alive:
+            self._attempt("turns", self._compare)
         for words in settings:
             self._attempt(words, self._switch, words)
         if look_inside:
