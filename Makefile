@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest lint format bench clean help
+.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest lint format bench gpu-wheels gpu-check clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -111,5 +111,28 @@ bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of
 	$(RUN) -m benchmarks.samples
 	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
+# --- a machine with a GPU -------------------------------------------------------------------------------------------------
+# It may have no network: then it brings Python and torch with CUDA, and the rest is a folder of wheels, installed beside
+# them and not into them. Without that folder the environment of `make` is used.
+GPU_WHEELS ?= build/gpu-wheels
+GPU_PACKAGES := build/gpu-packages
+GPU_PYTHON_VERSION ?= 3.12
+GPU_RESULTS ?=
+GPU_OPTIONS ?=
+OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
+GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
+
+gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
+	$(VENV)/bin/python benchmarks/gpu_wheels.py --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
+
+gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
+	$(GPU_RUN) benchmarks/gpu_check.py $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
+
+# No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
+$(GPU_PACKAGES)/installed: $(OFFLINE)
+	rm -rf $(GPU_PACKAGES)
+	$(PYTHON) $(PIP_INSTALL) --no-index --no-deps --no-compile --target $(GPU_PACKAGES) $(OFFLINE)
+	@touch $@
+
 clean: demo-clean ## remove the environments and caches too
-	rm -rf $(VENV) .venv-oldest-* .venv-newest-* *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest-* .venv-newest-* *.egg-info build .pytest_cache .mypy_cache .ruff_cache

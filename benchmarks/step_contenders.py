@@ -12,11 +12,12 @@ from pretrain.config.load import config_from_draft
 from pretrain.config.text import Draft, apply_overrides
 from pretrain.config.tree import Config
 from pretrain.model.build import token_losses
+from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.engines import Trainer
 
-VOCABULARY = 2048
 HEAD_DIM = 64
+COMPILED = "plain compiled"
 AGAIN = " again"
 """Ends the name of a control: the same thing once more, to show the noise."""
 
@@ -29,21 +30,23 @@ class Shape:
     hidden: int
     batch: int
     length: int
+    vocabulary: int = 2048
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256.
+        """LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
 
         Raises:
-            ValueError: not four whole numbers from 1, or a hidden size that 64 does not divide.
+            ValueError: not four or five whole numbers from 1, or a hidden size that 64 does not divide.
         """
-        layers, hidden, batch, length = (int(part) for part in text.split("x"))
-        if min(layers, hidden, batch, length) < 1 or hidden % HEAD_DIM:
+        sizes = [int(part) for part in text.split("x")]
+        if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
             raise ValueError(text)
-        return cls(layers, hidden, batch, length)
+        return cls(*sizes)
 
     def __str__(self) -> str:
-        return f"{self.layers}x{self.hidden}x{self.batch}x{self.length}"
+        vocabulary = f"x{self.vocabulary}" if self.vocabulary != 2048 else ""
+        return f"{self.layers}x{self.hidden}x{self.batch}x{self.length}{vocabulary}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
                 "num_layers": shape.layers,
                 "hidden_size": shape.hidden,
                 "num_attention_heads": shape.hidden // HEAD_DIM,
-                "vocab_size": VOCABULARY,
+                "vocab_size": shape.vocabulary,
                 "position_embedding": "rope",
                 "dropout": 0.0,
             },
@@ -107,16 +110,24 @@ class Contender(Protocol):
 
     def update(self) -> None: ...
 
+    def close(self) -> None: ...
+
 
 class Ours:
     """The program's own engine."""
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
-        self.engine: Any = Trainer(config, context, 0).engine
+        self.config = config
+        self.trainer = Trainer(config, context, 0)
+        self.engine: Any = self.trainer.engine
         self.model: torch.nn.Module = self.engine.module
         self.zero_stage: int | None = self.engine.zero_optimization_stage()
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        use_arithmetic(
+            deterministic=self.config.run.deterministic,
+            reduced_precision_reduction=self.config.performance.reduced_precision_reduction,
+        )
         return token_losses(self.engine, tokens).mean()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -125,18 +136,35 @@ class Ours:
     def update(self) -> None:
         self.engine.step()
 
+    def close(self) -> None:
+        """Let go of model and engine; nothing else may be asked of it then."""
+        del self.engine, self.model
+        self.trainer.close()
+
 
 class Plain:
-    """The peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it."""
+    """The peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.model: torch.nn.Module = PlainGPT(config).to(device)
+    Args:
+        compiled: layer by layer, as ours are.
+    """
+
+    def __init__(self, config: Config, device: torch.device, compiled: bool = False) -> None:
+        model = PlainGPT(config).to(device)
+        for weight in model.parameters():
+            if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
+                torch.nn.init.normal_(weight, std=config.model.init_std)
+        if compiled:
+            for block in model.blocks:
+                block.compile()
+        self.model: torch.nn.Module = model
         self.optimizer = plain_adamw(self.model, config)
         self.clip = config.optimizer.gradient_clip
         self.autocast = device.type == "cuda"
         self.zero_stage: int | None = None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        use_arithmetic(deterministic=False, reduced_precision_reduction=False)  # as ours by default
         with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             return self.model(tokens)
 
@@ -148,6 +176,10 @@ class Plain:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def close(self) -> None:
+        """Let go of model and optimizer; nothing else may be asked of it then."""
+        del self.model, self.optimizer
+
 
 def contender_name(kind: str, settings: str) -> str:
     """How a contender with these settings is called; keys go without their sections."""
@@ -158,8 +190,8 @@ def contender_name(kind: str, settings: str) -> str:
 def build_contender(
     kind: str, settings: str, shape: Shape, layout: Layout, context: ParallelContext
 ) -> Contender:
-    """`plain`, or our engine of that variant with these settings; a kind may end in " again"."""
+    """`plain`, `plain compiled`, or our engine of that variant with these settings; " again" may follow."""
     variant = kind.removesuffix(AGAIN)
-    if variant != "plain":
+    if variant not in ("plain", COMPILED):
         return Ours(benchmark_config(shape, variant, layout, settings), context)
-    return Plain(benchmark_config(shape, "vanilla", layout), context.device)
+    return Plain(benchmark_config(shape, "vanilla", layout), context.device, compiled=variant == COMPILED)

@@ -21,7 +21,6 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,8 @@ from megatron_patches.compat import silence_expected_warnings
 silence_expected_warnings()
 
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 from step_contenders import (  # noqa: E402
     AGAIN,
-    VOCABULARY,
     Contender,
     Layout,
     Shape,
@@ -43,6 +40,7 @@ from step_contenders import (  # noqa: E402
 )
 from step_parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
 from step_plot import write_plot  # noqa: E402
+from step_turns import batches, ratio, take_turns, waiting  # noqa: E402
 
 from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
@@ -55,7 +53,6 @@ from pretrain.ranks.groups import (  # noqa: E402
 from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
-WARM_UP_ROUNDS = 3
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -90,7 +87,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=40, help="rounds that count")
     parser.add_argument(
-        "--shape", type=Shape.parse, default="4x512x4x256", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
+        "--shape",
+        type=Shape.parse,
+        default="4x512x4x256",
+        help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)",
     )
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
@@ -117,8 +117,8 @@ def measure(
 ) -> dict[str, Any]:
     """Let the contenders take turns, then look into each."""
     now = time.process_time if clock == "cpu" else time.perf_counter
-    wait = _waiting(context)
-    batch = _batches(shape, context)
+    wait = waiting(context)
+    batch = batches(shape, context)
     times = take_turns(contenders, batch, steps, now, wait)
     theory = benchmark_config(shape, "vanilla", layout).shape()
     executed = executed_flops_per_token(theory, count_attention(theory, VARIANTS["orthogonal"]))
@@ -151,39 +151,6 @@ def measure(
     return report
 
 
-def take_turns(
-    contenders: dict[str, Contender],
-    batch: Callable[[], torch.Tensor],
-    rounds: int,
-    now: Callable[[], float],
-    wait: Callable[[], None],
-) -> dict[str, list[float]]:
-    """Seconds of every contender's step, round by round; who begins rotates."""
-    names = list(contenders)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for round_number in range(rounds + WARM_UP_ROUNDS):
-        tokens = batch()
-        for offset in range(len(names)):
-            name = names[(round_number + offset) % len(names)]
-            contender = contenders[name]
-            wait()
-            started = now()
-            contender.backward(contender.forward(tokens))
-            contender.update()
-            wait()
-            seconds = now() - started
-            if round_number >= WARM_UP_ROUNDS:
-                times[name].append(seconds)
-    return times
-
-
-def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
-    """Quartiles of the ratio of one round's two times."""
-    ratios = [one / other for one, other in zip(mine, base, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": median, "low": low, "high": high}
-
-
 def print_report(report: dict[str, Any]) -> None:
     ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
     if report["ranks"] > 1:
@@ -206,28 +173,6 @@ def print_report(report: dict[str, Any]) -> None:
         print(
             f"{name:{wide}}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items())
         )
-
-
-def _batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
-    generator = torch.Generator().manual_seed(context.data_parallel_rank)
-    size = (shape.batch, shape.length + 1)
-
-    def batch() -> torch.Tensor:
-        return torch.randint(0, VOCABULARY, size, generator=generator).to(context.device)
-
-    return batch
-
-
-def _waiting(context: ParallelContext) -> Callable[[], None]:
-    """What brings all ranks, and their GPUs, to the same point."""
-
-    def wait() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        if context.world_size > 1:
-            dist.barrier()
-
-    return wait
 
 
 if __name__ == "__main__":
