@@ -110,7 +110,7 @@ def build_shim(directory: Path) -> Path | None:
 
 
 def failing_storage(shim: Path, root: Path, counter: Path, after: int, error: int) -> dict[str, str]:
-    """The environment in which nothing from byte `after` on (NEVER: all passes) can be written below `root`."""
+    """The environment in which no byte from `after` on (NEVER: all are) can be written below `root`."""
     counter.write_bytes(bytes(8))
     return {
         "LD_PRELOAD": str(shim),
