@@ -8,15 +8,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.conftest import data_pipeline, make_shards
 from tests.faults.cases import Cases, Outcome
 from tests.faults.inflict import build_shim
-from tests.faults.plan import Case, Fault, draw
-from tests.faults.references import References
+from tests.faults.plan import Case, Fault, Layout, draw
+from tests.faults.references import Reference, References
 from tests.faults.table import as_json, markdown, put_into
 
 
@@ -29,8 +29,10 @@ def main() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if arguments.keep and any(directory.iterdir()):
             sys.exit(f"error: --keep {directory} is not empty; name another directory")
-        cases = _chosen(arguments)
-        outcomes = campaign(cases, directory, arguments.jobs, bool(arguments.keep))
+        data_pipeline("demo-corpus", directory / "corpus")
+        shards = make_shards(directory)
+        cases, keep = _chosen(arguments), arguments.keep is not None
+        outcomes = campaign(cases, directory, shards, arguments.jobs, keep)
     seconds = time.monotonic() - began
     text = markdown(outcomes, _command(arguments), seconds)
     print(f"\n{text}")
@@ -42,19 +44,22 @@ def main() -> None:
 
 
 def campaign(
-    cases: Sequence[Case], directory: Path, jobs: int, keep: bool, shards: Path | None = None
+    cases: Sequence[Case],
+    directory: Path,
+    shards: Path,
+    jobs: int,
+    keep: bool,
+    made: Mapping[Layout, Reference] | None = None,
 ) -> list[Outcome]:
     """All cases, `jobs` side by side, each told as it ends; in the order of their numbers.
 
     Args:
+        shards: text to train on.
         keep: leave the files of the cases in `directory`.
-        shards: text to train on; None: made there from the text that Python brings along.
+        made: undisturbed runs that are there already.
     """
-    if shards is None:
-        data_pipeline("demo-corpus", directory / "corpus")
-        shards = make_shards(directory)
     shim = build_shim(directory)
-    references = References(directory / "references", shards, shim)
+    references = References(directory / "references", shards, shim, made)
     runner = Cases(directory, shards, shim, references)
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(references.of, dict.fromkeys(case.layout for case in cases)))

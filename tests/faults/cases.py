@@ -21,11 +21,11 @@ from tests.faults.inflict import (
     small_disk,
 )
 from tests.faults.judge import differences
-from tests.faults.plan import DAMAGE, STEPS, STORAGE, TIMEOUT_SECONDS, Case, Fault, Layout, overrides_for
-from tests.faults.references import PAGE, Reference, References, size_on_disk
+from tests.faults.plan import DAMAGE, STEPS, STORAGE, SUSPENDED_SECONDS, Case, Fault, Layout, overrides_for
+from tests.faults.references import PAGE, Half, Reference, References, size_on_disk
 from tests.faults.starts import End, Start, run_start
 
-LONGEST_SENTENCE = 1.5 * TIMEOUT_SECONDS + 3.0
+LONGEST_SENTENCE = 1.5 * SUSPENDED_SECONDS + 3.0
 """Seconds within which a suspended rank must be named: the timeout, then one look at the others' signs, on a
 busy machine."""
 WORDS = {Fault.DISK_FULL: "No space left on device", Fault.IO_ERROR: "Input/output error"}
@@ -80,28 +80,31 @@ class Cases:
     def _run(self, case: Case, outcome: Outcome, directory: Path, stack: ExitStack) -> None:
         reference = self._references.of(case.layout)
         runs = directory / "runs"
-        size = _disk_size(case, reference)
+        half = self._references.half_of(case.layout) if case.resumed else None
+        size = _disk_size(case, reference, half)
         on_disk = case.fault is Fault.DISK_FULL and stack.enter_context(small_disk(runs, size))
         runs.mkdir(exist_ok=True)
-        if case.resumed:
-            shutil.copytree(reference.half, runs / "run")
+        if half is not None:
+            shutil.copytree(half.run, runs / "run")
         if case.fault in DAMAGE:
             end = self._damaged(case, outcome, directory, runs)
         elif case.fault in STORAGE:
-            end = self._without_room(case, outcome, directory, runs, reference, on_disk)
+            after = int(case.place * reference.bytes_written * _share_left(half))
+            end = self._without_room(case, outcome, directory, runs, after, on_disk)
         else:
-            end = self._disturbed(case, outcome, directory, runs, reference)
+            first = half.step + 1 if half is not None else 1
+            disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
+            end = self._disturbed(case, outcome, directory, runs, disturb)
         outcome.left += [f"left by the first start: {each}" for each in end.left]
         if end.hung:
             outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
         self._go_on(case, outcome, directory, runs, reference)
 
     def _disturbed(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, disturb: Disturbance
     ) -> End:
-        first = reference.half_step + 1 if case.resumed else 1
-        disturb = Disturbance(case, reference.start_seconds, reference.step_seconds, first)
-        end = self._start(case.layout, directory / "disturbed.log", runs, disturb=disturb)
+        more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault is Fault.SUSPEND else []
+        end = self._start(case.layout, directory / "disturbed.log", runs, more, disturb)
         outcome.happened, outcome.in_save = disturb.happened, disturb.in_save
         outcome.waited = disturb.seconds_to_sentence
         if case.fault is Fault.SUSPEND:
@@ -114,11 +117,9 @@ class Cases:
         return end
 
     def _without_room(
-        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference, on_disk: bool
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, after: int, on_disk: bool
     ) -> End:
         environment, counter = {}, directory / "written"
-        left = 1.0 if not case.resumed else 1 - reference.half_step / STEPS
-        after = int(case.place * reference.bytes_written * left)
         if not on_disk:
             if self._shim is None:
                 outcome.wrong_end.append("not tried: there is no C compiler")
@@ -169,11 +170,16 @@ def _leave_alone(start: Start) -> None:
     """Nothing happens to this one."""
 
 
-def _disk_size(case: Case, reference: Reference) -> int:
+def _share_left(half: Half | None) -> float:
+    """Of the steps, what a start still has to make."""
+    return 1.0 if half is None else 1 - half.step / STEPS
+
+
+def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
     """Of the disk that fills up: what the run has, and a share of what it still needs."""
-    base = size_on_disk(reference.half) if case.resumed else 0
-    needed = size_on_disk(reference.run.parent) + size_on_disk(reference.run / "checkpoints") // 4
-    return base + PAGE + int(case.place * max(0, needed - base))
+    has = size_on_disk(half.run) if half is not None else 0
+    needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
+    return has + PAGE + int(case.place * max(0, needs - has))
 
 
 def _expect_sentence(outcome: Outcome, end: End, *fragments: str) -> None:

@@ -13,33 +13,39 @@ from pathlib import Path
 import pytest
 
 from tests.faults.__main__ import campaign
-from tests.faults.cases import Outcome
 from tests.faults.judge import differences
-from tests.faults.plan import LAYOUTS, STEPS, Fault, Layout, draw
+from tests.faults.plan import LAYOUTS, STEPS, Fault, Layout, draw, overrides_for
+from tests.faults.references import Reference, size_on_disk
 from tests.faults.starts import run_start
 from tests.faults.table import markdown, put_into
+from tests.ranks import train_on_warm_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 SMALLEST = Layout(2, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def small(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Outcome], Path]:
-    """Two faults that meet a run from a checkpoint, which makes half the steps only, and their files."""
-    directory = tmp_path_factory.mktemp("faults")
-    cases = [
-        replace(draw(1, number), number=number, layout=SMALLEST, then=SMALLEST, resumed=True, in_start=False)
-        for number in (list(Fault).index(Fault.KILL_ONE), list(Fault).index(Fault.FLIP))
-    ]
-    return campaign(cases, directory, jobs=2, keep=True, shards=tiny_shards), directory
+def reference(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undisturbed run."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    done = train_on_warm_ranks(overrides_for(SMALLEST, tiny_shards, runs), ranks=SMALLEST.ranks)
+    assert done.returncode == 0, done.stderr
+    return runs / "run"
 
 
-def test_two_faults_end_as_if_nothing_had_happened(small: tuple[list[Outcome], Path]) -> None:
-    outcomes, _ = small
+def test_two_faults_end_as_if_nothing_had_happened(
+    reference: Path, tiny_shards: Path, tmp_path: Path
+) -> None:
+    drawn = [draw(1, list(Fault).index(fault)) for fault in (Fault.KILL_ONE, Fault.IO_ERROR)]
+    from_nothing = [replace(case, resumed=False, in_start=False, moment=0.4, place=0.3) for case in drawn]
+    cases = [replace(case, layout=SMALLEST, then=SMALLEST, rank=1) for case in from_nothing]
+    made = {SMALLEST: Reference(reference, 10.0, 0.1, size_on_disk(reference))}
+    outcomes = campaign(cases, tmp_path, tiny_shards, jobs=2, keep=True, made=made)
     assert [outcome.problems for outcome in outcomes] == [[], []]
-    assert outcomes[1].happened
+    assert [outcome.happened for outcome in outcomes] == [True, True]
+    assert "Input/output error" in outcomes[1].sentence
     text = markdown(outcomes, "python -m tests.faults", 60.0)
-    assert "**2 of 2**" in text and "| flipped byte in a checkpoint | 1 | 1 |" in text
+    assert "**2 of 2**" in text and "| EIO on write | 1 | 1 |" in text
 
 
 def other_weight(run: Path) -> None:
@@ -80,11 +86,10 @@ def no_events(run: Path) -> None:
     ],
 )
 def test_the_judge_sees_what_differs(
-    spoil: Callable[[Path], None], word: str, small: tuple[list[Outcome], Path], tmp_path: Path
+    spoil: Callable[[Path], None], word: str, reference: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    shutil.copytree(small[1] / f"references/{SMALLEST.name}/whole/run", run)
-    reference = small[1] / f"references/{SMALLEST.name}/whole/run"
+    shutil.copytree(reference, run)
     assert differences(run, reference, same_layout=True) == []
     spoil(run)
     assert word in "; ".join(differences(run, reference, same_layout=True))
