@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -23,6 +24,9 @@ from tests.faults.table import as_json, markdown, put_into
 def main() -> None:
     """Exit code 0 if every case was as it should be, else 1."""
     arguments = _arguments()
+    logging.getLogger("tensorboard").setLevel(
+        logging.ERROR
+    )  # tells of every restart, and there are many here
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         directory = Path(arguments.keep or temporary)

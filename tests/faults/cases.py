@@ -112,6 +112,10 @@ class Cases:
                 _expect_sentence(outcome, end, f"rank {case.rank}")
             if outcome.waited is not None and outcome.waited > LONGEST_SENTENCE:
                 outcome.wrong_end.append(f"the rank was named after {outcome.waited:.1f} s only")
+        elif case.fault is Fault.KILL_ONE:
+            if len(end.sentences) > 1 or end.has_traceback:
+                also = ", and a traceback" if end.has_traceback else ""
+                outcome.wrong_end.append(f"{len(end.sentences)} sentences{also}: {_last_line(end)}")
         elif case.fault in (Fault.TERMINATE, Fault.CONTINUE):
             _expect_order(outcome, end, runs / "run")
         return end
