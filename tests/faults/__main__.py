@@ -65,16 +65,20 @@ def campaign(
     shim = build_shim(directory)
     references = References(directory / "references", shards, shim, made)
     runner = Cases(directory, shards, shim, references)
+    outcomes = []
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(references.of, dict.fromkeys(case.layout for case in cases)))
-        running = {pool.submit(runner.run, case): case for case in cases}
-        outcomes = []
-        for number, future in enumerate(as_completed(running), start=1):
-            outcome = future.result()
-            outcomes.append(outcome)
-            print(f"{number}/{len(cases)} {_line(outcome)}", flush=True)
-            if not keep:
-                shutil.rmtree(directory / f"case_{outcome.case.number:04d}", ignore_errors=True)
+        try:
+            list(pool.map(references.of, dict.fromkeys(case.layout for case in cases)))
+            running = {pool.submit(runner.run, case): case for case in cases}
+            for number, future in enumerate(as_completed(running), start=1):
+                outcome = future.result()
+                outcomes.append(outcome)
+                print(f"{number}/{len(cases)} {_line(outcome)}", flush=True)
+                if not keep:
+                    shutil.rmtree(directory / f"case_{outcome.case.number:04d}", ignore_errors=True)
+        except BaseException:  # Ctrl-C too: end after the cases that run
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return sorted(outcomes, key=lambda outcome: outcome.case.number)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from pretrain.ranks.launch import prepare_child
 from tests.faults.plan import Layout
 from tests.ranks import ROOT, rank_environment
 
@@ -117,7 +118,15 @@ def run_start(
     env = rank_environment() | dict(environment or {}) | {MARK: mark}
     errors = log.with_suffix(".errors")
     with log.open("w") as out, errors.open("w") as err:
-        launcher = psutil.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        launcher = psutil.Popen(
+            command,
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            preexec_fn=prepare_child,  # a campaign that is killed leaves nothing behind either
+        )
         start = Start(run, launcher, mark, time.monotonic(), log)
         try:
             disturb(start)
