@@ -37,6 +37,7 @@ class Start:
     began: float
     log: Path
     ports: set[int] = field(default_factory=set)
+    waited: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -65,10 +66,13 @@ class Start:
 
     def until(self, condition: Callable[[], bool]) -> bool:
         """Wait for it; False if the start ends or its time is over before."""
-        while self.alive and self.seconds < LONGEST_START:
+        before = time.monotonic()
+        while self.alive and self.waited < LONGEST_START:
             if condition():
                 return True
             time.sleep(POLL_SECONDS)
+            # A machine that stood still itself has waited for nobody.
+            self.waited, before = self.waited + min(1.0, time.monotonic() - before), time.monotonic()
         return False
 
 
@@ -130,8 +134,7 @@ def run_start(
         start = Start(run, launcher, mark, time.monotonic(), log)
         try:
             disturb(start)
-            with suppress(psutil.TimeoutExpired):
-                launcher.wait(max(1.0, LONGEST_START - start.seconds))
+            start.until(lambda: False)
             hung, seconds = start.alive, start.seconds
             left = () if hung else tuple(_left_behind(start, shared_before))
         finally:
