@@ -22,7 +22,7 @@ from tests.ranks import ROOT, rank_environment
 MARK = "FAULTS_START"
 """In the environment of every process of a start, so that it is found wherever it has gone."""
 LONGEST_START = 240.0
-"""Seconds after which a start that has not ended counts as hung."""
+"""Seconds after which a start that has not ended counts as hung: up to the fault, and again after it."""
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 0.005
 
@@ -134,6 +134,7 @@ def run_start(
         start = Start(run, launcher, mark, time.monotonic(), log)
         try:
             disturb(start)
+            start.waited = 0.0  # for the end, however long the way to the fault was
             start.until(lambda: False)
             hung, seconds = start.alive, start.seconds
             left = () if hung else tuple(_left_behind(start, shared_before))
