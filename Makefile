@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest lint format bench gpu-wheels gpu-check clean help
+.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -74,6 +74,12 @@ test-all: $(VENV)/installed ## the whole cross products too
 # Needs slurm-wlm and munge, else it says so and skips.
 test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 	$(RUN) -m pytest -m slurm
+
+# Real runs are killed, suspended, starved of disk and damaged at random, and must come out as if nothing had been.
+FAULTS ?= 60
+SEED ?= 1
+faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, half an hour; FAULTS=60 SEED=1
+	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --into docs/reliability.md
 
 # The fast suite with the lowest versions that pyproject.toml allows, and with the newest there are, each in an environment
 # of its own for every Python:   make test-oldest PYTHON=python3.10   ·   make test-newest PYTHON=python3.13

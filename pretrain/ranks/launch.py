@@ -26,7 +26,7 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
 
     Returns:
         0 if every rank ended with 0, else the exit code of the first rank that failed; 128 + the signal's
-        number for a rank that a signal ended.
+        number for a rank that a signal ended, which is told: the rank itself cannot.
     """
     from torch.distributed import TCPStore
 
@@ -57,8 +57,14 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     while any(process.poll() is None for process in processes):
         failed = [process for process in processes if process.poll() not in (None, 0)]
         if failed:
+            # The others fail for it, perhaps before this process has looked.
+            first = min(failed, key=lambda process: process.returncode > 0)
+            if first.returncode < 0:
+                number, rank = -first.returncode, processes.index(first)
+                said = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
+                print(said, file=sys.stderr, flush=True)
             _end(processes)
-            return _exit_code(failed[0])
+            return _exit_code(first)
         time.sleep(0.05)
     return next((_exit_code(process) for process in processes if process.returncode), 0)
 

@@ -27,6 +27,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from pretrain.ranks.environment import LaunchEnvironment, node_name
 
 EXIT_CODE = 2
+LOST = 1
+"""The exit code of a rank that has lost another: nobody's mistake, so that a job goes on."""
 SIGNS_IN_TIMEOUT = 8
 MOST_SECONDS_BETWEEN = 10.0
 LATE = 2.5
@@ -36,6 +38,8 @@ LOOKOUTS = (0, 1)
 _STORE_ERRORS = (RuntimeError, OSError, ValueError)
 _IN_VAIN = ("timed out", "timeout")
 """In the errors of gloo, of NCCL's blocking waits and of torch's store."""
+_GONE = ("connection reset", "connection closed", "broken pipe", "remote process exited")
+"""In the errors of gloo and NCCL when the process at the other end has ended."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,14 @@ class Watch:
             self._thread.join()
 
     def explain(self, error: BaseException) -> None:
-        """If `error` says that a collective has waited in vain: name the rank and end this process."""
-        if len(self._ranks) > 1 and any(word in str(error).lower() for word in _IN_VAIN):
+        """If `error` says that a collective has waited in vain: name the rank and end this process.
+
+        If it says that another process has ended, end this one with a sentence too.
+        """
+        said = str(error).lower()
+        if len(self._ranks) > 1 and any(word in said for word in _GONE):
+            self._end(self._lost(), LOST)
+        if len(self._ranks) > 1 and any(word in said for word in _IN_VAIN):
             seconds = (LATE + 1) * self._every
             if self._rank not in LOOKOUTS:
                 self._look(0.0)
@@ -127,14 +137,21 @@ class Watch:
         late = LATE * self._every
         return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
 
-    def _end(self) -> NoReturn:
-        """Say what is known, if no other rank has said it, and end."""
+    def _end(self, sentence: str | None = None, code: int = EXIT_CODE) -> NoReturn:
+        """Say it, or what is known, if no other rank has said something, and end."""
         first = True
         with suppress(*_STORE_ERRORS), self._using_store:
             first = self._store.add("said", 1) == 1
         if first:
-            print(f"error: {self.sentence()}", file=sys.stderr, flush=True)
-        os._exit(EXIT_CODE)
+            print(f"error: {sentence or self.sentence()}", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    def _lost(self) -> str:
+        return (
+            f"rank {self._rank} on {self._host} lost its connection to another rank at {self._place}: that "
+            "one has ended, or its node is gone; look at its log and its node; then the same command goes on "
+            "from the newest checkpoint"
+        )
 
     def sentence(self) -> str:
         """Which rank did not come, as far as the signs say."""

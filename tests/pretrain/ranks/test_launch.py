@@ -119,6 +119,22 @@ def test_a_rank_that_dies_of_a_signal_gives_128_plus_its_number(tmp_path: Path) 
     )
 
 
+def test_the_rank_that_a_signal_ended_is_named_whoever_else_fails_for_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = """
+other = directory / "1"
+if rank == 1:
+    other.write_text(str(os.getpid()))
+    time.sleep(300)
+while not (other.exists() and other.read_text()): time.sleep(0.01)
+os.kill(int(other.read_text()), signal.SIGKILL)
+sys.exit(1)
+"""
+    assert launch_local_ranks(program(tmp_path, text), 2) == 128 + signal.SIGKILL
+    assert capfd.readouterr().err == "rank 1 was ended by signal 9 (Killed)\n"
+
+
 def test_signals_and_ctrl_c_reach_every_rank_once(tmp_path: Path) -> None:
     """The ranks end by themselves, with 0, after the third signal; so the launcher lives on and returns 0."""
     text = """

@@ -1,0 +1,143 @@
+"""Which faults: everything that is random in a campaign, drawn from its seed and the number of the case."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tests.tiny import tiny_overrides
+
+STEPS, SAVE_EVERY = 24, 3
+SUSPENDED_SECONDS, OTHER_SECONDS = 10, 120
+"""parallel.timeout_seconds where a rank is suspended, and else: on a busy machine ranks start apart."""
+
+
+class Fault(Enum):
+    """The kinds, with what the table calls them."""
+
+    KILL_ONE = "SIGKILL of one rank"
+    KILL_ALL = "SIGKILL of all"
+    SUSPEND = "SIGSTOP of one rank"
+    TERMINATE = "SIGTERM"
+    CONTINUE = "SIGUSR1"
+    DISK_FULL = "disk full"
+    IO_ERROR = "EIO on write"
+    FLIP = "flipped byte in a checkpoint"
+    CUT = "truncated file in a checkpoint"
+    OTHER_LAYOUT = "SIGKILL, then another layout"
+
+
+DAMAGE = (Fault.FLIP, Fault.CUT)
+STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is spread over processes."""
+
+    ranks: int
+    tensor_parallel: int
+    zero: int
+
+    def __str__(self) -> str:
+        data_parallel = self.ranks // self.tensor_parallel
+        return f"TP {self.tensor_parallel} x DP {data_parallel}, ZeRO {self.zero}"
+
+    @property
+    def name(self) -> str:
+        return f"ranks{self.ranks}-tp{self.tensor_parallel}-zero{self.zero}"
+
+
+LAYOUTS = {
+    Layout(2, 1, 1): 4,
+    Layout(2, 1, 3): 4,
+    Layout(2, 1, 2): 1,
+    Layout(2, 2, 0): 1,
+    Layout(3, 1, 1): 1,
+    Layout(3, 1, 3): 1,
+    Layout(4, 2, 1): 1,
+    Layout(4, 2, 3): 1,
+}
+"""With the weights with which they are drawn: the start of a rank is what takes time."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault. Everything from 0 up to, without, 1 is a share of what is only known when it happens.
+
+    Attributes:
+        resumed: it meets a run that goes on from a checkpoint, not one from nothing.
+        in_start: it comes before the first step of that start, not after.
+        moment: of the time of the start, or of the steps that are trained.
+        within: the step in which it comes.
+        rank: which rank, for faults of one.
+        whole_family: SIGKILL of all meets the ranks; else their launcher, and the kernel ends the ranks.
+        place: which byte: of all that a run writes, or of a file of the checkpoint.
+        file: which file of the checkpoint.
+        bit: which bit of that byte.
+        then: the layout at which the run goes on.
+    """
+
+    number: int
+    fault: Fault
+    layout: Layout
+    resumed: bool
+    in_start: bool
+    moment: float
+    within: float
+    rank: int
+    whole_family: bool
+    place: float
+    file: float
+    bit: int
+    then: Layout
+
+
+def draw(seed: int, number: int) -> Case:
+    """Case `number` of the campaign `seed`: the kinds come in turn, so that all are as frequent."""
+    chance = random.Random(f"{seed}/{number}")
+    fault = list(Fault)[number % len(Fault)]
+    layout = _layout(chance)
+    then = _layout(chance)
+    while then == layout:
+        then = _layout(chance)
+    in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE)
+    return Case(
+        number=number,
+        fault=fault,
+        layout=layout,
+        resumed=fault in DAMAGE or chance.random() < (0.75 if in_start else 0.25),
+        in_start=in_start,
+        moment=chance.random(),
+        within=chance.random(),
+        rank=chance.randrange(layout.ranks),
+        whole_family=chance.random() < 0.5,
+        place=chance.random(),
+        file=chance.random(),
+        bit=chance.randrange(8),
+        then=then if fault is Fault.OTHER_LAYOUT else layout,
+    )
+
+
+def _layout(chance: random.Random) -> Layout:
+    return chance.choices(list(LAYOUTS), list(LAYOUTS.values()))[0]
+
+
+def overrides_for(layout: Layout, shards: Path, runs: Path) -> list[str]:
+    """The run of all cases at `layout`, in `runs`/run: frozen banks, dropout, saves behind training."""
+    return tiny_overrides(
+        shards,
+        runs,
+        "run",
+        attention__variant="orthogonal",
+        data__global_batch_size=12,
+        data__validate_every=8,
+        schedule__steps=STEPS,
+        checkpoint__every=SAVE_EVERY,
+        checkpoint__keep_last=3,
+        deepspeed__config=f"zero{layout.zero}",
+        parallel__tensor_model_parallel_size=layout.tensor_parallel,
+        parallel__timeout_seconds=OTHER_SECONDS,
+    )

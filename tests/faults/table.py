@@ -1,0 +1,106 @@
+"""The outcome of a campaign in Markdown and JSON."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.faults.cases import Outcome
+from tests.faults.plan import STEPS, Fault
+from tests.ranks import ROOT
+
+BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
+HEADS = (
+    "fault",
+    "tried",
+    "came in time",
+    "in a start",
+    "in a save",
+    "ended well",
+    "same run",
+    "nothing left",
+)
+
+
+def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
+    """The table by fault, what stands above it, and a line for each problem."""
+    good = sum(not outcome.problems for outcome in outcomes)
+    rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
+    lines = [
+        f"`{command}`, commit {_commit()}, {platform.system()} {platform.machine()}, "
+        f"{seconds / 60:.0f} minutes: **{good} of {len(outcomes)}** went on as if nothing had happened.",
+        "",
+        f"| {' | '.join(HEADS)} |",
+        f"| --- |{' ---: |' * (len(HEADS) - 1)}",
+        *[row for row in rows if row],
+        _row("all", list(outcomes)),
+    ]
+    waited = [outcome.waited for outcome in outcomes if outcome.waited is not None]
+    if waited:
+        lines += ["", f"A suspended rank was named after {min(waited):.1f} to {max(waited):.1f} s."]
+    bad = [outcome for outcome in outcomes if outcome.problems]
+    if bad:
+        lines += ["", "Not as it should be:", ""]
+    for outcome in bad:
+        case = outcome.case
+        lines.append(
+            f"* case {case.number}, {case.fault.value}, {case.layout}: {'; '.join(outcome.problems)}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, outcomes: list[Outcome]) -> str:
+    if not outcomes:
+        return ""
+    numbers = (
+        len(outcomes),
+        sum(outcome.happened for outcome in outcomes),
+        sum(outcome.happened and outcome.case.in_start for outcome in outcomes),
+        sum(outcome.in_save for outcome in outcomes),
+        sum(not outcome.wrong_end for outcome in outcomes),
+        sum(not outcome.different for outcome in outcomes),
+        sum(not outcome.left for outcome in outcomes),
+    )
+    return f"| {name} | {' | '.join(map(str, numbers))} |"
+
+
+def as_json(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str, Any]:
+    """Everything, for scripts."""
+    return {
+        "seed": seed,
+        "commit": _commit(),
+        "steps": STEPS,
+        "seconds": round(seconds, 1),
+        "cases": [
+            asdict(outcome)
+            | {"case": asdict(outcome.case) | {"fault": outcome.case.fault.value}}
+            | {"good": not outcome.problems}
+            for outcome in outcomes
+        ],
+    }
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the two marks of a page.
+
+    Raises:
+        ValueError: it has not got them.
+    """
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} lacks {BEGIN} or {END}")
+    page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "pretrain", "data_pipeline")
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{' with changes' if changed else ''}"
