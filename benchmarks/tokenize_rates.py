@@ -215,7 +215,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
 
     def add(name: str, contestant: str, workers: int, taken: Run) -> None:
         rows.setdefault((name, contestant, workers), []).append(taken)
-        print(f"{name}, {contestant}, {workers}: {taken.cpu:.1f} CPU s, {taken.wall:.1f} s", file=sys.stderr)
+        print(f"{name}, {contestant}, {workers}: {taken.cpu:.2f} CPU s, {taken.wall:.2f} s", file=sys.stderr)
 
     for _ in range(arguments.repetitions):
         for name, model in models.items():

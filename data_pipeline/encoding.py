@@ -19,7 +19,7 @@ from data_pipeline.tokenizer_identity import IdArray
 # One document in so many is encoded by both, which is some twenty times as slow, ...
 _COMPARED_ONE_IN = 1000
 # ... and of a long one its beginning: the first document of a source may be a book.
-_COMPARED_CHARACTERS = 1 << 13
+_COMPARED_CHARACTERS = 1 << 11
 _SHOWN_CHARACTERS = 40
 
 

@@ -82,6 +82,7 @@ class RecordReader:
     def __init__(self, piece: Piece, keys: RecordKeys) -> None:
         self.lines = 0
         self._piece = piece
+        self._name = piece.file.name
         self._keys = keys
         self._text_path, self._source_path = keys.text.split("."), keys.source.split(".")
         self._position: Callable[[], int] = lambda: piece.start
@@ -221,8 +222,10 @@ class RecordReader:
     def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
         if not text:
             return [Reject(self.lines, "empty_text", "the text is empty")]
-        document = Document(text, source, f"{self._piece.file.name}:{self.lines}")
-        return [*(Reject(self.lines, *oddity, kept=True) for oddity in _oddities(text)), document]
+        document = Document(text, source, f"{self._name}:{self.lines}")
+        if not (oddities := _oddities(text)):
+            return [document]
+        return [*(Reject(self.lines, *oddity, kept=True) for oddity in oddities), document]
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
@@ -283,6 +286,8 @@ def _is_text(document: Document) -> bool:
 
 def _oddities(text: str) -> list[tuple[str, str]]:
     """(reason, detail) of what is unusual in a usable text."""
+    if len(text) < LONG_BYTES // 4 and text.isascii() and "\x00" not in text:
+        return []
     found = []
     if "\x00" in text:
         found.append(("contains_nul", "the text holds NUL; it is kept exactly"))
