@@ -169,10 +169,12 @@ def train(room: Room, name: str, settings: Sequence[str], start: str = "") -> No
 
 def training(room: Room, name: str, settings: Sequence[str]) -> list[str]:
     """The command of a run of the demo on one rank."""
+    tokenizer = json.loads((room.shards / "manifest.json").read_text())["tokenizer"]
     fixed = [
         f"run.name={name}",
         f"run.directory={room.runs}",
         f"data.directory={room.shards}",
+        f"model.vocab_size={tokenizer['vocab_size']}",
         *("parallel.tensor_model_parallel_size=1", "data.validate_every=0", "data.validation_samples=16"),
         *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
     ]
