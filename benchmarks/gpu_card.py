@@ -160,13 +160,13 @@ def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str
         "peak_tflops": near.peak_tflops if peak is None else peak / TERA,
     }
     measured = ("gemm_tflops", "weight_gradient_tflops", "fp32_tflops", "bandwidth_tb_s")
-    values |= {key: round(rates[key], 3) for key in measured if key in rates}
+    values |= {key: float(f"{rates[key]:.4g}") for key in measured if key in rates}
     notes = [f"{key} is that of {near.name}: not measured" for key in measured if key not in rates]
     notes.append(f"node_gb_s, network_gb_s and gpus_per_node are those of {near.name}: one GPU cannot tell")
     if "attention_tflops_by_length" in rates:
         by_length = {int(length): rate for length, rate in rates["attention_tflops_by_length"].items()}
         most, half = attention_curve(by_length)
-        values |= {"attention_tflops": round(most, 1), "attention_half_length": round(half, 1)}
+        values |= {"attention_tflops": float(f"{most:.4g}"), "attention_half_length": float(f"{half:.4g}")}
     try:
         values["watts"] = float(facts["power.limit"])
     except (KeyError, ValueError):
