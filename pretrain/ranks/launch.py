@@ -54,31 +54,35 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    while any(process.poll() is None for process in processes):
-        failed = [process for process in processes if process.poll() not in (None, 0)]
-        if failed:
-            # The others fail for it, perhaps before this process has looked.
-            first = min(failed, key=lambda process: process.returncode > 0)
-            if first.returncode < 0:
-                number, rank = -first.returncode, processes.index(first)
-                said = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
-                print(said, file=sys.stderr, flush=True)
-            _end(processes)
-            return _exit_code(first)
+    while not _failed(processes) and any(process.poll() is None for process in processes):
         time.sleep(0.05)
-    return next((_exit_code(process) for process in processes if process.returncode), 0)
-
-
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """One rank is gone: give the others a moment (they may be failing alike), then kill them."""
-    deadline = time.monotonic() + GRACE_SECONDS
-    alike = all(process.poll() not in (None, 0) for process in processes)
-    while not alike and time.monotonic() < deadline and any(process.poll() is None for process in processes):
-        time.sleep(0.05)
+    failed = _failed(processes)
+    if not failed:
+        return 0
+    _let_end(processes)
+    # A rank that was killed did not fail for the others, whoever was seen first.
+    killed = [process for process in processes if process.poll() == -signal.SIGKILL]
+    first = (killed or failed)[0]
+    if first.returncode < 0:
+        number, rank = -first.returncode, processes.index(first)
+        said = f"rank {rank} was ended by signal {number} ({signal.strsignal(number)})"
+        print(said, file=sys.stderr, flush=True)
     for process in processes:
         if process.poll() is None:
             process.kill()
         process.wait()
+    return _exit_code(first)
+
+
+def _failed(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
+    return [process for process in processes if process.poll() not in (None, 0)]
+
+
+def _let_end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """One rank is gone: give the others a moment; they may be failing alike."""
+    deadline = time.monotonic() + GRACE_SECONDS
+    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+        time.sleep(0.05)
 
 
 def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
