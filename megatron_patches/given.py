@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from megatron_patches.errors import MethodError
+
+if TYPE_CHECKING:  # reading the header needs no torch, which takes seconds to import
+    import torch
 
 FORMAT = "ora-initial-weights-1"
 
@@ -76,6 +78,8 @@ class GivenWeights:
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Rows of a tensor in the given order, `[len(numbers), columns]`, in the type they are stored in."""
+        import torch
+
         try:
             with safe_open(self.path, framework="pt") as file:
                 stored = file.get_slice(name)
