@@ -25,6 +25,8 @@ LONGEST_START = 240.0
 """Seconds after which a start that has not ended counts as hung: up to the fault, and again after it."""
 SHARED_MEMORY = Path("/dev/shm")
 POLL_SECONDS = 0.005
+BURIAL_SECONDS = 10.0
+"""A killed process of many threads is a zombie before the last of them has let go of its ports."""
 
 
 @dataclass
@@ -145,12 +147,15 @@ def run_start(
 
 def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
     """What is still there after the launcher has ended; the kernel gets a moment to bury the ranks."""
-    deadline = time.monotonic() + 2.0
-    while (family := start.family()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + BURIAL_SECONDS
+    while True:
+        family, ports = start.family(), start.ports & _listening(start.mark)
+        if not (family or ports) or time.monotonic() > deadline:
+            break
         time.sleep(0.02)
     for process in family:
         yield f"process {process.pid}"
-    for port in sorted(start.ports & _listening(start.mark)):
+    for port in sorted(ports):
         yield f"port {port}"
     new = _shared_files() - shared_before
     for name in sorted(new - (_mapped() if new else set())):
