@@ -39,3 +39,7 @@ class PerformanceSection(Section):
         description="Activations of a layer made again in backward instead of kept: those of the attention "
         "with its norm, or all.",
     )
+
+    def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
+        """Whether layers run compiled: what `compile` says, or stands for."""
+        return on_cuda and zero_stage < 3 if self.compile == "auto" else self.compile == "layers"

@@ -61,10 +61,7 @@ def flash_documents(config: Config, device: torch.device) -> bool:
 
 def compiles_layers(config: Config, device: torch.device, world_size: int) -> bool:
     """Whether training runs the layers compiled: what `performance.compile` says, or stands for."""
-    wanted = config.performance.compile
-    if wanted == "auto":
-        return device.type == "cuda" and zero_stage(config, world_size) < 3
-    return wanted == "layers"
+    return config.performance.compiles(device.type == "cuda", zero_stage(config, world_size))
 
 
 def compile_layers(model: GPT, backend: str) -> None:

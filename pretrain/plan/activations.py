@@ -46,19 +46,51 @@ def around_the_layers(config: Config, sizes: Sizes) -> dict[str, int]:
 
 
 def layer_activations(config: Config, sizes: Sizes, heads: LayerHeads | None) -> dict[str, int]:
-    """{what: bytes} of one layer; `heads` is None for a synthesizer."""
+    """{what: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
+
+    Of a part that is recomputed only the input is kept (`performance.recompute`).
+    """
+    recompute = config.performance.recompute
+    if recompute == "full":
+        return {"input of the layer": sizes.between * sizes.hidden * sizes.element}
+    if recompute == "attention":
+        attention = {"input of the attention": sizes.between * sizes.hidden * sizes.element}
+    else:
+        attention = _attention_part(config, sizes, heads)
+    return attention | _mlp_part(config, sizes)
+
+
+def recomputed_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:
+    """What the backward pass of one layer makes again, of the layer where that is most."""
+    if config.performance.recompute == "none":
+        return 0
+    mlp = sum(_mlp_part(config, sizes).values()) if config.performance.recompute == "full" else 0
+    return mlp + max(sum(_attention_part(config, sizes, heads).values()) for heads in layers or (None,))
+
+
+def _attention_part(config: Config, sizes: Sizes, heads: LayerHeads | None) -> dict[str, int]:
     residual = sizes.between * sizes.hidden
     kept = {
-        "residual stream, before two norms": 2 * residual * sizes.element,
-        "normalised, before two projections": 2 * residual * sizes.element,
-        "statistics of the norms": 2 * _norm_statistics(sizes),
+        "residual stream, before the attention's norm": residual * sizes.element,
+        "normalised, before the attention": residual * sizes.element,
+        "statistics of the attention's norm": _norm_statistics(sizes),
         "context": sizes.tokens * sizes.heads * sizes.head_dim * sizes.element,
-        "inner width of the MLP, before and after GELU": 2 * sizes.tokens * sizes.ffn * sizes.element,
-        "dropout masks": 2 * residual * sizes.mask if config.model.dropout else 0,
+        "dropout mask behind the attention": residual * sizes.mask if config.model.dropout else 0,
     }
     if heads is None:
         return kept | _synthesized(config, sizes)
     return kept | attention_activations(config, sizes, heads)
+
+
+def _mlp_part(config: Config, sizes: Sizes) -> dict[str, int]:
+    residual = sizes.between * sizes.hidden
+    return {
+        "residual stream, before the MLP's norm": residual * sizes.element,
+        "normalised, before the MLP": residual * sizes.element,
+        "statistics of the MLP's norm": _norm_statistics(sizes),
+        "inner width of the MLP, before and after GELU": 2 * sizes.tokens * sizes.ffn * sizes.element,
+        "dropout mask behind the MLP": residual * sizes.mask if config.model.dropout else 0,
+    }
 
 
 def _norm_statistics(sizes: Sizes) -> int:

@@ -88,6 +88,8 @@ def _changes(config: Config, world_size: int, memory: int, micro_batch: int | No
 def _candidates(config: Config, world_size: int, micro_batch: int | None) -> Iterator[dict[str, Any]]:
     yield {"data.micro_batch_size": micro_batch or 1}
     yield {"performance.cross_entropy": "chunked"}
+    yield {"performance.recompute": "attention"}
+    yield {"performance.recompute": "full"}
     stage, size = zero_stage(config, world_size), config.parallel.tensor_model_parallel_size
     for higher in range(max(1, stage + 1), 4):
         yield {"deepspeed.config": f"zero{higher}"}

@@ -20,7 +20,7 @@ from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
 from pretrain.plan.devices import Gpu, find_gpu
 from pretrain.plan.memory import Memory, memory_of
-from pretrain.plan.roofline import StepSeconds, counted_attention, step_seconds
+from pretrain.plan.roofline import StepSeconds, counted_attention, flops_again_per_token, step_seconds
 from pretrain.plan.saving import Saving, saving
 from pretrain.plan.tensors import rank_tensors
 
@@ -134,7 +134,7 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
     flops = Flops(
         model=tokens * model_flops_per_token(shape, attention),
         model_full=tokens * model_flops_per_token(shape, attention, 1.0),
-        executed=tokens * executed_flops_per_token(shape, attention),
+        executed=tokens * (executed_flops_per_token(shape, attention) + flops_again_per_token(config)),
     )
     size = checkpoint_bytes(count)
     nodes = _nodes(request.gpus, gpu)

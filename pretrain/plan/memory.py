@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
 from pretrain.config.tree import Config
-from pretrain.plan.activations import activation_bytes
+from pretrain.plan.activations import activation_bytes, recomputed_bytes
 from pretrain.plan.sizes import Sizes, rank_sizes
 from pretrain.plan.states import BYTES, FP32, Layout, States, rank_states
-from pretrain.plan.tensors import RankTensors, rank_tensors
+from pretrain.plan.tensors import LayerHeads, RankTensors, rank_tensors
 
 CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill."""
@@ -29,7 +29,8 @@ class Memory:
         states: exact; all else is an estimate.
         activations: kept between forward and backward.
         logits: at the moment of a pass when they need most.
-        layer_gradients: what the backward pass of one layer has at once, when the logits are gone.
+        layer_gradients: what the backward pass of one layer has at once, when the logits are gone: gradients,
+            and the activations that it makes again.
         communication: buffers of collectives while backward runs.
         update: copies that reduction and update make, when activations are gone.
     """
@@ -77,7 +78,7 @@ def _of_rank(config: Config, world_size: int, rank: int, on_cuda: bool) -> Memor
         states=states,
         activations=activation_bytes(config, sizes, tensors.layers),
         logits=logit_bytes(config, sizes),
-        layer_gradients=layer_gradient_bytes(sizes),
+        layer_gradients=layer_gradient_bytes(config, sizes, tensors.layers),
         communication=_communication(config, sizes, tensors, layout, world_size) if world_size > 1 else 0,
         update=_update(tensors, states, layout),
         context=CONTEXT_BYTES if on_cuda else 0,
@@ -103,10 +104,16 @@ def logit_bytes(config: Config, sizes: Sizes) -> int:
     return (logits + weight) * FP32
 
 
-def layer_gradient_bytes(sizes: Sizes) -> int:
-    """In the MLP: before and after GELU, of the residual stream twice, and a new weight gradient."""
+def layer_gradient_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:
+    """In the MLP: before and after GELU, of the residual stream twice, and a new weight gradient.
+
+    What is recomputed of a whole layer is there then too. Of the attention alone it is made later, when the
+    gradients inside the MLP are gone.
+    """
     inner = 2 * sizes.tokens * sizes.ffn + sizes.hidden * sizes.ffn
-    return (inner + 2 * sizes.tokens * sizes.hidden) * sizes.element
+    in_mlp = (inner + 2 * sizes.tokens * sizes.hidden) * sizes.element
+    again = recomputed_bytes(config, sizes, layers)
+    return max(in_mlp, again) if config.performance.recompute == "attention" else in_mlp + again
 
 
 def _communication(

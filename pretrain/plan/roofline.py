@@ -31,6 +31,11 @@ BYTES_A_LOGIT = {"megatron": 52, "in_place": 6, "chunked": 6}
 at a time stays in the second-level cache.
 """
 
+COMPILED, REMADE_LAYER, REMADE_ATTENTION = 42 / 63, 23 / 63, 8 / 63
+"""Shares of the elementwise traffic: of kernels that torch.compile has joined, and of a layer's or its
+attention's forward pass, which `performance.recompute` takes twice.
+"""
+
 LAUNCHES_A_LAYER = 60
 SECONDS_A_LAUNCH = 6e-6
 HOST_SECONDS = 1e-3
@@ -74,7 +79,7 @@ def step_seconds(config: Config, world_size: int, gpu: Gpu, states: States, trai
     sizes, layout = rank_sizes(config, on_cuda=True), layout_of(config, world_size)
     passes = config.gradient_accumulation_steps(world_size)
     products, attention = _products(config, sizes, gpu), _attention(config, sizes, gpu)
-    elementwise = _elementwise(config, sizes) / _memory_rate(gpu)
+    elementwise = _elementwise(config, sizes, layout.zero_stage) / _memory_rate(gpu)
     entropy = (
         sizes.tokens * sizes.vocabulary * BYTES_A_LOGIT[config.performance.cross_entropy] / _memory_rate(gpu)
     )
@@ -114,10 +119,7 @@ def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     forward = forward_flops_per_token(shape, attention, causal_share=0)
     forward += 2 * attention.adapter_multiplications
     weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
-    if config.performance.cross_entropy == "chunked":  # logits are made once more in backward
-        forward_again = 2.0 * shape.hidden_size * shape.vocab_size
-    else:
-        forward_again = 0.0
+    forward_again = products_again(config, forward)
     tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
     if config.precision.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
@@ -125,21 +127,48 @@ def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     return tokens * seconds / 1e12
 
 
+def products_again(config: Config, forward: float) -> float:
+    """FLOPs a token of the products that backward makes once more, of `forward` in all; without scores.
+
+    Those of the logits by `chunked` cross entropy; those of a layer or its attention by recomputation.
+    """
+    shape, recompute = config.shape(), config.performance.recompute
+    logits = 2.0 * shape.hidden_size * shape.vocab_size
+    mlp = shape.num_layers * 4.0 * shape.hidden_size * shape.ffn_hidden_size
+    layers = {"none": 0.0, "attention": forward - logits - mlp, "full": forward - logits}[recompute]
+    return layers + (logits if config.performance.cross_entropy == "chunked" else 0.0)
+
+
+def flops_again_per_token(config: Config) -> float:
+    """Executed beyond one forward and one backward pass; attention by its causal half."""
+    shape, attention = counted_attention(config)
+    forward = forward_flops_per_token(shape, attention, causal_share=0)
+    products = products_again(config, forward + 2 * attention.adapter_multiplications)
+    if config.performance.recompute == "none":
+        return products
+    return products + shape.num_layers * 2 * score_products(shape, 1.0 if attention.scores else 0.5)
+
+
 def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     shape, attention = counted_attention(config)
+    forward_again = config.performance.recompute != "none"
     tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
     if attention.scores:  # one product with probabilities, over the full square
         rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
-        return tokens * score_products(shape, 1.0) * (2 if attention.frozen else 3) / (rate * 1e12)
+        passes = (2 if attention.frozen else 3) + forward_again
+        return tokens * score_products(shape, 1.0) * passes / (rate * 1e12)
     rate = gpu.attention_tflops * sizes.length / (sizes.length + gpu.attention_half_length)
     if config.precision.dtype == "fp32":  # there is no flash kernel for it
         rate = min(rate, gpu.fp32_tflops / 2)
-    # A dense mask, which documents that stand alone need, skips nothing.
-    share = 1.0 if config.data.reset_at_document_end else 0.5
-    return tokens * 2 * score_products(shape, share) * (1 + FLASH_BACKWARD) / (rate * 1e12)
+    # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by how much
+    # depends on their lengths.
+    flash = config.performance.document_attention == "flash" and config.precision.dtype == "bf16"
+    share = 1.0 if config.data.reset_at_document_end and not flash else 0.5
+    passes = 1 + FLASH_BACKWARD + forward_again
+    return tokens * 2 * score_products(shape, share) * passes / (rate * 1e12)
 
 
-def _elementwise(config: Config, sizes: Sizes) -> float:
+def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
     """Bytes that norms, dropout, residuals, GELU and what surrounds Q, K and V move in one pass."""
     policy, dropout = config.policy(), config.model.dropout > 0
     between = sizes.between * sizes.hidden * (26 + (10 if dropout else 0))
@@ -158,7 +187,9 @@ def _elementwise(config: Config, sizes: Sizes) -> float:
         samples = sizes.batch if dropout or config.data.reset_at_document_end else 1
         scores = samples * sizes.heads * sizes.length**2 * 24
     moved = between + inner + joined + added + rotary + adapters + mixed + scores
-    return config.model.num_layers * moved * sizes.element
+    share = COMPILED if config.performance.compiles(True, zero_stage) else 1.0
+    again = {"none": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}[config.performance.recompute]
+    return config.model.num_layers * moved * sizes.element * (share + again)
 
 
 def _tensor_parallel(config: Config, sizes: Sizes, gpu: Gpu) -> float:

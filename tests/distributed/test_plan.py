@@ -70,6 +70,7 @@ ROPE, GROUPED = {"model.position_embedding": "rope"}, {"model.num_query_groups":
 DROPOUT, APART = {"model.dropout": "0.1"}, {"data.reset_at_document_end": "true"}
 MEGATRON, CHUNKED = ({"performance.cross_entropy": way} for way in ("megatron", "chunked"))
 SPLIT = {"parallel.sequence_parallel": "true"}
+ATTENTION, FULL = ({"performance.recompute": part} for part in ("attention", "full"))
 PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, changes
     ("vanilla", "fp32", 1, {}),
     ("vanilla", "bf16", 1, MEGATRON),
@@ -92,6 +93,9 @@ PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, cha
     ("synthesizer_random", "fp32", 2, DROPOUT),
     ("synthesizer_factorized", "bf16", 1, APART),
     ("synthesizer_random-frozen", "bf16", 1, DROPOUT),
+    ("orthogonal", "bf16", 2, FULL | SPLIT),
+    ("hybrid-all-adapters", "fp32", 1, ATTENTION),
+    ("vanilla", "bf16", 1, ATTENTION | ROPE),
 ]
 PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
     ("vanilla", "bf16", 1, {"model.vocab_size": "8192"} | MEGATRON),
@@ -100,6 +104,8 @@ PEAKS: list[tuple[str, str, int, dict[str, str]]] = [
     ("orthogonal", "fp32", 1, {"model.vocab_size": "8192"}),
     ("orthogonal", "bf16", 1, {"model.vocab_size": "8192"} | CHUNKED),
     ("orthogonal", "bf16", 1, {"model.num_layers": "8"}),
+    ("orthogonal", "bf16", 1, {"model.num_layers": "8"} | FULL),
+    ("orthogonal", "bf16", 1, {"model.num_layers": "8"} | ATTENTION),
 ]
 
 
@@ -177,5 +183,6 @@ def test_the_peak_of_a_pass_is_the_allocators() -> None:
     for config, measured in of_passes(PEAKS, "peaks"):
         sizes = rank_sizes(config, on_cuda=False)
         planned = activation_bytes(config, sizes, rank_tensors(config, 0).layers)
-        planned += max(logit_bytes(config, sizes), layer_gradient_bytes(sizes))
+        layers = rank_tensors(config, 0).layers
+        planned += max(logit_bytes(config, sizes), layer_gradient_bytes(config, sizes, layers))
         assert measured == pytest.approx([planned] * len(measured), rel=0.05), config.to_yaml()

@@ -44,7 +44,11 @@ def test_the_tensors_of_a_rank_add_up_to_the_formulas(design: str) -> None:
         assert (tensors.trainable, tensors.frozen) == (count.trainable, count.frozen)
 
 
-BEFORE = ("performance.cross_entropy=megatron", "performance.overlap_reduction=false")
+BEFORE = (
+    "performance.cross_entropy=megatron",
+    "performance.overlap_reduction=false",
+    "performance.compile=none",
+)
 """The step as it was when its costs were counted by hand."""
 
 
@@ -66,6 +70,19 @@ def test_the_roofline_of_large_is_the_one_that_was_counted_by_hand() -> None:
     for gpu, milliseconds in by_hand.items():
         found = planned("large", *BEFORE, gpu=gpu).chosen.seconds
         assert [1e3 * getattr(found, name) for name in names] == pytest.approx(milliseconds, abs=0.06)
+
+
+def test_recomputation_takes_a_second_forward_pass_and_gives_its_activations() -> None:
+    none, attention, full = (
+        planned("large", f"performance.recompute={part}").chosen for part in ("none", "attention", "full")
+    )
+    assert full.memory.activations < attention.memory.activations < none.memory.activations
+    assert full.memory.peak < attention.memory.peak < none.memory.peak
+    assert none.seconds.total < attention.seconds.total < full.seconds.total < 4 / 3 * none.seconds.total
+    shape = planned("large").config.shape()
+    logits = 2.0 * shape.hidden_size * shape.vocab_size * planned("large").config.tokens_per_step
+    assert full.flops.executed - none.flops.executed == pytest.approx(none.flops.model / 3 - logits)
+    assert full.flops.model == none.flops.model
 
 
 def test_freezing_takes_its_weight_gradients_and_nothing_else_of_the_products() -> None:
