@@ -155,8 +155,8 @@ def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
     if attention.scores:  # one product with probabilities, over the full square
         rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
-        passes = (2 if attention.frozen else 3) + forward_again
-        return tokens * score_products(shape, 1.0) * passes / (rate * 1e12)
+        products = (2 if attention.frozen else 3) + forward_again
+        return tokens * score_products(shape, 1.0) * products / (rate * 1e12)
     rate = gpu.attention_tflops * sizes.length / (sizes.length + gpu.attention_half_length)
     if config.precision.dtype == "fp32":  # there is no flash kernel for it
         rate = min(rate, gpu.fp32_tflops / 2)

@@ -57,6 +57,8 @@ def _other_records(run: Path, reference: Path, same_layout: bool) -> list[str]:
 
 
 def _near(tag: str, ours: Any, theirs: Any, same_layout: bool) -> bool:
+    if not same_layout and isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(_near(tag, ours[key], theirs[key], False) for key in ours)
     if same_layout or not isinstance(theirs, float) or not isinstance(ours, float):
         return equal(ours, theirs)
     return math.isclose(ours, theirs, rel_tol=LOSS_ROUNDING if tag == "loss/train" else ROUNDING)
@@ -72,7 +74,7 @@ def _other_weights(run: Path, reference: Path, same_layout: bool) -> list[str]:
     different = []
     for place, tensor in ours.items():
         if same_layout or not torch.is_tensor(tensor):
-            near = equal(tensor, theirs[place])
+            near = _near(place, tensor, theirs[place], same_layout)
         else:
             near = float((tensor - theirs[place]).abs().max()) <= ROUNDING * float(theirs[place].abs().max())
         if not near:
