@@ -29,7 +29,7 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from step_contenders import VOCABULARY, Layout, Shape, benchmark_config  # noqa: E402
+from step_contenders import Layout, Shape, benchmark_config  # noqa: E402
 
 from pretrain.checkpoint.bank import bank_digests  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
@@ -111,14 +111,14 @@ class Bench:
         self.checkpoints = Checkpoints(self.config, context, identity, None, Trouble(context.device))
         generator = torch.Generator().manual_seed(context.rank)
         size = (shape.batch, shape.length + 1)
-        self.tokens = torch.randint(0, VOCABULARY, size, generator=generator).to(context.device)
+        self.tokens = torch.randint(0, shape.vocabulary, size, generator=generator).to(context.device)
         self.number = 0
 
     def step(self) -> float:
         """Seconds of a training step."""
         started = time.perf_counter()
         self.trainer.engine.backward(token_losses(self.trainer.engine, self.tokens).mean())
-        self.trainer.update.make(allowed=torch.tensor(True))
+        self.trainer.update.make(allowed=torch.tensor(True, device=self.context.device))
         if self.context.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - started

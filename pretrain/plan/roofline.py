@@ -1,6 +1,7 @@
 """How long a step takes, part by part: each kernel at the rate its card is assumed to reach. An estimate.
 
-What each part moves was counted by reading the kernels; nothing here was fitted to a measurement on a GPU.
+What layers move was counted by reading the kernels. The traffic of the update, the curve of attention and the
+rates of collectives were solved from an earlier estimate's totals; nothing was fitted to a measurement.
 Products run at the rate of products, all else at the rate of memory. Nothing overlaps but what DeepSpeed
 and `training.reduction` reduce during backward.
 """

@@ -152,13 +152,18 @@ class _Handler(BaseHTTPRequestHandler):
 def serve(files: dict[str, bytes]) -> Iterator[Hub]:
     """A hub on a free port of 127.0.0.1."""
     hub = Hub(files)
-    handler = type("Handler", (_Handler,), {"hub": hub})
+    with listening(type("Handler", (_Handler,), {"hub": hub})) as hub.address:
+        yield hub
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on a free port of 127.0.0.1."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield hub
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

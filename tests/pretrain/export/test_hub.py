@@ -7,14 +7,14 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from tests.data_pipeline.hub_server import listening
 from tests.ranks import ROOT, rank_environment
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -104,16 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve(hub: Hub) -> Iterator[Hub]:
     """The hub on a free port of 127.0.0.1."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with listening(type("Handler", (_Handler,), {"hub": hub})) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def push(hub: Hub, directory: Path, options: str = "") -> subprocess.CompletedProcess[str]:
