@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_an_error_in_a_thread_comes_out_of_the_call_that_wanted_the_blocks(
     with pytest.raises(DataError, match=r"cannot write the sample cache in .*cache: Not a directory"):
         loader.blocks(next_epoch)
     loader.close()
+
+
+def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop) -> None:
+    """A limit of the size of files stands for a full disk: either way a write is cut short."""
+    manifest = read_manifest(workshop.shards)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+    try:
+        with pytest.raises(DataError, match="cannot write the sample cache in .*: File too large; make room"):
+            TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(np.arange(4))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_resident_memory_does_not_grow_with_the_samples_read(tmp_path: Path) -> None:
