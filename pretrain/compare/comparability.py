@@ -124,7 +124,7 @@ def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
     return all(_facts(run)[name] == _derived(run.config["model"])[key] for run in runs)
 
 
-def settings_notes(groups: Groups, subjects: Mapping[str, Any]) -> list[str]:
+def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
     """One sentence for each other setting that is not the same in all runs."""
     runs = [run for group in groups.groups for run in group.runs]
     settings = {run.path: _other_settings(run) for run in runs}
@@ -146,7 +146,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def seed_notes(groups: Groups) -> list[str]:
+def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
     """What keeps a pair of equal run.seed from seeing the same samples in the same order, if anything."""
     notes = []
     for group in groups.groups:
