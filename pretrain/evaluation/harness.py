@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pretrain.errors import UserError
-from pretrain.evaluation.task_index import remedy, require_hub, task_manager
+from pretrain.evaluation.task_index import distant, remedy, require_hub, task_manager
 from pretrain.evaluation.task_scores import TaskScores, task_scores
 
 if TYPE_CHECKING:
@@ -56,13 +56,18 @@ class Measured:
     group: Group | None = None
 
 
-def require_harness() -> dict[str, str]:
+def require_harness(device: str) -> dict[str, str]:
     """Import the harness, quietly; returns the versions of PACKAGES.
+
+    Args:
+        device: cpu or cuda: what the models will compute on.
 
     Raises:
         UserError: the extra `eval` is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ["DISABLE_MULTIPROC"] = "1"  # of its bootstrap, which else takes every core
     from importlib.metadata import version
 
@@ -108,7 +113,8 @@ def load_tasks(
             except UserError:
                 raise
             except Exception as error:  # whatever a task's file, its code and its data can raise
-                mend = remedy() if isinstance(error, OSError) else "mend the task, or leave it out"
+                far = distant(manager.task_index, [name])
+                mend = remedy() if far else "mend the task, or leave it out"
                 raise UserError(f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}") from error
             top = loaded.get("groups", {}).get(name)
             for one in _measured(top, tasks):

@@ -46,7 +46,7 @@ def task_manager(names: Sequence[str], include_path: Path | None) -> TaskManager
     if unknown := [name for name in names if name not in known]:
         raise UserError(_unknown(unknown, known, include_path))
     folders = {str(folder) for name in names for folder in places.get(name, ())}
-    manager = tasks.TaskManager(include_path=[*sorted(folders), *own], include_defaults=False)
+    manager = tasks.TaskManager(include_path=[*sorted(folders, reverse=True), *own], include_defaults=False)
     if _complete(manager.task_index, names):
         return manager
     return tasks.TaskManager(include_path=own or None)
@@ -104,8 +104,8 @@ def require_hub(manager: TaskManager, names: Sequence[str]) -> None:
         UserError: no answer in HUB_SECONDS. With HF_HUB_OFFLINE nothing is asked: what was fetched before
             is found in the cache.
     """
-    distant = sorted(_distant(manager.task_index, names))
-    if not distant or offline():
+    asked = sorted(distant(manager.task_index, names))
+    if not asked or offline():
         return
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
@@ -114,7 +114,7 @@ def require_hub(manager: TaskManager, names: Sequence[str]) -> None:
         pass  # it answers
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        raise UserError(f"--tasks {distant[0]}: {hub} does not answer ({reason}); {remedy()}") from error
+        raise UserError(f"--tasks {asked[0]}: {hub} does not answer ({reason}); {remedy()}") from error
 
 
 def offline() -> bool:
@@ -132,14 +132,14 @@ def remedy() -> str:
     return f"{cached}, or name local files in a task of --include-path (docs/evaluation.md)"
 
 
-def _distant(index: Mapping[str, Entry], names: Iterable[str]) -> set[str]:
+def distant(index: Mapping[str, Entry], names: Iterable[str]) -> set[str]:
     """Those of the tasks whose data are not in local files."""
     found: set[str] = set()
     for name in names:
         entry = index.get(name)
         config = (entry.cfg if entry else None) or {}
         members = _members(entry.cfg, entry.tags, name) if entry else []
-        found |= _distant(index, members)
+        found |= distant(index, members)
         path = str(config.get("dataset_path", ""))
         if not members and path not in _LOCAL and not Path(path).exists():
             found.add(name)

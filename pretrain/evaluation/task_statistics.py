@@ -2,8 +2,8 @@
 
     gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s interval,
               tests, effect size and correction. Its uncertainty is that of trainings.
-    McNemar   two models on the same items, right or wrong: of the b + c items that only one of them has
-              right, how likely is it that a fair coin gives them as unequally, or more so: exact (McNemar 1947),
+    McNemar   two models on the same items, right or wrong (McNemar 1947). Of the b + c items that only one of
+              them has right, how likely is it that a fair coin gives them as unequally or more so: exactly
               p = min(1, 2 P[X <= min(b, c)]), X ~ Binomial(b + c, 1/2). Its uncertainty is that of items.
 
 Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice: `acc` where

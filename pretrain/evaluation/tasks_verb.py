@@ -58,9 +58,10 @@ def tasks(
     from pretrain.evaluation.tasks import Settings, Store, measure
     from pretrain.ranks.devices import use_cuda
 
-    versions = require_harness()
+    device = "cuda" if use_cuda() else "cpu"
+    versions = require_harness(device)
     measured = load_tasks(wanted, include_path, num_fewshot, limit)
-    settings = Settings(batch_size, "cuda" if use_cuda() else "cpu", limit, trust_code)
+    settings = Settings(batch_size, device, limit, trust_code)
     scores = measure(subjects, measured, settings, Store(out / "results", versions["lm-eval"]))
 
     from shutil import get_terminal_size

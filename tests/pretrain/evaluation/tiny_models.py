@@ -20,7 +20,9 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Starcoder2Config, Starcoder2ForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     vocabulary = {"</s>": 0, "<unk>": 1} | {f"▁{word}": 2 + i for i, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -45,7 +47,12 @@ def write_model(path: Path, variant: str | None, seed: int) -> Path:
     )
     Starcoder2ForCausalLM(config).save_pretrained(path)
     if variant is not None:
-        facts = {"variant": variant, "seed": seed, "step": 6, "attention": {"variant": variant, "adapters": []}}
+        facts = {
+            "variant": variant,
+            "seed": seed,
+            "step": 6,
+            "attention": {"variant": variant, "adapters": []},
+        }
         (path / "export.json").write_text(json.dumps(facts))
     return path
 
