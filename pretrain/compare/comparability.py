@@ -11,7 +11,7 @@ from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
 
 # Settings that name or place a run, or are what is compared; everything else that differs is reported.
-_EXPECTED_TO_DIFFER = (
+EXPECTED_TO_DIFFER = (
     "run.",
     "attention.",
     "data.directory",
@@ -174,7 +174,7 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in settings_of(run).items()
-        if key not in facts and not key.startswith(_EXPECTED_TO_DIFFER)
+        if key not in facts and not key.startswith(EXPECTED_TO_DIFFER)
     }
     for key in ("device", "world_size", "tensor_model_parallel_size"):
         settings[f"environment.{key}"] = run.environment.get(key)

@@ -11,7 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pretrain.compare.labels import Groups
+from pretrain.compare.comparability import EXPECTED_TO_DIFFER
+from pretrain.compare.labels import Groups, settings_of
 from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS
 from pretrain.compare.text import verdict
 from pretrain.evaluation.harness import BOOTSTRAP, Measured
@@ -27,7 +28,7 @@ from pretrain.evaluation.task_tables import (
 )
 from pretrain.reporting.content import strict_json
 from pretrain.reporting.tables import Table, markdown, rich_table
-from pretrain.reporting.text import NOTHING, number, share, signed
+from pretrain.reporting.text import NOTHING, number, setting_text, share, signed
 from pretrain.runs.directory import write_json, write_text_atomically
 
 
@@ -104,12 +105,22 @@ def notes(report: TaskReport) -> list[str]:
         found.append(
             f"Requests longer than the model's context lose their beginning, here up to {listed} a model."
         )
+    if differing := _differing_settings(report.groups):
+        found.append(f"The runs also differ in {', '.join(differing)}.")
     steps = sorted({str(one.step or "unknown") for group in report.groups.groups for one in group.runs})
     if len(steps) > 1:
         found.append(
             f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant alone."
         )
     return found
+
+
+def _differing_settings(groups: Groups[Subject]) -> list[str]:
+    """Keys in which the runs' configurations differ, but for what `compare` expects."""
+    runs = [one for group in groups.groups for one in group.runs if one.is_run]
+    settings = [settings_of(run) for run in runs]
+    keys = {key for values in settings for key in values if not key.startswith(EXPECTED_TO_DIFFER)}
+    return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
 
 
 def _sentence(one: Contrast) -> str:

@@ -271,6 +271,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
     assert [(one["name"], one["step"]) for one in report["models"]] == [("hybrid", 4), ("normed", 4)]
     (one,) = report["item_tests"]
     assert (one["variant"], one["items"]) == ("orthogonal+qk_norm+logit_scale+low_rank", 24)
+    assert any("differ in" in note and "parallel.sequence_parallel" in note for note in report["notes"])
     assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import socket
-import sys
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,11 @@ import torch
 from scipy import stats
 
 from pretrain.compare.significance import holm
-from pretrain.errors import UserError
-from pretrain.evaluation import task_index
 from pretrain.evaluation.harness import load_tasks, require_harness
-from pretrain.evaluation.subjects import fingerprint, read_subjects
+from pretrain.evaluation.subjects import fingerprint
 from pretrain.evaluation.task_statistics import mcnemar
 from pretrain.evaluation.tasks_verb import tasks
-from tests.pretrain.evaluation.tiny_models import write_model, write_tasks
+from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
 
@@ -31,18 +28,8 @@ SEEDS = range(1, 6)
 ITEMS = 24
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Data sets are cached by their files' paths: not in the home of whoever runs the tests."""
-    import datasets
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        yield
-
-
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Ten exports, two models that say nothing of themselves, and the task files."""
     directory = tmp_path_factory.mktemp("tasks")
     for seed in SEEDS:
@@ -51,7 +38,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(directory / "stranger", None, 7)
     write_model(directory / "other", None, 8)
     write_tasks(directory / "files", ITEMS)
-    return directory
+    with own_cache(directory / "cache"):
+        yield directory
 
 
 def models(place: Path) -> list[Path]:
@@ -263,95 +251,3 @@ def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: P
     assert found["models"][0]["tasks"]["last_word"]["cut"] == 1
     notes = " ".join(found["notes"])
     assert "first 20 items" in notes and "up to 1 of last_word" in notes and "n = 1" in notes
-
-
-def refused(match: str, *arguments: Any, **options: Any) -> None:
-    with pytest.raises(UserError, match=match):
-        tasks(*arguments, **options)
-
-
-def test_refusals_before_anything_is_loaded(place: Path, tmp_path: Path) -> None:
-    model = place / "vanilla-1"
-    refused("--tasks names no task", [model], " , ")
-    refused("given twice", [model, model], "choice")
-    refused("neither a run .* nor a model", [tmp_path], "choice")
-    refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
-    refused("both 'vanilla' with run.seed=1", [model, _copy(model, tmp_path)], "choice")
-    refused("--step 3: .* is an export", [model], "choice", step=3)
-    refused("--include-path .* is no directory", [model], "choice", include_path=tmp_path / "none")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
-    refused("no complete checkpoint", [tmp_path / "run"], "choice")
-
-
-def _copy(model: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model, tmp_path / "copy"))
-
-
-def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
-    refused(
-        r"no task, group or tag arc_eazy \(did you mean arc_easy",
-        [place / "vanilla-1"],
-        "choice,arc_eazy",
-        include_path=place / "files",
-    )
-
-
-def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
-    files = write_tasks(tmp_path / "files", 4)
-    text = (files / "choice.yaml").read_text()
-    (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
-    refused("--tasks choice cannot be loaded: .*nowhere", [place / "vanilla-1"], "choice", include_path=files)
-    (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
-    (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
-    refused(
-        "--tasks choice failed in the harness: .*no such.*key",
-        [place / "vanilla-1"],
-        "choice",
-        include_path=files,
-        out=tmp_path / "out",
-    )
-    assert not list(tmp_path.glob("out/results/*/*"))
-    (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
-    refused("runs code that the model writes", [place / "vanilla-1"], "choice", include_path=files)
-
-
-def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
-    model = _copy(place / "vanilla-1", tmp_path)
-    (model / "modeling.py").write_text("raise SystemExit(3)\n")
-    refused("modeling.py: read it, then give --trust-code", [model], "choice", include_path=place / "files")
-
-
-def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
-    refused(r"pip install 'ora-pretrain\[eval\]'", [place / "vanilla-1"], "choice")
-
-
-def test_a_hub_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither one that refuses nor one that takes the connection and says nothing."""
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(task_index, "HUB_SECONDS", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        refused("does not answer .*refused.*HF_HUB_OFFLINE=1", [place / "vanilla-1"], "arc_easy")
-        silent.listen()
-        refused("does not answer .*timed out.*--include-path", [place / "vanilla-1"], "arc_easy")
-
-
-def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        checkpoint = tmp_path / name / "checkpoints/step_00000004"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "COMPLETE").write_text("{}")
-        config = f"run: {{name: same, seed: {seed}}}\nattention: {{variant: orthogonal}}\n"
-        (tmp_path / name / "config.yaml").write_text(config)
-    first, second = read_subjects([tmp_path / "a", tmp_path / "b"], None)
-    assert (first.variant, first.seed, first.step, second.seed) == ("orthogonal", 1, 4, 2)
-    assert first.name == str(tmp_path / "a"), "two runs of one name are called by their paths"
-    with pytest.raises(UserError, match=r"--step 3: .* step 4 only"):
-        read_subjects([tmp_path / "a"], 3)
-    (tmp_path / "a/config.yaml").write_text("run: {}\n")
-    with pytest.raises(UserError, match="is no run's configuration"):
-        read_subjects([tmp_path / "a"], None)

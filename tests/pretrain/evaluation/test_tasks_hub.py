@@ -1,4 +1,4 @@
-"""evaluate tasks with the harness's own sst2: its data from the hub (here on loopback), then from the cache."""
+"""evaluate tasks with the harness's own sst2: data from the hub (here on loopback), then from the cache."""
 
 from __future__ import annotations
 

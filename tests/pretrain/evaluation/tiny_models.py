@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog", "is", "the", "a", "sees", "not")
+
+
+@contextmanager
+def own_cache(directory: Path) -> Iterator[None]:
+    """Data sets are cached in `directory`, and not in the home of whoever runs the tests."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", directory)
+        yield
 
 
 def write_model(path: Path, variant: str | None, seed: int) -> Path:
