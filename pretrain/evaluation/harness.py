@@ -218,7 +218,10 @@ class Harness:
                 raise UserError(
                     f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or leave it out"
                 ) from error
-        return task_scores(results, loaded.name, self._cut(loaded.task))
+        found = task_scores(results, loaded.name, self._cut(loaded.task))
+        if not found.scores:
+            raise UserError(f"--tasks {loaded.name} has no score that is a number; leave it out")
+        return found
 
     def _cut(self, task: Task) -> int:
         """Requests of context and continuation that are longer than what the model reads at once."""

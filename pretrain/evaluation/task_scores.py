@@ -46,10 +46,10 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
     scores = {}
     for key, value in result.items():
         metric, comma, which = key.partition(",")
-        if not comma or metric.endswith("_stderr"):
+        if not comma or metric.endswith("_stderr") or not _is_number(value):
             continue
-        items = [sample[metric] for sample in results["samples"][name] if sample["filter"] == which]
-        numeric = all(isinstance(item, (bool, int, float)) or _is_scalar(item) for item in items)
+        items = [sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which]
+        numeric = all(map(_is_number, items))  # what is aggregated from pairs, such as F1, has no such items
         scores[_named(metric, which)] = Score(
             float(value),
             _error(result.get(f"{metric}_stderr,{which}")),
@@ -96,5 +96,6 @@ def _error(value: Any) -> float | None:
     return None if value is None or isinstance(value, str) or not math.isfinite(value) else float(value)
 
 
-def _is_scalar(item: Any) -> bool:
-    return getattr(item, "shape", None) == ()
+def _is_number(value: Any) -> bool:
+    """Of Python, numpy or torch."""
+    return isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ()

@@ -12,6 +12,7 @@ there is one, else the first that is 0 or 1 for every item, else the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,7 +115,7 @@ def main_metric(found: TaskScores) -> str:
     if "acc" in found.scores:
         return "acc"
     zero_one = [name for name, score in found.scores.items() if right_or_wrong(score.items)]
-    return next(iter(zero_one or found.scores))
+    return next(iter(zero_one or found.scores), "")
 
 
 def right_or_wrong(items: Sequence[float]) -> bool:
@@ -123,7 +124,9 @@ def right_or_wrong(items: Sequence[float]) -> bool:
 
 
 def _values(group: Group[Subject], scores: Scores, task: str, metric: str) -> dict[int, float]:
-    return {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
+    """{seed: score}, without those that are not finite."""
+    values = {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
 def _result(group: Group[Subject], scores: Scores, task: str, metric: str) -> Result:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy import stats
 
 from pretrain.compare.significance import holm
@@ -20,7 +21,7 @@ from pretrain.evaluation.harness import load_tasks, require_harness
 from pretrain.evaluation.subjects import fingerprint
 from pretrain.evaluation.task_statistics import mcnemar
 from pretrain.evaluation.tasks_verb import tasks
-from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
+from tests.pretrain.evaluation.tiny_models import WORDS, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
 
@@ -251,3 +252,25 @@ def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: P
     assert found["models"][0]["tasks"]["last_word"]["cut"] == 1
     notes = " ".join(found["notes"])
     assert "first 20 items" in notes and "up to 1 of last_word" in notes and "n = 1" in notes
+
+
+def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> None:
+    """As docs/evaluation.md has it: the task's own code, and three other keys."""
+    import lm_eval.tasks
+
+    data = {}
+    for split in ("train", "validation"):
+        data[split] = str(tmp_path / f"{split}.jsonl")
+        items = [{"sentence": f"the {WORDS[i]} sees", "label": i % 2} for i in range(8)]
+        Path(data[split]).write_text("".join(json.dumps(item) + "\n" for item in items))
+    original = Path(lm_eval.tasks.__file__).parent / "glue/sst2/default.yaml"
+    task = {"include": str(original), "task": "sst2_local", "dataset_path": "json", "dataset_name": None}
+    (tmp_path / "own").mkdir()
+    text = yaml.safe_dump({**task, "dataset_kwargs": {"data_files": data}})
+    (tmp_path / "own/sst2_local.yaml").write_text(text)
+    one = [place / "vanilla-1"]
+    tasks(one, "sst2_local", include_path=tmp_path / "own", num_fewshot=2, out=tmp_path / "out")
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    assert report["tasks"]["sst2_local"][0]["shots"] == 2
+    scores = report["models"][0]["tasks"]["sst2_local"]
+    assert scores["items"] == 8 and scores["cut"] == 8 and 0 <= scores["scores"]["acc"]["value"] <= 1
