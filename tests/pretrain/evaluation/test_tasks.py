@@ -273,4 +273,4 @@ def test_a_task_of_the_harness_on_local_files(place: Path, tmp_path: Path) -> No
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["tasks"]["sst2_local"][0]["shots"] == 2
     scores = report["models"][0]["tasks"]["sst2_local"]
-    assert scores["items"] == 8 and scores["cut"] == 8 and 0 <= scores["scores"]["acc"]["value"] <= 1
+    assert scores["items"] == 8 and scores["cut"] == 16 and 0 <= scores["scores"]["acc"]["value"] <= 1
