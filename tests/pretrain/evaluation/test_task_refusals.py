@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.evaluation import task_index
+from pretrain.evaluation import subjects, task_index
 from pretrain.evaluation.subjects import read_subjects
 from pretrain.evaluation.tasks_verb import tasks
+from pretrain.export import cache
 from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -120,3 +121,23 @@ def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
     (tmp_path / "a/config.yaml").write_text("run: {}\n")
     with pytest.raises(UserError, match="is no run's configuration"):
         read_subjects([tmp_path / "a"], None)
+
+
+def test_where_there_are_gpus_an_export_is_made_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export hides the GPUs from its process; what it refuses comes back as it was said."""
+
+    def here(path: Path, step: int | None) -> Path:
+        raise AssertionError("in this process")
+
+    (tmp_path / "config.yaml").write_text("run: {}\n")
+    monkeypatch.setattr(cache, "exported", here)
+    monkeypatch.setattr(subjects, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run = subjects.Subject(tmp_path, "a", "vanilla", 1, 4, {})
+    with pytest.raises(UserError, match="has no complete checkpoint"):
+        subjects.model_directory(run)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(AssertionError, match="in this process"):
+        subjects.model_directory(run)
