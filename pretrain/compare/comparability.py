@@ -11,7 +11,7 @@ from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
 
 # Settings that name or place a run, or are what is compared; everything else that differs is reported.
-_EXPECTED_TO_DIFFER = (
+EXPECTED_TO_DIFFER = (
     "run.",
     "attention.",
     "data.directory",
@@ -124,7 +124,7 @@ def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
     return all(_facts(run)[name] == _derived(run.config["model"])[key] for run in runs)
 
 
-def settings_notes(groups: Groups, subjects: Mapping[str, Any]) -> list[str]:
+def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
     """One sentence for each other setting that is not the same in all runs."""
     runs = [run for group in groups.groups for run in group.runs]
     settings = {run.path: _other_settings(run) for run in runs}
@@ -146,7 +146,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def seed_notes(groups: Groups) -> list[str]:
+def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
     """What keeps a pair of equal run.seed from seeing the same samples in the same order, if anything."""
     notes = []
     for group in groups.groups:
@@ -174,7 +174,7 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in settings_of(run).items()
-        if key not in facts and not key.startswith(_EXPECTED_TO_DIFFER)
+        if key not in facts and not key.startswith(EXPECTED_TO_DIFFER)
     }
     for key in ("device", "world_size", "tensor_model_parallel_size"):
         settings[f"environment.{key}"] = run.environment.get(key)

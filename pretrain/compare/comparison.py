@@ -60,7 +60,7 @@ class Comparison:
     subjects: tuple[str, ...]
     variants: tuple[Variant, ...]
     notes: tuple[str, ...]
-    groups: Groups
+    groups: Groups[FinishedRun]
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
@@ -112,7 +112,7 @@ def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.path)) for run in runs]
 
 
-def _variant(group: Group, groups: Groups) -> Variant:
+def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
     base = groups.baseline_of(group)
     is_base = base.name == group.name
     sources = sorted(group.runs[0].result.perplexity_by_source)
@@ -143,13 +143,13 @@ def _variant(group: Group, groups: Groups) -> Variant:
     )
 
 
-def _losses(group: Group) -> dict[int, float]:
+def _losses(group: Group[FinishedRun]) -> dict[int, float]:
     """{seed: validation loss}, without the runs whose loss is not finite."""
     losses = {run.seed: run.result.validation_loss for run in group.runs}
     return {seed: loss for seed, loss in losses.items() if loss is not None}
 
 
-def _source_losses(group: Group, source: str) -> dict[int, float]:
+def _source_losses(group: Group[FinishedRun], source: str) -> dict[int, float]:
     values = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
     return {seed: math.log(value) for seed, value in values.items() if value}
 

@@ -12,17 +12,35 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
-from pretrain.runs.finished import FinishedRun
+
+
+class Labelled(Protocol):
+    """What a group is made of: a finished run, or an exported model. `config` has the section `attention`."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+R = TypeVar("R", bound=Labelled)
 
 _NOT_IN_A_LABEL = {"variant", "adapters", "seed"}
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Generic[R]):
     """The runs of one variant in one stratum, by ascending seed.
 
     `label` is the variant's own, `stratum` the subject's values ("" if no subject was named).
@@ -30,7 +48,7 @@ class Group:
 
     label: str
     stratum: str
-    runs: tuple[FinishedRun, ...]
+    runs: tuple[R, ...]
 
     @property
     def name(self) -> str:
@@ -43,23 +61,23 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Generic[R]):
     """Every group and, by name, the group that it is compared with; a baseline's is itself."""
 
     baseline: str
-    groups: tuple[Group, ...]
+    groups: tuple[Group[R], ...]
     compared_with: Mapping[str, str]
 
-    def named(self, name: str) -> Group:
+    def named(self, name: str) -> Group[R]:
         """The group of that name."""
         return next(group for group in self.groups if group.name == name)
 
-    def baseline_of(self, group: Group) -> Group:
+    def baseline_of(self, group: Group[R]) -> Group[R]:
         """The group that `group` is compared with."""
         return self.named(self.compared_with[group.name])
 
 
-def settings_of(run: FinishedRun) -> dict[str, Any]:
+def settings_of(run: Labelled) -> dict[str, Any]:
     """{section.key: value} of the run's config."""
     return {
         f"{section}.{key}": value
@@ -69,7 +87,7 @@ def settings_of(run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str, Sequence[Any]]) -> Groups:
+def group_runs(runs: Sequence[R], baseline: str, subjects: Mapping[str, Sequence[Any]]) -> Groups[R]:
     """Sort runs into groups: strata by the subject's values, the baseline first, else in the order given.
 
     Args:
@@ -80,7 +98,7 @@ def group_runs(runs: Sequence[FinishedRun], baseline: str, subjects: Mapping[str
         UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
     """
     labels = _labels(runs)
-    members: dict[tuple[str, str], list[FinishedRun]] = defaultdict(list)
+    members: dict[tuple[str, str], list[R]] = defaultdict(list)
     strata = _strata(subjects, len(runs))
     for run, label, stratum in zip(runs, labels, strata, strict=True):
         members[label, stratum].append(run)
@@ -112,7 +130,7 @@ def _first_positions(subjects: Mapping[str, Sequence[Any]], strata: Sequence[str
     return {strata[i]: position for position, i in reversed(list(enumerate(order)))}
 
 
-def _labels(runs: Sequence[FinishedRun]) -> list[str]:
+def _labels(runs: Sequence[Labelled]) -> list[str]:
     plain = ["+".join([run.variant, *(run.config["attention"].get("adapters") or ())]) for run in runs]
     labels = []
     for run, label in zip(runs, plain, strict=True):
@@ -121,7 +139,7 @@ def _labels(runs: Sequence[FinishedRun]) -> list[str]:
     return labels
 
 
-def _telling_settings(run: FinishedRun, alike: Sequence[FinishedRun]) -> list[str]:
+def _telling_settings(run: Labelled, alike: Sequence[Labelled]) -> list[str]:
     """`key=value` for each attention setting in which the runs of one plain label differ."""
     keys = sorted({key for other in alike for key in other.config["attention"]} - _NOT_IN_A_LABEL)
     return [
@@ -131,7 +149,7 @@ def _telling_settings(run: FinishedRun, alike: Sequence[FinishedRun]) -> list[st
     ]
 
 
-def _refuse_one_seed_twice(group: Group) -> None:
+def _refuse_one_seed_twice(group: Group[Any]) -> None:
     for first, second in zip(group.runs, group.runs[1:], strict=False):
         if first.seed == second.seed:
             ours, theirs = settings_of(first), settings_of(second)
@@ -148,7 +166,7 @@ def _refuse_one_seed_twice(group: Group) -> None:
             )
 
 
-def _find_baseline(groups: Sequence[Group], baseline: str) -> tuple[str, dict[str, str]]:
+def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, dict[str, str]]:
     """The baseline's name, and {group: the group it is compared with}."""
     of_variant = {group.label for group in groups if group.runs[0].variant == baseline}
     if baseline in {group.label for group in groups}:
@@ -166,7 +184,7 @@ def _find_baseline(groups: Sequence[Group], baseline: str) -> tuple[str, dict[st
     raise UserError(f"--baseline {baseline} {found}; give one of these: {present}")
 
 
-def _by_stratum(groups: Sequence[Group], label: str) -> dict[str, str]:
+def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
     own = {group.stratum: group.name for group in groups if group.label == label}
     for group in groups:
         if group.stratum not in own:

@@ -29,10 +29,10 @@ FEWEST_SEEDS = 5
 
 @dataclass(frozen=True)
 class PairedGap:
-    """A variant's losses minus the baseline's, in nats per token, over the seeds that both have.
+    """A variant's values minus the baseline's, over the seeds that both have: losses in nats, or scores.
 
-    The perplexity ratio is exp(gap), with the interval's ends transformed alike. What n or equal differences
-    leave undefined is None. `*_holm` are adjusted over all comparisons of the report.
+    The perplexity ratio is exp(gap), with the interval's ends transformed alike; scores have none. What n or
+    equal differences leave undefined is None. `*_holm` are adjusted over all comparisons of the report.
     """
 
     baseline: str
@@ -42,7 +42,7 @@ class PairedGap:
     sd: float | None = None
     low: float | None = None
     high: float | None = None
-    perplexity_ratio: float = 1.0
+    perplexity_ratio: float | None = None
     perplexity_ratio_low: float | None = None
     perplexity_ratio_high: float | None = None
     cohens_dz: float | None = None
@@ -64,12 +64,18 @@ class PairedGap:
         return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
 
 
-def paired_gap(baseline: str, losses: Mapping[int, float], base: Mapping[int, float]) -> PairedGap | None:
-    """The gap of `losses` to `base`, both {seed: loss}; None if they have no seed in common."""
-    seeds = tuple(sorted(losses.keys() & base.keys()))
+def paired_gap(
+    baseline: str, values: Mapping[int, float], base: Mapping[int, float], *, nats: bool = True
+) -> PairedGap | None:
+    """The gap of `values` to `base`, both {seed: value}; None if they have no seed in common.
+
+    Args:
+        nats: they are losses in nats per token, whose exponential is a perplexity.
+    """
+    seeds = tuple(sorted(values.keys() & base.keys()))
     if not seeds:
         return None
-    pairs = np.array([[losses[seed], base[seed]] for seed in seeds])
+    pairs = np.array([[values[seed], base[seed]] for seed in seeds])
     differences = pairs[:, 0] - pairs[:, 1]
     mean = float(differences.mean())
     gap = PairedGap(
@@ -77,7 +83,7 @@ def paired_gap(baseline: str, losses: Mapping[int, float], base: Mapping[int, fl
         seeds=seeds,
         differences=tuple(differences.tolist()),
         mean=mean,
-        perplexity_ratio=math.exp(mean),
+        perplexity_ratio=math.exp(mean) if nats else None,
     )
     if len(seeds) < 2:
         return gap
@@ -88,8 +94,8 @@ def paired_gap(baseline: str, losses: Mapping[int, float], base: Mapping[int, fl
         sd=sd,
         low=mean - half,
         high=mean + half,
-        perplexity_ratio_low=math.exp(mean - half),
-        perplexity_ratio_high=math.exp(mean + half),
+        perplexity_ratio_low=math.exp(mean - half) if nats else None,
+        perplexity_ratio_high=math.exp(mean + half) if nats else None,
     )
     # Equal differences (a rounding error apart) have no spread to test against.
     return gap if sd <= 1e-12 * float(np.abs(pairs).max()) else _tested(gap, pairs, sd)

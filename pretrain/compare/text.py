@@ -27,8 +27,12 @@ def p_value(p: float | None, n: int = FEWEST_SEEDS) -> str:
     return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
-def verdict(gap: PairedGap | None) -> str:
-    """What may be said of a gap, as a clause."""
+def verdict(gap: PairedGap | None, what: str = "loss") -> str:
+    """What may be said of a gap, as a clause.
+
+    Args:
+        what: it is a gap of.
+    """
     if gap is None:
         return "no seed in common with the baseline, so no gap"
     if gap.n < FEWEST_SEEDS:
@@ -40,7 +44,7 @@ def verdict(gap: PairedGap | None) -> str:
     if not gap.significance_claimed:
         return f"no significant difference at {share(LEVEL)} ({p} after Holm, n = {gap.n})"
     direction = "higher" if gap.mean > 0 else "lower"
-    return f"loss significantly {direction} at {share(LEVEL)} ({p} after Holm, n = {gap.n})"
+    return f"{what} significantly {direction} at {share(LEVEL)} ({p} after Holm, n = {gap.n})"
 
 
 def gap_sentence(name: str, gap: PairedGap | None) -> str:

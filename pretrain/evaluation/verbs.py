@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
+from pretrain.evaluation.tasks_verb import tasks
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 evaluate = typer.Typer(
     no_args_is_help=True,
-    help="Experiments on finished runs, and on the method itself; each says whether its criterion held.",
+    help="Experiments on finished runs, and on the method itself; each says whether its criterion held. "
+    "Downstream tasks, compared as by `compare`.",
 )
+evaluate.command()(tasks)
 
 RunsArgument = Annotated[
     list[Path], typer.Argument(help="Run directories of finished runs, of any parallel layout.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,10 +15,18 @@ ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_paral
 
 @contextmanager
 def one_process() -> Iterator[ParallelContext]:
-    """Process groups of this process alone, as `build_model` needs them."""
+    """Process groups of this process alone, as `build_model` needs them.
+
+    The environment is afterwards what it was: a rank's variables would tell other libraries (accelerate, say)
+    that they too are one of several processes.
+    """
+    before = dict(os.environ)
     alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
     context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
     try:
         yield context
     finally:
         shutdown_distributed(context)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

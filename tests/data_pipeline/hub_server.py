@@ -22,7 +22,7 @@ _PAGE = 3
 
 @dataclass
 class Hub:
-    """The data set's files, and how the server misbehaves.
+    """The data set's files, its name, and how the server misbehaves.
 
     broken: these files are served with other bytes than listed; cut: served to half, then the connection
     breaks, so many times; hold_after: after so many files nothing is served until `released`;
@@ -30,6 +30,7 @@ class Hub:
     """
 
     files: dict[str, bytes]
+    repository: str = REPOSITORY
     address: str = ""
     commit: str = COMMIT
     broken: set[str] = field(default_factory=set)
@@ -69,13 +70,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        api = f"/api/datasets/{REPOSITORY}"
+        api = f"/api/datasets/{self.hub.repository}"
         if path == api or path.startswith(f"{api}/revision/"):
             revision = path.removeprefix(api).removeprefix("/revision/") or "main"
             if revision not in ("main", self.hub.commit):
                 self._json({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
             else:
-                self._json({"id": REPOSITORY, "sha": self.hub.commit, "siblings": [], "tags": []})
+                self._json({"id": self.hub.repository, "sha": self.hub.commit, "siblings": [], "tags": []})
         elif path.startswith((f"{api}/tree/{self.hub.commit}", f"{api}/tree/main")):
             self._tree(path.removeprefix(f"{api}/tree/").partition("/")[2])
         elif path.startswith("/api/"):
@@ -84,22 +85,30 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(body=True)
 
     def _tree(self, below: str) -> None:
-        """A page of the recursive listing, with a link to the next, as the hub has it."""
+        """A page of the listing, recursive or not, with a link to the next, as the hub has it."""
         query = dict(part.split("=", 1) for part in urlsplit(self.path).query.split("&") if part)
-        start = int(query.get("cursor", 0))
-        names = sorted(name for name in self.hub.files if name.startswith(f"{below}/" if below else ""))
-        entries = [self.hub.entry(name) for name in names[start : start + _PAGE]]
+        start, prefix = int(query.get("cursor", 0)), f"{below}/" if below else ""
+        names = sorted(name for name in self.hub.files if name.startswith(prefix))
+        recursive = query.get("recursive", "false").lower() == "true"
+        if not recursive:
+            names = sorted({prefix + name.removeprefix(prefix).split("/")[0] for name in names})
+        entries = [
+            self.hub.entry(name)
+            if name in self.hub.files
+            else {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
+            for name in names[start : start + _PAGE]
+        ]
         headers = {}
         if start + _PAGE < len(names):
-            following = f"{self.hub.address}{urlsplit(self.path).path}?recursive=True&cursor={start + _PAGE}"
-            headers["Link"] = f'<{following}>; rel="next"'
-        self._json(
-            [{"type": "directory", "path": "train", "oid": "0" * 40, "size": 0}, *entries], 200, headers
-        )
+            page = f"?recursive={recursive}&cursor={start + _PAGE}"
+            headers["Link"] = f'<{self.hub.address}{urlsplit(self.path).path}{page}>; rel="next"'
+        if recursive:
+            entries.insert(0, {"type": "directory", "path": "train", "oid": "0" * 40, "size": 0})
+        self._json(entries, 200, headers)
 
     def _file(self, body: bool) -> None:
         path = unquote(urlsplit(self.path).path).replace("/resolve/main/", f"/resolve/{self.hub.commit}/")
-        prefix = f"/datasets/{REPOSITORY}/resolve/{self.hub.commit}/"
+        prefix = f"/datasets/{self.hub.repository}/resolve/{self.hub.commit}/"
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in self.hub.files:
             self._json({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"}, body)
@@ -149,9 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(files: dict[str, bytes]) -> Iterator[Hub]:
+def serve(files: dict[str, bytes], repository: str = REPOSITORY) -> Iterator[Hub]:
     """A hub on a free port of 127.0.0.1."""
-    hub = Hub(files)
+    hub = Hub(files, repository)
     with listening(type("Handler", (_Handler,), {"hub": hub})) as hub.address:
         yield hub
 

@@ -16,6 +16,7 @@ from pretrain.export.cache import _remove_outdated, exported
 from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused, cli
+from tests.pretrain.evaluation.tiny_models import write_tasks
 from tests.ranks import run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
@@ -255,6 +256,23 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
     for text, prompt in zip(texts, ("The", "Return", "class A"), strict=True):
         assert text.startswith(prompt) and len(text) > len(prompt) + 1
     assert (export / "export.json").stat().st_mtime_ns == made
+
+
+def test_runs_are_evaluated_on_tasks_through_their_exports(
+    found: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    """Code that an export needs is our own and runs; the items are of both runs, the labels as in compare."""
+    pytest.importorskip("lm_eval")
+    from pretrain.evaluation.tasks_verb import tasks
+
+    files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
+    tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)
+    report = json.loads((out / "report.json").read_text())
+    assert [(one["name"], one["step"]) for one in report["models"]] == [("hybrid", 4), ("normed", 4)]
+    (one,) = report["item_tests"]
+    assert (one["variant"], one["items"]) == ("orthogonal+qk_norm+logit_scale+low_rank", 24)
+    assert any("differ in" in note and "parallel.sequence_parallel" in note for note in report["notes"])
+    assert (runs / "normed/exports/step_00000004/modeling_ora.py").is_file()
 
 
 def test_what_cannot_be_exported_at_the_end_is_refused_at_the_start(tiny_shards: Path, runs: Path) -> None:

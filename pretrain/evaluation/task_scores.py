@@ -1,0 +1,101 @@
+"""What a model came to on a task, from the harness's results; and on a group of tasks, by its rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a task came to by one metric; `stderr` is the harness's own, over items, None where it has none.
+
+    Attributes:
+        items: the metric of every item in order, where it is a number; of a group, task by task.
+    """
+
+    value: float
+    stderr: float | None
+    higher_is_better: bool
+    items: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """One model on one task.
+
+    Attributes:
+        scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
+        items: how many there were.
+        cut: requests that were longer than the model's context, so that it saw their last part only.
+    """
+
+    scores: Mapping[str, Score]
+    items: int
+    cut: int = 0
+
+
+def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
+    """One task of what the harness's `evaluate` returns, `samples` included."""
+    result, better = results["results"][name], results["higher_is_better"].get(name) or {}
+    scores = {}
+    for key, value in result.items():
+        metric, comma, which = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not _is_number(value):
+            continue
+        items = [sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which]
+        numeric = all(map(_is_number, items))  # what is aggregated from pairs, such as F1, has no such items
+        scores[_named(metric, which)] = Score(
+            float(value),
+            _error(result.get(f"{metric}_stderr,{which}")),
+            better.get(metric) is not False,
+            tuple(map(float, items)) if numeric else (),
+        )
+    return TaskScores(scores, int(result["sample_len"]), cut)
+
+
+def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
+    """The harness's number of a group from those of its tasks."""
+    flat: dict[str, dict[str, Any]] = {}
+    for name, part in parts.items():
+        flat[name] = {"sample_len": part.items}
+        for metric, score in part.scores.items():
+            key, _, which = metric.partition(",")
+            flat[name][f"{key},{which or 'none'}"] = score.value
+            flat[name][f"{key}_stderr,{which or 'none'}"] = "N/A" if score.stderr is None else score.stderr
+    found = group.aggregate(flat)
+    first = next(iter(parts.values())).scores
+    scores = {
+        named: Score(
+            float(value),
+            _error(found.get(f"{metric}_stderr,{which}")),
+            first[named].higher_is_better,
+            tuple(item for part in parts.values() for item in _items(part, named)),
+        )
+        for key, value in found.items()
+        for metric, comma, which in [key.partition(",")]
+        if comma and not metric.endswith("_stderr") and (named := _named(metric, which)) in first
+    }
+    return TaskScores(scores, int(found["sample_len"]), sum(part.cut for part in parts.values()))
+
+
+def _items(part: TaskScores, metric: str) -> tuple[float, ...]:
+    return part.scores[metric].items if metric in part.scores else ()
+
+
+def _named(metric: str, which: str) -> str:
+    return metric if which == "none" else f"{metric},{which}"
+
+
+def _error(value: Any) -> float | None:
+    return None if value is None or isinstance(value, str) or not math.isfinite(value) else float(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Of Python, numpy or torch."""
+    return isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ()

@@ -1,0 +1,143 @@
+"""evaluate tasks: what a user can do wrong, each one sentence; no hub, no extra, code of others."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.evaluation import subjects, task_index
+from pretrain.evaluation.subjects import read_subjects
+from pretrain.evaluation.tasks_verb import tasks
+from pretrain.export import cache
+from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
+
+pytest.importorskip("lm_eval")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An export and the task files."""
+    directory = tmp_path_factory.mktemp("tasks")
+    write_model(directory / "model", "vanilla", 1)
+    write_tasks(directory / "files", 4)
+    with own_cache(directory / "cache"):
+        yield directory
+
+
+def refused(match: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(UserError, match=match):
+        tasks(*arguments, **options)
+
+
+def test_refusals_before_anything_is_loaded(place: Path, tmp_path: Path) -> None:
+    model = place / "model"
+    refused("--tasks names no task", [model], " , ")
+    refused("given twice", [model, model], "choice")
+    refused("neither a run .* nor a model", [tmp_path], "choice")
+    refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
+    refused("both 'vanilla' with run.seed=1", [model, _copy(model, tmp_path)], "choice")
+    refused("--step 3: .* is an export", [model], "choice", step=3)
+    refused("--include-path .* is no directory", [model], "choice", include_path=tmp_path / "none")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
+    refused("no complete checkpoint", [tmp_path / "run"], "choice")
+
+
+def _copy(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "copy"))
+
+
+def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
+    refused(
+        r"no task, group or tag arc_eazy \(did you mean arc_easy",
+        [place / "model"],
+        "choice,arc_eazy",
+        include_path=place / "files",
+    )
+
+
+def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    files = write_tasks(tmp_path / "files", 4)
+    text = (files / "choice.yaml").read_text()
+    (files / "choice.yaml").write_text(text.replace("choice.jsonl", "nowhere.jsonl"))
+    refused("--tasks choice cannot be loaded: .*nowhere", [place / "model"], "choice", include_path=files)
+    (files / "choice.yaml").write_text(text + "process_results: !function own.fail\n")
+    (files / "own.py").write_text("def fail(doc, results):\n    raise KeyError('no such\\nkey')\n")
+    refused(
+        "--tasks choice failed in the harness: .*no such.*key",
+        [place / "model"],
+        "choice",
+        include_path=files,
+        out=tmp_path / "out",
+    )
+    assert not list(tmp_path.glob("out/results/*/*"))
+    (files / "choice.yaml").write_text(text + "unsafe_code: true\n")
+    refused("runs code that the model writes", [place / "model"], "choice", include_path=files)
+
+
+def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
+    model = _copy(place / "model", tmp_path)
+    (model / "modeling.py").write_text("raise SystemExit(3)\n")
+    refused("modeling.py: read it, then give --trust-code", [model], "choice", include_path=place / "files")
+
+
+def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
+    refused(r"pip install 'ora-pretrain\[eval\]'", [place / "model"], "choice")
+
+
+def test_a_hub_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that refuses nor one that takes the connection and says nothing."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(task_index, "HUB_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        refused("does not answer .*refused.*HF_HUB_OFFLINE=1", [place / "model"], "arc_easy")
+        silent.listen()
+        refused("does not answer .*timed out.*--include-path", [place / "model"], "arc_easy")
+
+
+def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        checkpoint = tmp_path / name / "checkpoints/step_00000004"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "COMPLETE").write_text("{}")
+        config = f"run: {{name: same, seed: {seed}}}\nattention: {{variant: orthogonal}}\n"
+        (tmp_path / name / "config.yaml").write_text(config)
+    first, second = read_subjects([tmp_path / "a", tmp_path / "b"], None)
+    assert (first.variant, first.seed, first.step, second.seed) == ("orthogonal", 1, 4, 2)
+    assert first.name == str(tmp_path / "a"), "two runs of one name are called by their paths"
+    with pytest.raises(UserError, match=r"--step 3: .* step 4 only"):
+        read_subjects([tmp_path / "a"], 3)
+    (tmp_path / "a/config.yaml").write_text("run: {}\n")
+    with pytest.raises(UserError, match="is no run's configuration"):
+        read_subjects([tmp_path / "a"], None)
+
+
+def test_where_there_are_gpus_an_export_is_made_in_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export hides the GPUs from its process; what it refuses comes back as it was said."""
+
+    def here(path: Path, step: int | None) -> Path:
+        raise AssertionError("in this process")
+
+    (tmp_path / "config.yaml").write_text("run: {}\n")
+    monkeypatch.setattr(cache, "exported", here)
+    monkeypatch.setattr(subjects, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run = subjects.Subject(tmp_path, "a", "vanilla", 1, 4, {})
+    with pytest.raises(UserError, match="has no complete checkpoint"):
+        subjects.model_directory(run)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(AssertionError, match="in this process"):
+        subjects.model_directory(run)
