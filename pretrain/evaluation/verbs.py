@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
+from pretrain.evaluation.fine_tuning_verbs import glue
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
@@ -119,6 +120,9 @@ def approximation(
         learning_rate=learning_rate,
     )
     _finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
+
+
+evaluate.command()(glue)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

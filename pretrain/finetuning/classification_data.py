@@ -11,13 +11,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pretrain.errors import UserError
 from pretrain.finetuning.records import SUFFIXES, Record, column, read_records, text_column
 
+_T = TypeVar("_T")
 TRAIN = "train"
 VALIDATION = "validation"
 MISMATCHED = "validation_mismatched"
@@ -166,9 +167,7 @@ def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     return found
 
 
-def set_aside(
-    examples: Sequence[Example], part: float, most: int, seed: int
-) -> tuple[list[Example], list[Example]]:
+def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
     """The examples to train on, and those by which training is ended, drawn by the seed.
 
     The examples that are reported must not choose the weights they are reported of.
