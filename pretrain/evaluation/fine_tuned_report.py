@@ -1,7 +1,8 @@
 """Fine-tuned models beside a baseline: one report for classification and for translation.
 
-Scores are in points, 100 the best. What a pair is: two pretrainings of the same seed, each the mean over its
-fine-tunings, where two seeds or more were pretrained of both; else two fine-tunings of the same seed.
+Scores are shown in points, 100 the best, and kept as parts of 1. What a pair is: two pretrainings of the same
+seed, each the mean over its fine-tunings, where two seeds or more were pretrained of both; else two
+fine-tunings of the same seed.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Trial:
 
     Attributes:
         pretraining_seed: None where it is not known.
-        metrics: in points; the score is their mean, or the first where they are no peers.
-        standard_error: of the score over the choice of items, in points.
+        score: 1 is the best.
+        metrics: of which the score is made, or the first of which it is.
+        standard_error: of the score over the choice of items.
     """
 
     task: str
@@ -179,7 +181,7 @@ def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseli
         if one.gap is None:
             found.append(Verdict(name, 0, None, f"no seed in common with {baseline}"))
             continue
-        told = f"{signed(one.gap.mean, 2)} points {interval(one.gap.low, one.gap.high, 2)}"
+        told = f"{signed(100 * one.gap.mean, 2)} points {_interval(one.gap)}"
         found.append(Verdict(name, one.gap.n, one.held, told))
     return found
 
@@ -189,14 +191,13 @@ def _scores(trials: Sequence[Trial]) -> Table:
     for task in dict.fromkeys(trial.task for trial in trials):
         for group, found in _by_group([trial for trial in trials if trial.task == task]).items():
             metrics = ", ".join(
-                f"{name} {seeds_text([trial.metrics[name] for trial in found], 2)}"
-                for name in found[0].metrics
+                f"{name} {_points([trial.metrics[name] for trial in found])}" for name in found[0].metrics
             )
             error = statistics.fmean(trial.standard_error for trial in found)
             pretrained = len({trial.model for trial in found})
-            score = seeds_text([trial.score for trial in found], 2)
+            score = _points([trial.score for trial in found])
             of = f"{pretrained} × {len(found) // pretrained}"
-            rows.append((task, group, of, score, metrics, number(error, 2), f"{found[0].items:,}"))
+            rows.append((task, group, of, score, metrics, number(100 * error, 2), f"{found[0].items:,}"))
     header = ("task", "variant", "models × seeds", "score", "metrics", "standard error of the task", "items")
     return text_table("Scores, in points", header, rows)
 
@@ -213,8 +214,8 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
                 one.task,
                 one.group,
                 f"{gap.n} of {one.pair}",
-                signed(gap.mean, 2),
-                interval(gap.low, gap.high, 2),
+                signed(100 * gap.mean, 2),
+                _interval(gap),
                 number(gap.t_p, 4),
                 number(gap.t_p_holm, 4),
                 "yes" if gap.significance_claimed else "no",
@@ -222,6 +223,14 @@ def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
         )
     header = ("task", "variant", "pairs", "gap", "95 % interval", "p (t)", "p (Holm)", "significance claimed")
     return text_table(f"Beside {baseline}, in points; below 0 is worse", header, rows)
+
+
+def _points(values: Sequence[float]) -> str:
+    return seeds_text([100 * value for value in values], 2)
+
+
+def _interval(gap: PairedGap) -> str:
+    return NOTHING if gap.low is None or gap.high is None else interval(100 * gap.low, 100 * gap.high, 2)
 
 
 def _notes(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
@@ -260,7 +269,7 @@ def _figure(trials: Sequence[Trial]) -> Figure:
         own = [trial for trial in trials if trial.group == group]
         shift = 0.6 * ((groups.index(group) + 0.5) / len(groups) - 0.5)
         places = [tasks.index(trial.task) + shift for trial in own]
-        scores = [trial.score for trial in own]
+        scores = [100 * trial.score for trial in own]
         plot.plot(places, scores, marker, color=colour, markersize=5, fillstyle="none", label=group)
     plot.set_xticks(range(len(tasks)), tasks)
     label(plot, "Every fine-tuning", "", "score, points")

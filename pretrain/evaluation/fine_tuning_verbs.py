@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,18 @@ from pretrain.errors import UserError
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
     from pretrain.finetuning.pretrained import Pretrained
+    from pretrain.finetuning.settings import Settings
+
+
+class Words(str, Enum):
+    """sacreBLEU's ways to cut a text into words that need no other package."""
+
+    v13a = "13a"
+    intl = "intl"
+    char = "char"
+    zh = "zh"
+    none = "none"
+
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="RUN|DIR...", help="Run directories or exports, seeds of one variant.")
@@ -69,24 +82,74 @@ def glue(
     found = [read_task(task, data) for task in find_tasks(tasks)]
     opened, groups = _open("evaluate glue", ("accelerate", "sklearn"), models, trust_code)
     from pretrain.evaluation.fine_tuned_report import find_baseline, fine_tuned_report
-    from pretrain.evaluation.glue import GlueExperiment, run_glue
+    from pretrain.evaluation.glue import run_glue
     from pretrain.evaluation.work import WorkDisplay
+    from pretrain.finetuning.plan import Plan
     from pretrain.finetuning.trials import TrialFiles
 
     base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    experiment = GlueExperiment(opened, groups, found, settings, seeds, max_length, train_query_key)
-    with WorkDisplay(experiment.pieces) as work:
-        trials, details = run_glue(experiment, TrialFiles(out), work.begin)
-    content = {
-        "settings": settings.as_dict(),
-        "models": [_model_facts(model, group) for model, group in zip(opened, groups, strict=True)],
-        "trainings": [{k: v for k, v in one.items() if k != "predictions"} for one in details],
-    }
-    notes = _notes(opened, train_query_key)
-    _finish(
-        fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content), out, details
-    )
+    plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
+    with WorkDisplay(len(opened) * len(found) * seeds) as work:
+        trials, details = run_glue(plan, found, TrialFiles(out), work.begin)
+    content, notes = _content(settings, opened, groups, details), _notes(opened, train_query_key)
+    report = fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content)
+    _finish(report, out, details)
+
+
+def translation(
+    models: Models,
+    train: Annotated[
+        list[Path],
+        typer.Option(help="TSV, JSONL or parquet of pairs; or twice: the sources, then the translations."),
+    ],
+    test: Annotated[list[Path], typer.Option(help="What is translated and compared, in the same form.")],
+    source: Annotated[str, typer.Option(help="Column of the sources.")] = "source",
+    target: Annotated[str, typer.Option(help="Column of the translations.")] = "target",
+    prompt: Annotated[
+        str, typer.Option(help="The text before a translation; {source} is what to translate.")
+    ] = "{source}\\n",
+    words: Annotated[Words, typer.Option(help="How sacreBLEU cuts texts into words.")] = Words.v13a,
+    seeds: Seeds = 3,
+    baseline: Baseline = None,
+    out: Out = Path("evaluation/translation"),
+    train_query_key: TrainQueryKey = False,
+    learning_rate: LearningRate = 5e-5,
+    epochs: Epochs = 5,
+    batch_size: BatchSize = 32,
+    patience: Patience = 3,
+    max_length: MaxLength = None,
+    tolerance: Tolerance = 0.05,
+    trust_code: TrustCode = False,
+) -> None:
+    """Fine-tuning on translation with Q and K frozen again: greedy decoding, sacreBLEU, beside a baseline.
+
+    Example: python -m pretrain evaluate translation runs/orthogonal --train train.tsv --test test.tsv
+    """
+    from pretrain.finetuning.settings import Settings
+    from pretrain.finetuning.translation_data import read_pairs
+
+    learned = read_pairs("--train", train, source, target)
+    translated = read_pairs("--test", test, source, target)
+    opened, groups = _open("evaluate translation", ("accelerate", "sacrebleu"), models, trust_code)
+    from pretrain.evaluation.fine_tuned_report import find_baseline, fine_tuned_report
+    from pretrain.evaluation.translation import Texts, run_translation
+    from pretrain.evaluation.work import WorkDisplay
+    from pretrain.finetuning.plan import Plan
+    from pretrain.finetuning.trials import TrialFiles
+
+    base = find_baseline(baseline, groups, [model.name for model in opened])
+    settings = Settings(learning_rate, epochs, batch_size, patience=patience)
+    plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
+    texts = Texts(learned, translated, prompt.replace("\\n", "\n"), words.value)
+    with WorkDisplay(len(opened) * seeds) as work:
+        trials, details = run_translation(plan, texts, TrialFiles(out), work.begin)
+    notes = [f"sacreBLEU's signature: {details[0]['signature']}", *_notes(opened, train_query_key)]
+    if untranslated := details[0]["untranslated"]:
+        notes.append(f"{untranslated} texts were too long to translate and count as empty translations")
+    content = _content(settings, opened, groups, details)
+    report = fine_tuned_report("translation", "Translation", trials, base, tolerance, notes, content)
+    _finish(report, out, details)
 
 
 def _open(
@@ -102,6 +165,20 @@ def _open(
     require_packages(verb, *packages)
     opened = [open_pretrained(path, trust_code) for path in paths]
     return opened, group_models(opened)
+
+
+def _content(
+    settings: Settings, models: list[Pretrained], groups: list[str], details: list[dict[str, Any]]
+) -> dict[str, object]:
+    """What report.json has beside the scores; the predictions themselves are in OUT/trials."""
+    return {
+        "settings": settings.as_dict(),
+        "models": [_model_facts(model, group) for model, group in zip(models, groups, strict=True)],
+        "trainings": [
+            {key: value for key, value in one.items() if key not in ("predictions", "translations")}
+            for one in details
+        ],
+    }
 
 
 def _model_facts(model: Pretrained, group: str) -> dict[str, object]:
@@ -133,7 +210,7 @@ def _notes(models: list[Pretrained], train_query_key: bool) -> list[str]:
     return notes
 
 
-def _finish(report: Report, out: Path, details: list[dict[str, object]]) -> None:
+def _finish(report: Report, out: Path, details: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
     from pretrain.evaluation.report import print_report, write_report

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
-from pretrain.evaluation.fine_tuning_verbs import glue
+from pretrain.evaluation.fine_tuning_verbs import glue, translation
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
@@ -123,6 +123,7 @@ def approximation(
 
 
 evaluate.command()(glue)
+evaluate.command()(translation)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
+from pretrain.ranks.devices import use_cuda
 
 PACKAGES = {"accelerate": "accelerate", "sklearn": "scikit-learn", "sacrebleu": "sacrebleu"}
 """Distributions by the name they are imported by."""
@@ -21,6 +23,8 @@ def require_packages(verb: str, *names: str) -> None:
     Raises:
         UserError: one is not installed.
     """
+    # Transformers imports DeepSpeed where it is installed, which would say on the console what it has found.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
     for name in names:
         try:

@@ -51,6 +51,11 @@ class Pretrained:
         return self.facts.get("seed")
 
     @property
+    def place(self) -> str:
+        """What tells models of one name apart in the names of files."""
+        return hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:8]
+
+    @property
     def frozen_rows(self) -> Rows:
         """What was frozen when the pretraining ended."""
         return self.facts.get("frozen_rows", {})

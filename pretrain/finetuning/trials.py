@@ -54,7 +54,7 @@ class TrialFiles:
         return made, False
 
     def _path(self, name: str) -> Path:
-        return self.out / "trials" / f"{name}.json"
+        return self.out / "trials" / f"{name.replace('/', '_')}.json"
 
 
 def content_digest(content: Any) -> str:
