@@ -49,13 +49,17 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A group beside the baseline on one task."""
+    """A group beside the baseline on one task.
+
+    Attributes:
+        held: in how many pairs the criterion held; None where a score of the baseline is not above 0.
+    """
 
     task: str
     group: str
     pair: Pair
     gap: PairedGap | None
-    held: int
+    held: int | None
 
 
 def find_baseline(wanted: str | None, groups: Sequence[str], models: Sequence[str]) -> str:
@@ -100,7 +104,8 @@ def _compare(
     gap = paired_gap(baseline, scores, others)
     seeds = gap.seeds if gap else ()
     held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
-    return Comparison(task, group, pair, gap, held)
+    testable = all(others[seed] > 0 for seed in seeds)
+    return Comparison(task, group, pair, gap, held if testable else None)
 
 
 def _pairs(own: Sequence[Trial], base: Sequence[Trial]) -> tuple[Pair, dict[int, float], dict[int, float]]:
@@ -245,7 +250,7 @@ def _notes(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
         )
     if any(one.gap is not None and one.gap.n < FEWEST_SEEDS for one in comparisons):
         notes.append(f"below {FEWEST_SEEDS} pairs no significance is claimed, whatever p is")
-    if comparisons:
+    if len(comparisons) > 1:
         notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons with {baseline}")
     return notes
 

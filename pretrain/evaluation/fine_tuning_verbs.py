@@ -12,6 +12,7 @@ from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
+    from pretrain.finetuning.classification_data import TaskData
     from pretrain.finetuning.pretrained import Pretrained
     from pretrain.finetuning.settings import Settings
 
@@ -92,7 +93,8 @@ def glue(
     plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
     with WorkDisplay(len(opened) * len(found) * seeds) as work:
         trials, details = run_glue(plan, found, TrialFiles(out), work.begin)
-    content, notes = _content(settings, opened, groups, details), _notes(opened, train_query_key)
+    content = _content(settings, opened, groups, details)
+    notes = [*_constant_scores(found), *_notes(opened, train_query_key)]
     report = fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content)
     _finish(report, out, details)
 
@@ -190,6 +192,19 @@ def _model_facts(model: Pretrained, group: str) -> dict[str, object]:
         "frozen_rows": {name: [list(rows) for rows in ranges] for name, ranges in model.frozen_rows.items()},
         "folded": model.facts.get("folded", []),
     }
+
+
+def _constant_scores(tasks: list[TaskData]) -> list[str]:
+    import numpy as np
+
+    from pretrain.finetuning.metrics import constant_score
+
+    found = []
+    for data in tasks:
+        labels = np.array([example.label for example in data.validation])
+        value = 100 * constant_score(data.task, labels)
+        found.append(f"{data.task.name}: the most frequent label, given always, scores {value:.2f}")
+    return found
 
 
 def _notes(models: list[Pretrained], train_query_key: bool) -> list[str]:

@@ -40,6 +40,12 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
     return found
 
 
+def constant_score(task: Task, labels: np.ndarray) -> float:
+    """The score of a model that has learned nothing but which label is the most frequent."""
+    values, counts = np.unique(labels, return_counts=True)
+    return score(measure(task, labels, np.full(len(labels), values[counts.argmax()])))
+
+
 def score(measured: dict[str, float]) -> float:
     """GLUE's score of a task: the mean of its metrics."""
     return sum(measured.values()) / len(measured)

@@ -121,6 +121,7 @@ def fine_tune(
         if not best.looks or best.looks[-1][0] != trainer.state.global_step:
             trainer.evaluate()
         best.restore(model)
+        trainer.args.prediction_loss_only = False
         outputs = {
             name: np.asarray(trainer.predict(list(items)).predictions)  # type: ignore[arg-type]
             for name, items in (judged or {}).items()
