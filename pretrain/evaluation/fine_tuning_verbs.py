@@ -103,7 +103,7 @@ def translation(
     models: Models,
     train: Annotated[
         list[Path],
-        typer.Option(help="TSV, JSONL or parquet of pairs; or twice: the sources, then the translations."),
+        typer.Option(help="Pairs: TSV, JSONL or parquet, repeatable; or two texts: sources, translations."),
     ],
     test: Annotated[list[Path], typer.Option(help="What is translated and compared, in the same form.")],
     source: Annotated[str, typer.Option(help="Column of the sources.")] = "source",

@@ -136,7 +136,20 @@ def _facts(path: Path) -> Mapping[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        needed = ("run", "seed", "step", "variant", "attention", "parameters", "data", "frozen_rows", "model")
+        needed = (
+            *(
+                "run",
+                "seed",
+                "step",
+                "variant",
+                "attention",
+                "parameters",
+                "sequence_length",
+                "data",
+                "model",
+            ),
+            "frozen_rows",
+        )
         if missing := [key for key in needed if key not in found]:
             raise ValueError(f"it has no '{missing[0]}'")
     except (OSError, ValueError, TypeError) as error:

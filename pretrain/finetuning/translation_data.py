@@ -31,7 +31,7 @@ class Pair:
 
 
 def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> list[Pair]:
-    """The pairs of one file with both, or of two files line by line.
+    """The pairs of files that have both, one after the other, or of two files line by line.
 
     Args:
         option: that named the files, for messages.
@@ -40,15 +40,18 @@ def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> 
     Raises:
         UserError: a file cannot be read, a row has no such columns, or a text is empty.
     """
-    if len(paths) == 2:
+    if all(path.suffix in SUFFIXES for path in paths):
+        pairs = [
+            _pair(record, source, target)
+            for path in paths
+            for record in read_records(path, (source, target), headless=(source, target))
+        ]
+    elif len(paths) == 2:
         pairs = _aligned(paths[0], paths[1])
-    elif len(paths) == 1 and paths[0].suffix in SUFFIXES:
-        records = read_records(paths[0], (source, target), headless=(source, target))
-        pairs = [_pair(record, source, target) for record in records]
     else:
         raise UserError(
-            f"{option}: give one file that ends in {', '.join(SUFFIXES)}, or give it twice: first the file "
-            "of the sources, then that of the translations"
+            f"{option}: give files that end in {', '.join(SUFFIXES)}, or two others: first the file of the "
+            "sources, then that of the translations"
         )
     if not pairs:
         raise UserError(f"{option} {paths[0]}: there are no pairs")

@@ -169,10 +169,11 @@ def test_pairs_from_every_form(tmp_path: Path) -> None:
     found.append(read_pairs("--train", [tmp_path / "d.en", tmp_path / "d.de"], "en", "de"))
     for pairs in found:
         assert [(pair.source, pair.target) for pair in pairs] == [("one", "eins"), ("two", "zwei")]
+    assert read_pairs("--train", [tmp_path / "a.tsv", tmp_path / "b.tsv"], "en", "de") == found[0] + found[1]
     (tmp_path / "d.de").write_text("eins\n")
     with pytest.raises(UserError, match=r"d.en has 2 lines, .*d.de 1: each line must be the other's"):
         read_pairs("--train", [tmp_path / "d.en", tmp_path / "d.de"], "en", "de")
-    with pytest.raises(UserError, match="or give it twice: first the file of the sources"):
+    with pytest.raises(UserError, match="or two others: first the file of the sources"):
         read_pairs("--test", [tmp_path / "d.en"], "en", "de")
     (tmp_path / "a.tsv").write_text("one\teins\ntwo\t \n")
     with pytest.raises(UserError, match=r"a.tsv, line 2: source or translation is empty"):
