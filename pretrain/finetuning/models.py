@@ -89,7 +89,7 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
         )
         if missing := sorted(name for name in found["missing_keys"] if not name.startswith(HEAD)):
             raise UserError(f"{pretrained.directory} has no weight {missing[0]}; export the run again")
-    return _without_padding_row(model)
+    return _prepared(model)
 
 
 def load_language_model(pretrained: Pretrained) -> Any:
@@ -103,7 +103,7 @@ def load_language_model(pretrained: Pretrained) -> Any:
             str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
         )
     )
-    return _without_padding_row(model)
+    return _prepared(model)
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
@@ -120,11 +120,18 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
     return classifier
 
 
-def _without_padding_row(model: Any) -> Any:
-    """Let the row of the padding id learn: it also begins every text, and is not looked at where it pads."""
+def _prepared(model: Any) -> Any:
+    """Let the row of the padding id learn, and not what says which heads have a norm.
+
+    The padding id also begins every text, and is not looked at where it pads. That a head has a norm is a
+    number among the weights of an export's own code, which transformers makes trainable as it loads it.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
+    for name, weight in model.named_parameters():
+        if name.endswith(("_norm.normed", ".norm.normed")):
+            weight.requires_grad_(False)
     return model
 
 
