@@ -54,6 +54,7 @@ FLOORS = (
     ("checkpoint", "doctor", "sweep"),
     ("training", "job"),
     ("export",),
+    ("finetuning",),
     ("evaluation",),
     ("__main__",),
 )

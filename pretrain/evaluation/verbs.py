@@ -11,6 +11,7 @@ import typer
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks_verb import tasks
+from pretrain.evaluation.fine_tuning_verbs import glue, translation
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
@@ -122,6 +123,10 @@ def approximation(
         learning_rate=learning_rate,
     )
     _finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
+
+
+evaluate.command()(glue)
+evaluate.command()(translation)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -229,6 +229,48 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(found: dict[s
     assert not kept.exists()
 
 
+@pytest.mark.parametrize("name", ["hybrid", "folded", "learned", "normed", "normed-learned", "unfreeze"])
+def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
+    found: dict[str, Any], runs: Path, name: str
+) -> None:
+    from pretrain.finetuning.classification_data import TASKS
+    from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
+    from pretrain.finetuning.models import HEAD, load_classifier, load_language_model
+    from pretrain.finetuning.pretrained import open_pretrained
+
+    torch.manual_seed(0)
+    pretrained = open_pretrained(runs / "out" / name, trust_code=True)
+    model: Any = load_classifier(pretrained, TASKS["sst2"], pad_id=2)
+    ids = torch.tensor([[2, 5, 77, 300, 9], [2, 8, 2, 2, 2]])
+    with torch.no_grad():  # the body is the exported one
+        hidden = model.base_model(ids[:1]).last_hidden_state
+        expected = load_language_model(pretrained).eval().base_model(ids[:1]).last_hidden_state
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+    freeze(model, pretrained.frozen_rows)
+    before = remember(model, pretrained.frozen_rows)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-2, weight_decay=0.1)
+    model(
+        ids, attention_mask=torch.tensor([[1] * 5, [1, 1, 0, 0, 0]]), labels=torch.tensor([0, 1])
+    ).loss.backward()
+    optimizer.step()
+    changed = what_changed(model, pretrained.frozen_rows, before, HEAD)
+    assert changed["frozen_tensors"] == len(found[name]["frozen_rows"])
+    rows = sum(end - first for ranges in found[name]["frozen_rows"].values() for first, end in ranges)
+    biases = rows if found[name]["model"] in ("GPT2LMHeadModel", "OraLearnedForCausalLM") else 0
+    assert changed["frozen_entries"] == 32 * rows + biases
+    assert changed["unchanged_tensors"] == []
+
+
+def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Path) -> None:
+    from pretrain.finetuning.pretrained import open_pretrained
+
+    run = RunDirectory(runs / "unfreeze")
+    shutil.copytree(runs / "out/unfreeze", run.exports / "step_00000004")
+    opened = open_pretrained(run.path, trust_code=False)
+    assert opened.directory == run.exports / "step_00000004" and opened.name == "unfreeze"
+    assert (opened.method, opened.frozen_rows) == ("unfreeze", {})
+
+
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
     """Two ranks train and rank 0 exports; `sample` takes that export, and says what it was told to."""
     overrides = tiny_overrides(tiny_shards, runs, "at-end", **QUIET, checkpoint__export_at_end="true")

@@ -1,0 +1,223 @@
+"""GLUE's nine tasks (Wang et al. 2019), and examples of a task from files in the layouts they come in.
+
+DATA/SST-2/train.tsv, dev.tsv                                    GLUE's own archives
+DATA/sst2/train-00000-of-00001.parquet, validation-….parquet     the hub's nyu-mll/glue
+DATA/sst2/train.jsonl, validation.jsonl                          your own, in the columns of either
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pretrain.errors import UserError
+from pretrain.finetuning.records import SUFFIXES, Record, column, read_records, text_column
+
+_T = TypeVar("_T")
+TRAIN = "train"
+VALIDATION = "validation"
+MISMATCHED = "validation_mismatched"
+_FILES = {
+    TRAIN: ("train",),
+    VALIDATION: ("validation", "dev", "validation_matched", "dev_matched"),
+    MISMATCHED: ("validation_mismatched", "dev_mismatched"),
+}
+"""What the files of a split may be called, without what follows a hyphen or a point."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of one or two sentences.
+
+    Attributes:
+        name: as on the hub.
+        folder: as in GLUE's archives.
+        labels: names in the order of their numbers; empty for a score in a range.
+        first, second: columns of the sentences, by all the names they go by.
+        label: the same of the label.
+        metrics: what GLUE reports, whose mean is the task's score.
+        headless: columns of its TSV files, where these have no header.
+        scores: the range, where there are no labels.
+    """
+
+    name: str
+    folder: str
+    labels: tuple[str, ...]
+    first: tuple[str, ...]
+    metrics: tuple[str, ...]
+    second: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    headless: tuple[str, ...] = ()
+    scores: tuple[float, float] = (0.0, 5.0)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the classifier gives for an example."""
+        return len(self.labels) or 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.first, *self.second, *self.label)
+
+
+_ENTAILMENT = ("entailment", "not_entailment")
+_PAIR = (("sentence1", "#1 String"), ("sentence2", "#2 String"))
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task(
+            *("cola", "CoLA", ("unacceptable", "acceptable"), ("sentence",), ("matthews",)),
+            headless=("source", "label", "mark", "sentence"),
+        ),
+        Task("sst2", "SST-2", ("negative", "positive"), ("sentence",), ("accuracy",)),
+        Task(
+            *("mrpc", "MRPC", ("not_equivalent", "equivalent"), _PAIR[0], ("accuracy", "f1"), _PAIR[1]),
+            label=("label", "Quality"),
+        ),
+        Task(
+            *("qqp", "QQP", ("not_duplicate", "duplicate"), ("question1",), ("accuracy", "f1")),
+            *(("question2",), ("label", "is_duplicate")),
+        ),
+        Task(
+            *("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]),
+            label=("label", "score"),
+        ),
+        Task(
+            *("mnli", "MNLI", ("entailment", "neutral", "contradiction"), ("premise", "sentence1")),
+            *(("accuracy",), ("hypothesis", "sentence2"), ("label", "gold_label")),
+        ),
+        Task("qnli", "QNLI", _ENTAILMENT, ("question",), ("accuracy",), ("sentence",)),
+        Task("rte", "RTE", _ENTAILMENT, _PAIR[0], ("accuracy",), _PAIR[1]),
+        Task("wnli", "WNLI", _ENTAILMENT[::-1], _PAIR[0], ("accuracy",), _PAIR[1]),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One or two sentences with the number of their label, or their score."""
+
+    first: str
+    second: str | None
+    label: int | float
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """The examples of a task; `mismatched` are MNLI's of other genres, where they are given."""
+
+    task: Task
+    train: Sequence[Example]
+    validation: Sequence[Example]
+    mismatched: Sequence[Example] = ()
+
+
+def find_tasks(names: str) -> list[Task]:
+    """The tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
+
+    Raises:
+        UserError: a name is none of them, or is there twice.
+    """
+    known = {key.lower(): task for task in TASKS.values() for key in (task.name, task.folder)}
+    found: list[Task] = []
+    for name in names.split(","):
+        task = known.get(name.strip().lower())
+        if task is None:
+            raise UserError(f"--tasks: there is no task '{name.strip()}'; there are {', '.join(TASKS)}")
+        if task in found:
+            raise UserError(f"--tasks names {task.name} twice")
+        found.append(task)
+    return found
+
+
+def read_task(task: Task, data: Path) -> TaskData:
+    """Its examples from the folder of the task in `data`, or from `data` itself if that is the folder.
+
+    Raises:
+        UserError: no such folder, no file of a split or several kinds of them, or a row that is no example.
+    """
+    folders = [data / name for name in (task.folder, task.name) if (data / name).is_dir()]
+    if not folders and data.name in (task.folder, task.name) and data.is_dir():
+        folders = [data]
+    if not folders:
+        raise UserError(
+            f"--data {data} has no folder {task.folder} or {task.name}: give the directory that holds it"
+        )
+    train, validation = (_read_split(task, folders[0], split, required=True) for split in (TRAIN, VALIDATION))
+    return TaskData(task, train, validation, _read_split(task, folders[0], MISMATCHED, required=False))
+
+
+def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
+    """The examples of files, one after the other.
+
+    Raises:
+        UserError: a file cannot be read, or a row is no example of the task.
+    """
+    found = [
+        _example(task, record) for path in paths for record in read_records(path, task.columns, task.headless)
+    ]
+    if not found:
+        raise UserError(f"{', '.join(map(str, paths))}: there are no examples")
+    return found
+
+
+def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
+    """The examples to train on, and those by which training is ended, drawn by the seed.
+
+    The examples that are reported must not choose the weights they are reported of.
+
+    Raises:
+        UserError: there are too few for both.
+    """
+    count = min(most, max(1, round(part * len(examples))))
+    if len(examples) < 2 * count:
+        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
+    order = np.random.default_rng(seed).permutation(len(examples))
+    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
+
+
+def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list[Example]:
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix in SUFFIXES and path.name.split(".")[0].split("-")[0] in _FILES[split]
+    ]
+    if not found:
+        if required:
+            names = " or ".join(_FILES[split])
+            raise UserError(f"{folder} has no file {names} that ends in {', '.join(SUFFIXES)}")
+        return []
+    if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in found}) > 1:
+        raise UserError(f"{folder} has {found[0].name} and {found[-1].name} for one split; leave one out")
+    return read_examples(task, found)
+
+
+def _example(task: Task, record: Record) -> Example:
+    first = text_column(record, task.first)
+    second = text_column(record, task.second) if task.second else None
+    return Example(first, second, _label(task, record, column(record, task.label)))
+
+
+def _label(task: Task, record: Record, value: Any) -> int | float:
+    if not task.labels:
+        try:
+            score = float(value)
+        except (TypeError, ValueError):
+            score = math.nan
+        low, high = task.scores
+        if not low <= score <= high:
+            raise UserError(f"{record.place}: the label of {task.name} is '{value}', not {low:g} to {high:g}")
+        return score
+    if value in task.labels:
+        return task.labels.index(value)
+    numbers = [str(number) for number in range(len(task.labels))]
+    if isinstance(value, bool) or str(value) not in numbers:
+        known = ", ".join(f"{number} ({name})" for number, name in enumerate(task.labels))
+        raise UserError(f"{record.place}: '{value}' is no label of {task.name}; these are {known}")
+    return int(value)

@@ -1,0 +1,103 @@
+"""Texts to ids as the exported model saw them in training, and lists of ids to padded batches.
+
+    [end of document] first sentence [newline] second sentence
+
+A document's end is what every text of the training began after, and the line end is the plainest mark between
+two sentences that a text can have. The classifier reads the last token, which has seen all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pretrain.finetuning.classification_data import Example, Task
+
+IGNORED = -100
+"""The label of a token that has no part in the loss."""
+Ids = list[int]
+Item = Mapping[str, Any]
+"""What a model is given of one example: `input_ids`, `labels`, and lists as long as `input_ids`."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Examples as ids.
+
+    Attributes:
+        shortened: how many did not fit and were cut.
+    """
+
+    items: Sequence[Item]
+    shortened: int
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def encode_examples(
+    task: Task,
+    examples: Sequence[Example],
+    to_ids: Callable[[list[str]], list[Ids]],
+    start: int,
+    longest: int,
+) -> Encoded:
+    """For a model that reads from left to right.
+
+    Args:
+        to_ids: ids of texts, without any that mark their ends.
+        start: the id that stands before every example.
+        longest: ids of an example at most; of two sentences the longer one is cut first, at its end.
+    """
+    first = to_ids([example.first for example in examples])
+    second = to_ids([example.second or "" for example in examples]) if task.second else []
+    between = to_ids(["\n"])[0] if task.second else []
+    room = longest - 1 - len(between)
+    items, shortened = [], 0
+    for index, example in enumerate(examples):
+        parts = [first[index], second[index]] if task.second else [first[index]]
+        cut = shorten(parts, room)
+        shortened += cut != parts
+        ids = [start, *cut[0], *(between + cut[1] if task.second else ())]
+        items.append({"input_ids": ids, "labels": example.label})
+    return Encoded(items, shortened)
+
+
+def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
+    """The same lists cut so that they have `room` ids together: the longest gives first."""
+    lengths = [len(part) for part in parts]
+    while sum(lengths) > room:
+        longest = lengths.index(max(lengths))
+        others = sum(lengths) - lengths[longest]
+        next_longest = max([length for i, length in enumerate(lengths) if i != longest], default=0)
+        lengths[longest] = max(room - others, min(next_longest, lengths[longest] - 1), 0)
+    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Items to one batch, padded at the end.
+
+    Attributes:
+        pad_id: what `input_ids` are filled up with.
+    """
+
+    pad_id: int
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        """`[items, longest]` int64 each, and `attention_mask`; labels that are no lists are `[items]`."""
+        longest = max(len(item["input_ids"]) for item in items)
+        fill = {"input_ids": self.pad_id, "labels": IGNORED}
+        batch: dict[str, torch.Tensor] = {}
+        for name, value in items[0].items():
+            if isinstance(value, list):
+                rows = [item[name] + [fill.get(name, 0)] * (longest - len(item[name])) for item in items]
+                batch[name] = torch.tensor(rows)
+            else:
+                batch[name] = torch.tensor([item[name] for item in items])
+        ones = [[1] * len(item["input_ids"]) + [0] * (longest - len(item["input_ids"])) for item in items]
+        batch["attention_mask"] = torch.tensor(ones)
+        return batch

@@ -1,0 +1,156 @@
+"""Rows of weights that stay as they are in fine-tuning, and the proof, bit for bit, that they did.
+
+A weight of which all rows are frozen does not require a gradient. Where only some are (a fused QKV weight,
+frozen heads beside trained ones), the weight is computed from a trained one and the frozen rows: a gradient
+of zero alone would not do, because weight decay shrinks whatever the optimizer holds. A bias of frozen rows
+is frozen with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from pretrain.errors import UserError
+
+Rows = Mapping[str, Sequence[Sequence[int]]]
+"""{name of a weight: [first, end] of its frozen rows, those of W in W x}, as export.json has it."""
+
+
+class _Kept(nn.Module):
+    """A weight whose frozen entries are not those of the trained parameter."""
+
+    frozen: torch.Tensor
+    entries: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, entries: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("frozen", weight.detach().clone())
+        self.register_buffer("entries", entries)
+
+    def forward(self, trained: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.entries, self.frozen, trained)
+
+
+def freeze(model: nn.Module, rows: Rows) -> None:
+    """Keep these rows, and the biases that belong to them, as they are.
+
+    Raises:
+        UserError: the model has no such weight, or not so many rows.
+    """
+    for name, ranges in rows.items():
+        module = _module(model, name)
+        for part in ("weight", "bias"):
+            weight = getattr(module, part, None)
+            if weight is None:
+                continue
+            entries = _entries(name, module, weight, ranges)
+            if bool(entries.all()):
+                weight.requires_grad_(False)
+            else:
+                parametrize.register_parametrization(module, part, _Kept(weight, entries))
+
+
+def frozen_digest(model: nn.Module, rows: Rows) -> str:
+    """SHA-256 of the bits of these rows and their biases, as the model computes with them."""
+    digest = hashlib.sha256()
+    for name, ranges in sorted(rows.items()):
+        module = _module(model, name)
+        for part in ("weight", "bias"):
+            weight = getattr(module, part, None)
+            if weight is not None:
+                chosen = weight.detach()[_entries(name, module, weight, ranges)].cpu().float().contiguous()
+                digest.update(f"{name} {part}".encode())
+                digest.update(chosen.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a model was before training: digest of what is frozen, and of every tensor that trains."""
+
+    frozen: str
+    trained: Mapping[str, bytes]
+
+
+def remember(model: nn.Module, rows: Rows) -> Before:
+    """Look at the model before training."""
+    return Before(frozen_digest(model, rows), _trained_digests(model))
+
+
+def what_changed(model: nn.Module, rows: Rows, before: Before, head: str | None) -> dict[str, Any]:
+    """That the frozen rows are the same bits, and which of the others changed.
+
+    Args:
+        head: what the name of the newly made head's weight begins with; None: there is none.
+
+    Returns:
+        For a report: tensors and entries that are frozen, the digest, tensors that changed and did not.
+
+    Raises:
+        RuntimeError: a frozen bit changed.
+        UserError: nothing, or not the head, has changed.
+    """
+    after = frozen_digest(model, rows)
+    if after != before.frozen:
+        raise RuntimeError("frozen rows of queries and keys changed in fine-tuning: this is a defect")
+    now = _trained_digests(model)
+    changed = [name for name in now if now[name] != before.trained[name]]
+    if not changed or (head is not None and not any(name.startswith(head) for name in changed)):
+        what = "no weight" if not changed else f"not the head ({head})"
+        raise UserError(f"fine-tuning changed {what}: raise --learning-rate or --epochs")
+    return {
+        "frozen_tensors": len(rows),
+        "frozen_entries": sum(
+            int(_entries(name, _module(model, name), weight, ranges).sum())
+            for name, ranges in rows.items()
+            for part in ("weight", "bias")
+            if (weight := getattr(_module(model, name), part, None)) is not None
+        ),
+        "frozen_sha256": after,
+        "frozen_bits_equal": True,
+        "changed_tensors": len(changed),
+        "unchanged_tensors": sorted(set(now) - set(changed)),
+    }
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name.removesuffix(".weight"))
+    except AttributeError as error:
+        raise UserError(
+            f"export.json says that {name} is frozen, but the model has no such weight"
+        ) from error
+
+
+def _entries(
+    name: str, module: nn.Module, weight: torch.Tensor, ranges: Sequence[Sequence[int]]
+) -> torch.Tensor:
+    """Which entries of a weight or bias belong to the rows: bool, of the same shape."""
+    from transformers.pytorch_utils import Conv1D
+
+    # GPT2's matrices are transposed, so that what W x makes is along the last axis.
+    axis = weight.dim() - 1 if isinstance(module, Conv1D) else 0
+    mask = torch.zeros_like(weight, dtype=torch.bool)
+    for first, end in ranges:
+        if not 0 <= first < end <= weight.size(axis):
+            raise UserError(
+                f"export.json says that rows {first} to {end} of {name} are frozen, but it has "
+                f"{weight.size(axis)}"
+            )
+        mask.narrow(axis, first, end - first).fill_(True)
+    return mask
+
+
+def _trained_digests(model: nn.Module) -> dict[str, bytes]:
+    return {
+        name: hashlib.sha256(weight.detach().cpu().float().contiguous().numpy().tobytes()).digest()
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }

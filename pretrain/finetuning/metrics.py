@@ -1,0 +1,91 @@
+"""What GLUE reports of each task, by scikit-learn and scipy, and how far the choice of items moves it.
+
+The standard error is of a fixed model over other items of the same kind: what a validation set of n items can
+tell apart at all. For accuracy it is √(p (1 − p) / n), for the others the standard deviation over resamples
+of the items with replacement.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from pretrain.finetuning.classification_data import Task
+
+RESAMPLES = 1000
+
+
+def predictions_of(task: Task, outputs: np.ndarray) -> np.ndarray:
+    """What `[items, numbers]` of a classifier say: `[items]` numbers of labels, or scores."""
+    return outputs.reshape(len(outputs), -1).argmax(axis=1) if task.labels else outputs.reshape(-1)
+
+
+def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+    """The task's metrics, each by its name; 1 is the best, and an undefined correlation counts as 0."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    found: dict[str, float] = {}
+    for name in task.metrics:
+        if name == "accuracy":
+            value = accuracy_score(labels, predictions)
+        elif name == "f1":
+            value = f1_score(labels, predictions, zero_division=0)
+        elif name == "matthews":
+            value = matthews_corrcoef(labels, predictions)
+        else:
+            value = _correlation(name, labels, predictions)
+        found[name] = float(value)
+    return found
+
+
+def constant_score(task: Task, labels: np.ndarray) -> float:
+    """The score of a model that has learned nothing but which label is the most frequent."""
+    values, counts = np.unique(labels, return_counts=True)
+    return score(measure(task, labels, np.full(len(labels), values[counts.argmax()])))
+
+
+def score(measured: dict[str, float]) -> float:
+    """GLUE's score of a task: the mean of its metrics."""
+    return sum(measured.values()) / len(measured)
+
+
+def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray, seed: int = 0) -> float:
+    """Of the score over the choice of items.
+
+    Args:
+        seed: of the resamples.
+    """
+    items = len(labels)
+    if task.metrics == ("accuracy",):
+        p = float((labels == predictions).mean())
+        return math.sqrt(p * (1 - p) / items)
+    generator = np.random.default_rng(seed)
+    if task.labels:
+        cells = np.bincount(2 * labels.astype(int) + predictions.astype(int), minlength=4) / items
+        return float(_two_class_scores(task, generator.multinomial(items, cells, RESAMPLES)).std(ddof=1))
+    scores = []
+    for _ in range(RESAMPLES):
+        drawn = generator.integers(items, size=items)
+        scores.append(score(measure(task, labels[drawn], predictions[drawn])))
+    return float(np.std(scores, ddof=1))
+
+
+def _correlation(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
+    if min(np.ptp(labels), np.ptp(predictions)) == 0:
+        return 0.0
+    test = stats.pearsonr if name == "pearson" else stats.spearmanr
+    return float(test(labels, predictions).statistic)
+
+
+def _two_class_scores(task: Task, counts: np.ndarray) -> np.ndarray:
+    """Scores of `[resamples, 4]` counts of (label, prediction) = 00, 01, 10, 11."""
+    tn, fp, fn, tp = counts.T.astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        all_metrics = {
+            "accuracy": (tn + tp) / counts.sum(axis=1),
+            "f1": 2 * tp / (2 * tp + fp + fn),
+            "matthews": (tp * tn - fp * fn) / np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)),
+        }
+    return np.mean([np.nan_to_num(all_metrics[name]) for name in task.metrics], axis=0)

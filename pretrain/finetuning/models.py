@@ -1,0 +1,146 @@
+"""An exported model loaded for fine-tuning: with a head for a task, or as the language model it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from pretrain.errors import UserError
+from pretrain.finetuning.classification_data import Task
+from pretrain.finetuning.encoding import Ids
+from pretrain.finetuning.pretrained import Pretrained
+
+HEAD = "score"
+"""The new head's weight, in Starcoder2 and GPT2."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Texts to ids and back.
+
+    Attributes:
+        start: what every text of the training began after: a document's end; here also what batches are
+            padded with, for no text has it.
+        longest: positions that the model was trained with.
+    """
+
+    program: Any
+    start: int
+    longest: int
+
+    def ids(self, texts: list[str]) -> list[Ids]:
+        found: list[Ids] = self.program(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return found
+
+    def text(self, ids: Ids) -> str:
+        return str(self.program.decode(ids, skip_special_tokens=True))
+
+
+def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+        UserError: transformers cannot load it, or it marks no end of a document.
+    """
+    directory = str(pretrained.directory)
+    load = _loading(pretrained)
+    program = load(lambda: AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted))
+    config = load(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted))
+    start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
+    if start is None:
+        raise UserError(f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them")
+    if len(program) > config.vocab_size:
+        raise UserError(
+            f"{directory}: the tokenizer has {len(program)} tokens, the model {config.vocab_size}: these two "
+            "do not belong together"
+        )
+    return Tokenizer(program, int(start), int(config.max_position_embeddings))
+
+
+def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Module:
+    """The model with a new head, drawn from torch's generator, in float32.
+
+    Raises:
+        UserError: transformers cannot load it, or has no classifier of that kind.
+    """
+    facts = {
+        "num_labels": task.outputs,
+        "problem_type": "single_label_classification" if task.labels else "regression",
+        "pad_token_id": pad_id,
+        "use_cache": False,
+    }
+    if list(pretrained.directory.glob("*.py")):
+        model = _classifier_around(load_language_model(pretrained), facts)
+    else:
+        model, found = _loading(pretrained)(
+            lambda: AutoModelForSequenceClassification.from_pretrained(
+                str(pretrained.directory), dtype=torch.float32, output_loading_info=True, **facts
+            )
+        )
+        if missing := sorted(name for name in found["missing_keys"] if not name.startswith(HEAD)):
+            raise UserError(f"{pretrained.directory} has no weight {missing[0]}; export the run again")
+    return _prepared(model)
+
+
+def load_language_model(pretrained: Pretrained) -> Any:
+    """The model as it was trained, in float32.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
+    model = _loading(pretrained)(
+        lambda: AutoModelForCausalLM.from_pretrained(
+            str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
+        )
+    )
+    return _prepared(model)
+
+
+def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
+    """A stock classifier whose body is that of a model with code of its own, a subclass of a stock one."""
+    stock: Any = type(language_model).__mro__[1]
+    values = language_model.config.to_dict()
+    for key in ("auto_map", "model_type", "architectures"):
+        values.pop(key, None)
+    config = stock.config_class(**{**values, **facts})
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    body = language_model.base_model
+    body.config.use_cache = False
+    setattr(classifier, classifier.base_model_prefix, body)
+    return classifier
+
+
+def _prepared(model: Any) -> Any:
+    """Let the row of the padding id learn, and not what says which heads have a norm.
+
+    The padding id also begins every text, and is not looked at where it pads. That a head has a norm is a
+    number among the weights of an export's own code, which transformers makes trainable as it loads it.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
+    for name, weight in model.named_parameters():
+        if name.endswith(("_norm.normed", ".norm.normed")):
+            weight.requires_grad_(False)
+    return model
+
+
+def _loading(pretrained: Pretrained) -> Callable[[Callable[[], Any]], Any]:
+    def load(make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error
+
+    return load

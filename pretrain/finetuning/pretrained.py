@@ -1,0 +1,175 @@
+"""The models to fine-tune: exports of runs, or directories of transformers, and what is known of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import UserError
+from pretrain.export.cache import exported
+from pretrain.export.choice import FACTS
+from pretrain.finetuning.frozen_rows import Rows
+from pretrain.ranks.devices import use_cuda
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """One model.
+
+    Attributes:
+        path: as the user gave it.
+        directory: the export.
+        facts: export.json; empty where it is somebody else's.
+        digest: SHA-256 of weights, configuration and tokenizer.
+        trusted: code that lies in the directory may be run.
+    """
+
+    path: Path
+    directory: Path
+    facts: Mapping[str, Any]
+    digest: str
+    trusted: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.facts.get("run", self.path.name))
+
+    @property
+    def seed(self) -> int | None:
+        """Of the pretraining, where it is known."""
+        return self.facts.get("seed")
+
+    @property
+    def place(self) -> str:
+        """What tells models of one name apart in the names of files."""
+        return hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:8]
+
+    @property
+    def frozen_rows(self) -> Rows:
+        """What was frozen when the pretraining ended."""
+        return self.facts.get("frozen_rows", {})
+
+    @cached_property
+    def method(self) -> str:
+        """Variant and adapters; for somebody else's model its name."""
+        if not self.facts:
+            return self.path.name
+        adapters = self.facts["attention"].get("adapters") or ()
+        return "+".join([str(self.facts["variant"]), *adapters])
+
+    def settings(self) -> dict[str, Any]:
+        """What makes models of one method differ other than in their seeds."""
+        facts = self.facts
+        if not facts:
+            return {}
+        attention = {k: v for k, v in facts["attention"].items() if k not in ("seed", "adapters")}
+        return {
+            **attention,
+            "model": facts["model"],
+            "step": facts["step"],
+            "trainable": facts["parameters"]["trainable"],
+            "sequence_length": facts["sequence_length"],
+            "data": facts["data"]["fingerprint"][:12],
+        }
+
+
+def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
+    """A run's export, made if need be, or the directory of an export.
+
+    Raises:
+        UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
+        DataError: as `export_run`.
+    """
+    directory = _exported(path)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
+    trusted = trust_code or directory != path
+    if not trusted and (own_code := sorted(directory.glob("*.py"))):
+        raise UserError(
+            f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
+        )
+    return Pretrained(path, directory, _facts(directory / FACTS), _digest(directory), trusted)
+
+
+def group_models(models: Sequence[Pretrained]) -> list[str]:
+    """For each model its group: the method, and the settings in which groups of that method differ.
+
+    Raises:
+        UserError: a model is given twice, or two of a group have the same seed.
+    """
+    if len({model.directory.resolve() for model in models}) < len(models):
+        raise UserError("a model was given twice: give each directory once")
+    names = []
+    for model in models:
+        others = [other.settings() for other in models if other.method == model.method]
+        own = model.settings()
+        differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        told = ", ".join(f"{key}={own[key]}" for key in differing)
+        names.append(f"{model.method} ({told})" if told else model.method)
+    for (name, seed), count in Counter((n, m.seed) for n, m in zip(names, models, strict=True)).items():
+        if count > 1:
+            raise UserError(f"two models of {name} have the same seed {seed}; leave one of them out")
+    return names
+
+
+def _exported(path: Path) -> Path:
+    """As `exported`, which hides GPUs from its process: where there are some, that is another process."""
+    if not use_cuda() or not (path / "config.yaml").is_file():
+        return exported(path)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(exported, path).result()
+
+
+def _facts(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        needed = (
+            *(
+                "run",
+                "seed",
+                "step",
+                "variant",
+                "attention",
+                "parameters",
+                "sequence_length",
+                "data",
+                "model",
+            ),
+            "frozen_rows",
+        )
+        if missing := [key for key in needed if key not in found]:
+            raise ValueError(f"it has no '{missing[0]}'")
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); export the run again") from error
+    facts: Mapping[str, Any] = found
+    return facts
+
+
+def _digest(directory: Path) -> str:
+    files = [*sorted(directory.glob("*.safetensors")), directory / "config.json"]
+    if len(files) < 2:
+        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
+    files += [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    return digest.hexdigest()

@@ -1,0 +1,141 @@
+"""Rows of a file by column, each with its place for a sentence about it: TSV, JSONL, parquet.
+
+A TSV is GLUE's: a tab ends a field, a quotation mark is a letter like any other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import UserError
+
+SUFFIXES = (".tsv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row.
+
+    Attributes:
+        place: file and line, for messages.
+    """
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()) -> Iterator[Record]:
+    """The rows of a file.
+
+    Args:
+        wanted: names of columns; the first line of a TSV is its header if one of them is in it.
+        headless: the columns of a TSV that has no header; empty: it must have one.
+
+    Raises:
+        UserError: the file cannot be read, or a row is not as the first.
+    """
+    readers = {".jsonl": _jsonl, ".parquet": _parquet}
+    try:
+        if path.suffix == ".tsv":
+            yield from _tsv(path, wanted, headless)
+        elif path.suffix in readers:
+            yield from readers[path.suffix](path)
+        else:
+            raise UserError(f"{path}: give a file that ends in {', '.join(SUFFIXES)}")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file, without their ends.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return [line for _, line in _numbered_lines(path)]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+def column(record: Record, names: Sequence[str]) -> Any:
+    """The value of the first of these columns that the record has.
+
+    Raises:
+        UserError: it has none of them, or nothing in it.
+    """
+    for name in names:
+        if (value := record.fields.get(name)) is not None:
+            return value
+    raise UserError(f"{record.place} has no {' or '.join(names)}; it has {', '.join(record.fields)}")
+
+
+def text_column(record: Record, names: Sequence[str]) -> str:
+    """The same, which must be text."""
+    value = column(record, names)
+    if not isinstance(value, str):
+        raise UserError(f"{record.place}: {' or '.join(names)} is {value!r}, which is no text")
+    return value
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    # Only \n ends a line: a text may hold the other characters at which str.splitlines would cut it.
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            yield number, line.rstrip("\r\n")
+
+
+def _tsv(path: Path, wanted: Sequence[str], headless: Sequence[str]) -> Iterator[Record]:
+    header: Sequence[str] = ()
+    for number, line in _numbered_lines(path):
+        cells = line.split("\t")
+        if not header:
+            if set(cells) & set(wanted):
+                header = cells
+                continue
+            if len(cells) != len(headless):
+                raise UserError(
+                    f"{path}, line 1: the header names none of {', '.join(wanted)}; it is '{line[:80]}'"
+                )
+            header = headless
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path}, line {number} has {len(cells)} fields between tabs where {len(header)} belong; "
+                "mend the line or leave it out"
+            )
+        yield Record(f"{path}, line {number}", dict(zip(header, cells, strict=True)))
+
+
+def _jsonl(path: Path) -> Iterator[Record]:
+    for number, line in _numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number} is no JSON ({error}); mend the line") from error
+        if not isinstance(fields, dict):
+            raise UserError(f"{path}, line {number} is no JSON object; give one with a key for each column")
+        yield Record(f"{path}, line {number}", fields)
+
+
+def _parquet(path: Path) -> Iterator[Record]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        for batch in ParquetFile(path).iter_batches():
+            for fields in batch.to_pylist():
+                number += 1
+                yield Record(f"{path}, row {number}", fields)
+    except ArrowException as error:
+        raise UserError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from error

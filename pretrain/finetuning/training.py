@@ -1,0 +1,219 @@
+"""One fine-tuning with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
+
+The Trainer would keep the best weights in checkpoints. Here they are copied in memory, so that a training
+writes nothing; and its bars and logs are switched off.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import (
+    EvalPrediction,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from pretrain.errors import UserError
+from pretrain.finetuning.encoding import Item
+from pretrain.finetuning.settings import Settings
+from pretrain.ranks.devices import use_cuda
+from pretrain.ranks.gpu_settings import use_arithmetic
+
+Collator = Callable[[Sequence[Item]], dict[str, torch.Tensor]]
+Judge = Callable[[np.ndarray, np.ndarray], float]
+"""(labels, outputs) -> how good they are; more is better."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a model is trained on, and what is used of it to end the training.
+
+    Attributes:
+        judge: of the examples set aside; None: their loss, less is better.
+    """
+
+    train: Sequence[Item]
+    aside: Sequence[Item]
+    collate: Collator
+    judge: Judge | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training went. The model has the weights of `best_step`.
+
+    Attributes:
+        looks: (step, value) of the examples set aside: the judge's, or minus the loss.
+    """
+
+    steps: int
+    best_step: int
+    best: float
+    looks: Sequence[tuple[int, float]]
+    seconds: float
+    device: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "looks": [list(look) for look in self.looks]}
+
+
+def begin(seed: int) -> None:
+    """Seed everything that is drawn from now on: the new head before the data's order and dropout.
+
+    Call it before the model is made.
+    """
+    if use_cuda():
+        use_arithmetic(deterministic=True, reduced_precision_reduction=False)
+    set_seed(seed)
+
+
+def fine_tune(
+    model: nn.Module,
+    examples: Examples,
+    settings: Settings,
+    seed: int,
+    judged: Mapping[str, Sequence[Item]] | None = None,
+) -> tuple[Outcome, dict[str, np.ndarray]]:
+    """Train the model; it is left with its best weights, in evaluation mode.
+
+    In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
+
+    Args:
+        seed: of the order of the data, and of dropout.
+        judged: what to give the outputs of, in the end.
+
+    Returns:
+        The outcome, and {name: outputs `[items, …]` float32} of what is judged.
+
+    Raises:
+        UserError: a loss was not finite.
+    """
+    best = _BestWeights(settings.patience)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as nothing:
+        trainer = Trainer(
+            model=model,  # type: ignore[arg-type]
+            args=_arguments(settings, examples, seed, nothing),
+            train_dataset=list(examples.train),  # type: ignore[arg-type]
+            eval_dataset=list(examples.aside),  # type: ignore[arg-type]
+            data_collator=examples.collate,  # type: ignore[arg-type]
+            compute_metrics=_judging(examples.judge),
+            callbacks=[best],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        trainer.train()
+        if not best.looks or best.looks[-1][0] != trainer.state.global_step:
+            trainer.evaluate()
+        best.restore(model)
+        trainer.args.prediction_loss_only = False
+        outputs = {
+            name: np.asarray(trainer.predict(list(items)).predictions)  # type: ignore[arg-type]
+            for name, items in (judged or {}).items()
+        }
+        outcome = Outcome(
+            trainer.state.global_step,
+            best.step,
+            best.value,
+            best.looks,
+            time.monotonic() - began,
+            str(trainer.args.device),
+        )
+    model.eval()
+    return outcome, outputs
+
+
+class _BestWeights(TrainerCallback):
+    """Keeps what trains of the best look, and ends the training when none of `patience` looks is better."""
+
+    def __init__(self, patience: int) -> None:
+        self.looks: list[tuple[int, float]] = []
+        self.value, self.step = -math.inf, 0
+        self._patience = patience
+        self._weights: dict[str, torch.Tensor] = {}
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        metrics, model = kwargs["metrics"], kwargs["model"]
+        loss = metrics["eval_loss"]
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss of step {state.global_step} of a fine-tuning is {loss}; lower --learning-rate"
+            )
+        value = metrics.get("eval_judged", -loss)
+        self.looks.append((state.global_step, value))
+        if value > self.value or not self._weights:
+            self.value, self.step = value, state.global_step
+            self._weights = {
+                name: weight.detach().cpu().clone()
+                for name, weight in model.named_parameters()
+                if weight.requires_grad
+            }
+        elif self._patience and self._since_best() >= self._patience:
+            control.should_training_stop = True
+
+    def _since_best(self) -> int:
+        return sum(step > self.step for step, _ in self.looks)
+
+    def restore(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if name in self._weights:
+                    weight.copy_(self._weights[name])
+
+
+def _judging(judge: Judge | None) -> Callable[[EvalPrediction], dict[str, float]] | None:
+    if judge is None:
+        return None
+
+    def compute(found: EvalPrediction) -> dict[str, float]:
+        return {"judged": judge(np.asarray(found.label_ids), np.asarray(found.predictions))}
+
+    return compute
+
+
+def _arguments(settings: Settings, examples: Examples, seed: int, folder: str) -> TrainingArguments:
+    cuda = use_cuda()
+    arguments = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.batch_size,
+        per_device_eval_batch_size=settings.batch_size,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        optim="adamw_torch",
+        max_grad_norm=1.0,
+        bf16=cuda,
+        use_cpu=not cuda,
+        seed=seed,
+        eval_strategy="steps",
+        eval_steps=settings.steps_between_looks(len(examples.train)),
+        prediction_loss_only=examples.judge is None,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        dataloader_pin_memory=cuda,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs would make one batch of as many
+    return arguments

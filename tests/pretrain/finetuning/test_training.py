@@ -1,0 +1,329 @@
+"""Fine-tuning of tiny exports: what is frozen stays so bit for bit, padding changes nothing, seeds repeat."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("accelerate")
+pytest.importorskip("sklearn")
+pytest.importorskip("sacrebleu")
+
+import sacrebleu
+import torch
+
+from pretrain.errors import UserError
+from pretrain.evaluation.glue import run_glue
+from pretrain.evaluation.translation import Texts, run_translation
+from pretrain.finetuning.classification_data import TASKS, Example, TaskData
+from pretrain.finetuning.encoding import Collate, encode_examples, shorten
+from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
+from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, load_tokenizer
+from pretrain.finetuning.packages import require_packages
+from pretrain.finetuning.plan import Plan
+from pretrain.finetuning.pretrained import Pretrained, open_pretrained
+from pretrain.finetuning.settings import Settings
+from pretrain.finetuning.training import Examples, begin, fine_tune
+from pretrain.finetuning.translating import Prompt, translate
+from pretrain.finetuning.translation_data import Pair
+from pretrain.finetuning.trials import TrialFiles
+from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
+
+SST2 = TASKS["sst2"]
+QUICK = Settings(learning_rate=5e-3, epochs=4, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def models(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
+    require_packages("a test", "accelerate", "sklearn", "sacrebleu")
+    directory = tmp_path_factory.mktemp("models")
+    tiny_export(directory / "rotary", tiny_shards, "orthogonal")
+    tiny_export(directory / "learned", tiny_shards, "orthogonal", rotary=False)
+    return {name: open_pretrained(directory / name, trust_code=False) for name in ("rotary", "learned")}
+
+
+def reviews(count: int, seed: int) -> list[Example]:
+    """Two words decide, and stand anywhere."""
+    drawn = random.Random(seed)
+    found = []
+    for index in range(count):
+        words = drawn.choices(
+            ["the", "film", "of", "a", "day", "with", "some", "people"], k=drawn.randint(2, 6)
+        )
+        words.insert(drawn.randint(0, len(words)), "good" if index % 2 else "bad")
+        found.append(Example(" ".join(words), None, index % 2))
+    return found
+
+
+@pytest.fixture(scope="module")
+def sst2() -> TaskData:
+    return TaskData(SST2, reviews(160, 0), reviews(60, 1))
+
+
+@pytest.fixture(scope="module")
+def trained(
+    models: dict[str, Pretrained], sst2: TaskData, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Both models on the toy SST-2, seeds 1 and 2, and where the results are kept."""
+    plan = Plan(list(models.values()), list(models), QUICK, seeds=2)
+    out = tmp_path_factory.mktemp("out")
+    begun: list[str] = []
+    folders = set(Path(tempfile.gettempdir()).iterdir())
+    trials, details = run_glue(plan, [sst2], TrialFiles(out), begun.append)
+    left = {path for path in set(Path(tempfile.gettempdir()).iterdir()) - folders if path.name[:3] == "tmp"}
+    return {"plan": plan, "out": out, "begun": begun, "trials": trials, "details": details, "left": left}
+
+
+def test_what_can_be_learned_is_learned(trained: dict[str, Any]) -> None:
+    assert [trial.score > 0.9 for trial in trained["trials"]] == [True] * 4
+    assert trained["begun"] == [f"{name}-sst2-{seed}" for name in ("rotary", "learned") for seed in (1, 2)]
+    for detail in trained["details"]:
+        assert detail["examples"] == {"trained": 144, "set_aside": 16, "shortened": 0}
+        correct = sum(
+            p == e.label for p, e in zip(detail["predictions"]["validation"], reviews(60, 1), strict=True)
+        )
+        assert detail["score"] == correct / 60 and detail["items"] == 60
+    assert trained["details"][0]["predictions"] != trained["details"][1]["predictions"] or (
+        trained["details"][0]["training"]["looks"] != trained["details"][1]["training"]["looks"]
+    )
+
+
+def test_frozen_rows_and_the_rest_are_reported(
+    trained: dict[str, Any], models: dict[str, Pretrained]
+) -> None:
+    rotary, _, learned, _ = (detail["weights"] for detail in trained["details"])
+    assert rotary["frozen_bits_equal"] and learned["frozen_bits_equal"]
+    assert rotary["frozen_entries"] == 2 * 24 * 32 + 2 * 32 * 32  # a head of layer 0 trained
+    assert learned["frozen_entries"] == 2 * 64 * (32 + 1)  # with their biases
+    assert rotary["unchanged_tensors"] == learned["unchanged_tensors"] == []
+    untouched = load_classifier(models["rotary"], SST2, 2)
+    assert rotary["frozen_sha256"] == frozen_digest(untouched, rotary_rows())
+
+
+def test_what_is_finished_is_not_trained_again(trained: dict[str, Any], sst2: TaskData) -> None:
+    again, details = run_glue(trained["plan"], [sst2], TrialFiles(trained["out"]), lambda name: None)
+    assert again == trained["trials"] and [detail["kept"] for detail in details] == [True] * 4
+    assert [detail["kept"] for detail in trained["details"]] == [False] * 4
+
+
+def test_the_same_seed_gives_the_same_numbers(
+    trained: dict[str, Any], models: dict[str, Pretrained], sst2: TaskData, tmp_path: Path
+) -> None:
+    """Also where the one before was of something else: what is kept is of other examples here."""
+    for path in (trained["out"] / "trials").iterdir():
+        (tmp_path / "trials").mkdir(exist_ok=True)
+        (tmp_path / "trials" / path.name).write_text(
+            path.read_text().replace('"examples": "', '"examples": "0')
+        )
+    plan = Plan([models["rotary"]], ["rotary"], QUICK, seeds=1)
+    (trial,), (detail,) = run_glue(plan, [sst2], TrialFiles(tmp_path), lambda name: None)
+    first = trained["details"][0]
+    assert not detail["kept"] and trial == trained["trials"][0]
+    for key in ("metrics", "weights", "predictions"):
+        assert detail[key] == first[key]
+    assert detail["training"]["looks"] == first["training"]["looks"]
+
+
+def test_nothing_is_left_and_nothing_is_said(
+    trained: dict[str, Any],
+    models: dict[str, Pretrained],
+    sst2: TaskData,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert trained["left"] == set()
+    quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
+    run_glue(
+        Plan([models["learned"]], ["x"], quick, seeds=1), [sst2], TrialFiles(tmp_path), lambda name: None
+    )
+    assert capfd.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["trials"]
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+def test_weight_decay_moves_no_frozen_row(rotary: bool) -> None:
+    torch.manual_seed(0)
+    model, rows = tiny_language_model(rotary), rotary_rows() if rotary else learned_rows()
+    if not rotary:
+        rows = {name: [[8, 24], [40, 48]] for name in rows}  # some heads of Q, one of K
+    freeze(model, rows)
+    before = remember(model, rows)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.5
+    )
+    ids = torch.arange(20)[None]
+    for _ in range(2):
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = what_changed(model, rows, before, head=None)
+    assert found["frozen_bits_equal"] and found["unchanged_tensors"] == []
+    fused = model.get_submodule(next(iter(rows)).removesuffix(".weight"))
+    with torch.no_grad():
+        fused.parametrizations.weight[0].frozen.add_(1e-3)
+    with pytest.raises(RuntimeError, match="frozen rows of queries and keys changed"):
+        what_changed(model, rows, before, head=None)
+
+
+def test_rows_that_the_model_does_not_have_are_refused() -> None:
+    model = tiny_language_model(rotary=True)
+    with pytest.raises(UserError, match=r"layers.9.self_attn.q_proj.weight is frozen, but the model has no"):
+        freeze(model, {"model.layers.9.self_attn.q_proj.weight": [[0, 32]]})
+    with pytest.raises(UserError, match=r"rows 16 to 48 of .* are frozen, but it has 32"):
+        freeze(model, {"model.layers.0.self_attn.q_proj.weight": [[16, 48]]})
+    before = remember(model, {})
+    with pytest.raises(UserError, match="fine-tuning changed no weight: raise --learning-rate"):
+        what_changed(model, {}, before, head=HEAD)
+
+
+@pytest.mark.parametrize("name", ["rotary", "learned"])
+def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> None:
+    """Every example gives the same numbers alone and beside a longer one: its own last token is read."""
+    tokenizer = load_tokenizer(models[name])
+    begin(0)
+    model = load_classifier(models[name], TASKS["rte"], tokenizer.start).eval()
+    texts = [("good", "bad"), ("a longer one of more words than the other", "and more of them"), ("", "")]
+    examples = [Example(first, second, 0) for first, second in texts]
+    items = encode_examples(TASKS["rte"], examples, tokenizer.ids, tokenizer.start, 64).items
+    collate = Collate(tokenizer.start)
+    with torch.no_grad():
+        together = model(**collate(items)).logits
+        for item, expected in zip(items, together, strict=True):
+            alone = model(**collate([item])).logits[0]
+            torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-6)
+    assert (together[0] - together[1]).abs().max() > 1e-3
+    assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
+
+
+def test_pairs_are_cut_where_they_are_longer() -> None:
+    assert shorten([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
+    assert shorten([[1] * 9, [2] * 7], 8) == [[1] * 4, [2] * 4]
+    assert shorten([[1] * 3], 8) == [[1] * 3]
+    words = {"a b c d": [5, 6, 7, 8], "e": [9], "\n": [1]}
+    found = encode_examples(
+        TASKS["rte"], [Example("a b c d", "e", 1)], lambda texts: [words[text] for text in texts], 2, 6
+    )
+    assert found.shortened == 1 and found.items[0] == {"input_ids": [2, 5, 6, 7, 1, 9], "labels": 1}
+
+
+def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretrained], sst2: TaskData) -> None:
+    """Of labels that mean nothing the loss of the examples set aside rises soon."""
+    tokenizer = load_tokenizer(models["rotary"])
+    items = encode_examples(SST2, sst2.train, tokenizer.ids, tokenizer.start, 64).items
+    shuffled = [
+        dict(item, labels=label)
+        for item, label in zip(items, random.Random(3).choices((0, 1), k=160), strict=True)
+    ]
+    train, aside = shuffled[:120], shuffled[120:]
+    begin(1)
+    model = load_classifier(models["rotary"], SST2, tokenizer.start)
+    settings = Settings(learning_rate=1e-2, epochs=30, batch_size=40, patience=2)
+    outcome, outputs = fine_tune(
+        model, Examples(train, aside, Collate(tokenizer.start)), settings, 1, {"aside": aside}
+    )
+    steps = [step for step, _ in outcome.looks]
+    assert outcome.steps == steps[-1] < 90 and outcome.best_step == steps[-3]
+    labels = torch.tensor([item["labels"] for item in aside])
+    loss = torch.nn.functional.cross_entropy(torch.tensor(outputs["aside"]), labels)
+    assert -outcome.best == pytest.approx(float(loss), rel=1e-4)
+    assert outcome.best == max(value for _, value in outcome.looks)
+
+
+def test_a_loss_that_is_no_number_ends_it(
+    models: dict[str, Pretrained], sst2: TaskData, tmp_path: Path
+) -> None:
+    plan = Plan([models["rotary"]], ["x"], Settings(learning_rate=1e30, epochs=1, batch_size=40), seeds=1)
+    with pytest.raises(UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"):
+        run_glue(plan, [sst2], TrialFiles(tmp_path), lambda name: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_learned_by_regression(models: dict[str, Pretrained], tmp_path: Path) -> None:
+    task = TASKS["stsb"]
+
+    def some(count: int, seed: int) -> list[Example]:
+        return [Example(one.first, "bad film", 5.0 * one.label) for one in reviews(count, seed)]
+
+    plan = Plan([models["learned"]], ["x"], replace(QUICK, epochs=10), seeds=1)
+    (trial,), _ = run_glue(
+        plan, [TaskData(task, some(96, 0), some(40, 1))], TrialFiles(tmp_path), lambda name: None
+    )
+    assert trial.metrics.keys() == {"pearson", "spearman"} and min(trial.metrics.values()) > 0.8
+    assert trial.score == sum(trial.metrics.values()) / 2 and 0 < trial.standard_error < 0.1
+
+
+def test_the_score_of_mnli_is_the_mean_of_both_sets(models: dict[str, Pretrained], tmp_path: Path) -> None:
+    some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
+    data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
+    quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
+    (trial,), _ = run_glue(
+        Plan([models["learned"]], ["x"], quick, seeds=1), [data], TrialFiles(tmp_path), lambda _: None
+    )
+    assert list(trial.metrics) == ["accuracy", "accuracy_mismatched"] and trial.items == 48
+    errors = [p * (1 - p) / n for p, n in zip(trial.metrics.values(), (20, 28), strict=True)]
+    assert trial.standard_error == pytest.approx(sum(errors) ** 0.5 / 2)
+
+
+PHRASES = {
+    "one": "the film with some people",
+    "two": "a good day of joy",
+    "three": "bad news for that house",
+}
+
+
+def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: Path) -> None:
+    train = [Pair(word, text, "") for word, text in PHRASES.items()] * 48
+    test = [Pair(word, text, "") for word, text in PHRASES.items()] * 3
+    test.append(Pair("three", PHRASES["one"], ""))  # so that BLEU is not 100
+    test.append(Pair("long " * 60, "too long", ""))
+    texts = Texts(train, test, "{source} =")
+    quick = Settings(learning_rate=1e-2, epochs=12, batch_size=16)
+    plan = Plan([models["rotary"]], ["x"], quick, seeds=1)
+    (trial,), (detail,) = run_translation(plan, texts, TrialFiles(tmp_path), lambda name: None)
+    assert detail["translations"][:3] == list(PHRASES.values())
+    assert detail["translations"][-2:] == [PHRASES["three"], ""] and detail["untranslated"] == 1
+    bleu = sacrebleu.corpus_bleu(detail["translations"], [[pair.target for pair in test]])
+    assert 50 < bleu.score < 99 and trial.score == bleu.score / 100
+    assert detail["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert trial.metrics["BLEU"] == trial.score and 0 < trial.standard_error < 0.3
+    assert detail["weights"]["frozen_bits_equal"] and detail["weights"]["unchanged_tensors"] == []
+    again, (kept,) = run_translation(plan, texts, TrialFiles(tmp_path), lambda name: None)
+    assert again == [trial] and kept["kept"]
+
+
+@pytest.mark.parametrize("name", ["rotary", "learned"])
+def test_many_are_translated_as_each_alone(models: dict[str, Pretrained], name: str) -> None:
+    tokenizer = load_tokenizer(models[name])
+    model = load_language_model(models[name]).eval()
+    pairs = [Pair(text, "", "") for text in ("a", "a film of the day with people", "good", "bad day")]
+    prompts = Prompt("{source}\n", 64).ids(tokenizer, pairs)
+    assert [ids[0] for ids in prompts] == [tokenizer.start] * 4
+    together = translate(model, prompts, tokenizer, 64, 12, batch_size=4)
+    assert together == [translate(model, [ids], tokenizer, 64, 12, 1)[0] for ids in prompts]
+    assert any(together) and len(set(together)) > 1
+
+
+def test_only_the_translation_is_learned(models: dict[str, Pretrained]) -> None:
+    tokenizer = load_tokenizer(models["rotary"])
+    pair, long = Pair("good", "bad day", ""), Pair("good", "bad day " * 40, "")
+    encoded = Prompt("{source} =", 64).encode(tokenizer, [pair, long])
+    (item,) = encoded.items
+    learned = [label for label in item["labels"] if label != -100]
+    assert learned == [*tokenizer.ids(["bad day"])[0], tokenizer.start] == item["input_ids"][-len(learned) :]
+    assert encoded.shortened == 1
+    with pytest.raises(UserError, match="no pair of --train fits into 64 tokens"):
+        Prompt("{source} =", 64).encode(tokenizer, [long])
+    with pytest.raises(UserError, match=r"must have \{source\} in it, once"):
+        Prompt("translate", 64)
+
+
+def test_outputs_are_numbers(trained: dict[str, Any]) -> None:
+    assert np.isfinite(
+        [value for detail in trained["details"] for _, value in detail["training"]["looks"]]
+    ).all()
