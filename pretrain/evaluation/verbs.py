@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
-from pretrain.evaluation.tasks_verb import tasks
 from pretrain.evaluation.fine_tuning_verbs import glue, translation
+from pretrain.evaluation.tasks_verb import tasks
 
 if TYPE_CHECKING:
     from pretrain.evaluation.report import Report

@@ -62,7 +62,9 @@ def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
-        with pytest.raises(DataError, match="cannot write the sample cache in .*: File too large; make room"):
+        with pytest.raises(
+            DataError, match=r"cannot write the sample cache in .*: File too large; make room"
+        ):
             TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(np.arange(4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
