@@ -74,9 +74,11 @@ def trained(
     plan = Plan(list(models.values()), list(models), QUICK, seeds=2)
     out = tmp_path_factory.mktemp("out")
     begun: list[str] = []
-    folders = set(Path(tempfile.gettempdir()).iterdir())
-    trials, details = run_glue(plan, [sst2], TrialFiles(out), begun.append)
-    left = {path for path in set(Path(tempfile.gettempdir()).iterdir()) - folders if path.name[:3] == "tmp"}
+    temporary = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(temporary))
+        trials, details = run_glue(plan, [sst2], TrialFiles(out), begun.append)
+    left = set(temporary.iterdir())
     return {"plan": plan, "out": out, "begun": begun, "trials": trials, "details": details, "left": left}
 
 
