@@ -250,6 +250,7 @@ VARIANTS: dict[str, QKPolicy] = {
     "pretrained": QKPolicy(init="pretrained", trainable=False),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
+    "monarch": QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch"),
     "unfreeze": QKPolicy(
         init="orthogonal",
         trainable=False,
