@@ -14,7 +14,7 @@ from pretrain.config.counting import (
     AttentionCount,
     ModelShape,
     count_attention,
-    forward_flops_per_token,
+    executed_forward_flops_per_token,
     score_products,
 )
 from pretrain.config.phases import phases_of
@@ -117,8 +117,7 @@ def _memory_rate(gpu: Gpu) -> float:
 def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     """Forward, input gradients, and the weight gradients of what trains."""
     shape, attention = counted_attention(config)
-    forward = forward_flops_per_token(shape, attention, causal_share=0)
-    forward += 2 * attention.adapter_multiplications
+    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
     weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
     forward_again = products_again(config, forward)
     tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
@@ -143,8 +142,8 @@ def products_again(config: Config, forward: float) -> float:
 def flops_again_per_token(config: Config) -> float:
     """Executed beyond one forward and one backward pass; attention by its causal half."""
     shape, attention = counted_attention(config)
-    forward = forward_flops_per_token(shape, attention, causal_share=0)
-    products = products_again(config, forward + 2 * attention.adapter_multiplications)
+    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
+    products = products_again(config, forward)
     if config.performance.recompute == "none":
         return products
     return products + shape.num_layers * 2 * score_products(shape, 1.0 if attention.scores else 0.5)
@@ -178,6 +177,8 @@ def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
     frozen = not policy.trainable and not policy.synthesizer
     joined = query_key * 2 if frozen else sizes.tokens * (sizes.heads + 2 * sizes.groups) * sizes.head_dim * 2
     added = sizes.tokens * sizes.hidden * 3 * (1 + ("low_rank" in policy.adapters)) if frozen else 0
+    if policy.structured:  # small blocks: what the two products read and write takes longer than they do
+        joined += query_key * 6 + sizes.tokens * sizes.hidden * 3
     rotary = query_key * 10 if config.model.position_embedding == "rope" else 0
     passes = {"low_rank": 5, "core": 5, "qk_norm": 24, "logit_scale": 4}
     adapters = sum(query_key * passes[name] for name in policy.adapters)
