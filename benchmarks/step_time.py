@@ -53,6 +53,7 @@ from pretrain.ranks.groups import (  # noqa: E402
 from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
+OPTIONAL = ("monarch", f"monarch{AGAIN}")
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -92,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
         default="4x512x4x256",
         help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)",
     )
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS))
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument(

@@ -45,7 +45,12 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     Args:
         policy, recipe: what is frozen, and how it is drawn.
         frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
+
+    Attributes:
+        recomputes_query_key: whether structured queries and keys are made again in backward, not kept.
     """
+
+    recomputes_query_key = False
 
     def __init__(
         self,
@@ -85,6 +90,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[seq, batch, hidden]` -> query, key, value, each `[seq, batch, heads or groups, head_dim]`."""
         assert key_value_states is None and not output_gate and split_qkv
+        if self.recomputes_query_key and torch.is_grad_enabled() and self.linear_qkv.only_structured:
+            self.core_attention.remake = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
         return self.linear_qkv(hidden_states)
 
 
@@ -244,6 +251,19 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             query = self._in_order("query", query, trained_query)
             key = self._in_order("key", key, trained_key)
         return query, key, products["value"].unflatten(-1, (self.num_groups, self.recipe.head_dim))
+
+    @property
+    def only_structured(self) -> bool:
+        """Whether structured frozen rows are all that makes queries and keys here."""
+        alone = self.adapters is None and self.trained_query_key is None
+        return alone and self.query_key_weight is None
+
+    def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward` without values, where the rows are `only_structured`; for use without gradients."""
+        (frozen,) = column_parallel_products(
+            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, []
+        )
+        return self._split(frozen, self.heads.frozen)
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""

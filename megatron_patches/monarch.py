@@ -38,7 +38,7 @@ def project(hidden_states: torch.Tensor, factors: Factors) -> torch.Tensor:
     inputs = hidden_states.reshape(-1, pieces, width)
     between = torch.bmm(right, inputs.permute(1, 2, 0))  # [a, m, tokens]
     outputs = hidden_states.new_empty(inputs.size(0), blocks, pieces)
-    torch.bmm(between.permute(1, 2, 0), left.mT, out=outputs.transpose(0, 1))
+    _multiply(between.permute(1, 2, 0), left.mT, outputs.transpose(0, 1))
     return outputs.view(*hidden_states.shape[:-1], blocks * pieces)
 
 
@@ -53,7 +53,18 @@ def add_input_grad(grad: torch.Tensor, factors: Factors, total: torch.Tensor) ->
     pieces, blocks, width = right.shape
     outputs = grad.reshape(-1, blocks, pieces)
     between = grad.new_empty(pieces, blocks, len(outputs))
-    torch.bmm(left.mT, outputs.permute(1, 2, 0), out=between.transpose(0, 1))
+    _multiply(left.mT, outputs.permute(1, 2, 0), between.transpose(0, 1))
     inputs = total.view(-1, pieces, width).transpose(0, 1)
-    torch.baddbmm(inputs, between.mT, right, out=inputs)
+    if torch.compiler.is_compiling():
+        inputs.add_(torch.bmm(between.mT, right))
+    else:
+        inputs.baddbmm_(between.mT, right)
     return total
+
+
+def _multiply(first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
+    """Matrix products of two batches, written into a view; a compiler chooses the places itself."""
+    if torch.compiler.is_compiling():
+        result.copy_(torch.bmm(first, second))
+    else:
+        torch.bmm(first, second, out=result)

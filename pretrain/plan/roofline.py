@@ -37,6 +37,9 @@ COMPILED, REMADE_LAYER, REMADE_ATTENTION = 42 / 63, 23 / 63, 8 / 63
 attention's forward pass, which `performance.recompute` takes twice.
 """
 
+ATTENTION_ONCE = ("none", "query_key")
+"""Of `performance.recompute`, what does not attend again in backward."""
+
 LAUNCHES_A_LAYER = 60
 SECONDS_A_LAUNCH = 6e-6
 HOST_SECONDS = 1e-3
@@ -135,7 +138,12 @@ def products_again(config: Config, forward: float) -> float:
     shape, recompute = config.shape(), config.performance.recompute
     logits = 2.0 * shape.hidden_size * shape.vocab_size
     mlp = shape.num_layers * 4.0 * shape.hidden_size * shape.ffn_hidden_size
-    layers = {"none": 0.0, "attention": forward - logits - mlp, "full": forward - logits}[recompute]
+    columns = config.policy().stored_columns(shape.hidden_size, shape.head_dim)
+    query_key = 2.0 * shape.num_layers * (shape.query_size + shape.key_size) * columns
+    attention = forward - logits - mlp
+    layers = {"none": 0.0, "query_key": query_key, "attention": attention, "full": forward - logits}[
+        recompute
+    ]
     return layers + (logits if config.performance.cross_entropy == "chunked" else 0.0)
 
 
@@ -144,14 +152,14 @@ def flops_again_per_token(config: Config) -> float:
     shape, attention = counted_attention(config)
     forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
     products = products_again(config, forward)
-    if config.performance.recompute == "none":
+    if config.performance.recompute in ATTENTION_ONCE:
         return products
     return products + shape.num_layers * 2 * score_products(shape, 1.0 if attention.scores else 0.5)
 
 
 def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     shape, attention = counted_attention(config)
-    forward_again = config.performance.recompute != "none"
+    forward_again = config.performance.recompute not in ATTENTION_ONCE
     tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
     if attention.scores:  # one product with probabilities, over the full square
         rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
@@ -190,7 +198,10 @@ def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
         scores = samples * sizes.heads * sizes.length**2 * 24
     moved = between + inner + joined + added + rotary + adapters + mixed + scores
     share = COMPILED if config.performance.compiles(True, zero_stage) else 1.0
-    again = {"none": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}[config.performance.recompute]
+    remade = {"none": 0.0, "query_key": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}
+    again = remade[config.performance.recompute]
+    if config.performance.recompute == "query_key":  # made, and rotated
+        again += (query_key * 3 + sizes.tokens * sizes.hidden + rotary / 2) / moved
     return config.model.num_layers * moved * sizes.element * (share + again)
 
 
