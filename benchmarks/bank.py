@@ -31,7 +31,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from megatron_patches.exact import FloatArray
-from megatron_patches.orthonormal import CONSTRUCTIONS, MONARCH, ROLES, BankRecipe, rows_of_heads
+from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
 from megatron_patches.shards import layer_shard, rank_factors, split_heads
 from megatron_patches.structured import is_power_of_two
 
@@ -53,7 +53,7 @@ def make_shards(tensor_parallel_size: int) -> None:
 def make_factors(tensor_parallel_size: int) -> None:
     """All factors of rank 0 of the large model with construction monarch, in bf16."""
     recipe = BankRecipe(
-        1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS, scope="layer", construction=MONARCH
+        1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS, scope="layer", construction="monarch"
     )
     heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size)
     for layer in range(NUM_LAYERS):
@@ -95,7 +95,7 @@ def measure_heads() -> dict[str, dict[str, float]]:
     for shape in HEAD_SHAPES:
         actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
         for construction in CONSTRUCTIONS:
-            if construction == MONARCH:  # not made by the head
+            if construction in FACTORED:  # not made by the head
                 continue
             if construction == "cayley" and shape[0] > 1024:  # cubic in hidden_size
                 continue

@@ -8,8 +8,9 @@ any choice of its rows. As an input reaches an output on one path only, every en
 
     W[j a + r, i b + c] = A_j[r, i] · B_i[j, c]
 
-of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent and Haar: products of random reflectors
-(Stewart, SINUM 17, 1980), each block from the random stream named by (seed, layer, role, factor, block).
+of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent, each from the random stream named by
+(seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM 17, 1980). Or they
+are Hadamard matrices with random signs and rows in random order: then every entry is ±1/sqrt(hidden_size).
 
 Made of elementwise float64 `+ - * /` and `sqrt` in a fixed order: the bits depend on no BLAS, mathematics
 library, CPU model or thread count, nor on which other blocks were made.
@@ -17,7 +18,8 @@ library, CPU model or thread count, nor on which other blocks were made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,6 +27,7 @@ import numpy as np
 
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import FloatArray
+from megatron_patches.structured import hadamard_rows
 
 Factor = Literal["left", "right"]
 FACTORS: tuple[Factor, ...] = ("left", "right")
@@ -52,7 +55,7 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     if not possible:
         raise MethodError(
             f"hidden_size={hidden_size} has no factor above 1 and below itself that divides "
-            f"head_dim={head_dim} too: construction 'monarch' needs one; choose other sizes, or another "
+            f"head_dim={head_dim} too: a 'monarch' bank needs one; choose other sizes, or another "
             "construction"
         )
     return min(possible, key=sum)
@@ -78,12 +81,18 @@ class LayerFactors:
 
 
 def layer_factors(
-    seed: int, layer: int, hidden_size: int, head_dim: int, heads: Sequence[tuple[int, Sequence[int]]]
+    seed: int,
+    layer: int,
+    hidden_size: int,
+    head_dim: int,
+    heads: Sequence[tuple[int, Sequence[int]]],
+    hadamard: bool = False,
 ) -> LayerFactors:
     """What makes the rows of these heads.
 
     Args:
         heads: (number of a role, numbers of its heads), in the order of the rows.
+        hadamard: of signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
 
     Raises:
         MethodError: as `block_sizes`.
@@ -96,7 +105,11 @@ def layer_factors(
     ]
     lefts = [Block(role, "left", number) for role, some in numbers for number in some]
     rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
-    if a == b:
+    if hadamard:
+        # The whole scale in one factor: ±1/sqrt(hidden_size) is all that is ever rounded.
+        left = hadamard_blocks(seed, layer, lefts, a)
+        right = hadamard_blocks(seed, layer, rights, b) / math.sqrt(hidden_size)
+    elif a == b:
         made = haar_blocks(seed, layer, lefts + rights, a)
         left, right = made[: len(lefts)], made[len(lefts) :]
     else:
@@ -123,14 +136,29 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
     Args:
         size: rows of each, at least 2.
     """
-    key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(2, np.uint64)
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.
     deviates = np.zeros((max(2, len(blocks)), size * (size + 1) // 2))
-    for own, (role, factor, number) in zip(deviates, blocks, strict=False):
-        stream = np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)])
-        np.random.Generator(stream).standard_normal(out=own)
+    for own, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
+        stream.standard_normal(out=own)
     return _products_of_reflectors(np.rint(deviates.T * GRID) / GRID, size)[: len(blocks)]
+
+
+def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
+    """Hadamard matrices, columns of random signs, rows in random order: ±1, `[len(blocks), size, size]`.
+
+    Args:
+        size: a power of two.
+    """
+    made = [hadamard_rows(stream, size, size) for stream in _streams(seed, layer, blocks)]
+    return np.sign(made).reshape(len(blocks), size, size)
+
+
+def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.random.Generator]:
+    """The random stream of each block; see the module."""
+    key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(2, np.uint64)
+    for role, factor, number in blocks:
+        yield np.random.Generator(np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)]))
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:

@@ -27,8 +27,8 @@ Role = Literal["query", "key"]
 SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
-MONARCH = "monarch"
-"""The construction that is no matrix but two factors (see `factors`)."""
+FACTORED = ("monarch", "monarch_hadamard")
+"""Constructions that are no matrix but two factors (see `factors`)."""
 
 # First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
 STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
@@ -103,16 +103,18 @@ class BankRecipe:
                 f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
                 "scope 'layer' cannot do that; use scope 'head'"
             )
-        if self.construction == "hadamard" and not is_power_of_two(self.hidden_size):
+        if self.construction.endswith("hadamard") and not is_power_of_two(self.hidden_size):
+            other = "dct" if self.construction == "hadamard" else "monarch"
             raise MethodError(
-                f"hidden_size={self.hidden_size} is not a power of two: construction 'hadamard' needs one; "
-                "use construction 'dct', which takes any size"
+                f"hidden_size={self.hidden_size} is not a power of two: construction '{self.construction}' "
+                f"needs one; use construction '{other}', which takes "
+                f"{'others' if other == 'monarch' else 'any size'}"
             )
-        if self.construction == MONARCH:
+        if self.construction in FACTORED:
             if self.scope != "layer":
                 raise MethodError(
-                    "construction 'monarch' makes all rows of a layer together: use scope 'layer', or "
-                    "another construction"
+                    f"construction '{self.construction}' makes all rows of a layer together: use scope "
+                    "'layer', or another construction"
                 )
             block_sizes(self.hidden_size, self.head_dim)
 
@@ -127,7 +129,7 @@ class BankRecipe:
     @property
     def structured(self) -> bool:
         """Whether the rows are products of small factors, by which an input is multiplied instead."""
-        return self.init == "orthogonal" and self.construction == MONARCH
+        return self.init == "orthogonal" and self.construction in FACTORED
 
     def num_heads(self, role: Role) -> int:
         """Heads of one role in a layer: query heads, or key heads (groups)."""
@@ -193,7 +195,8 @@ def factors_of_heads(
     for role, some in heads:
         check_place(recipe, layer, role, some)
     numbers = [(ROLES.index(role), some) for role, some in heads]
-    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers)
+    hadamard = recipe.construction == "monarch_hadamard"
+    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers, hadamard)
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
@@ -290,4 +293,4 @@ _CONSTRUCTORS: Mapping[str, Constructor] = MappingProxyType(
         "dct": dct_rows,
     }
 )
-CONSTRUCTIONS = (*_CONSTRUCTORS, MONARCH)
+CONSTRUCTIONS = (*_CONSTRUCTORS, *FACTORED)

@@ -17,7 +17,7 @@ from megatron_patches.axes import Rule, axes_of, axis
 from megatron_patches.errors import MethodError
 from megatron_patches.factors import block_sizes
 from megatron_patches.layers import layer_range, spread
-from megatron_patches.orthonormal import CONSTRUCTIONS, MONARCH, SCOPES
+from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, SCOPES
 from megatron_patches.unfreeze import Unfreeze, phases_of_layers
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
@@ -200,7 +200,7 @@ class QKPolicy:
     @property
     def structured(self) -> bool:
         """True if the frozen rows are products of two factors, by which inputs are multiplied instead."""
-        return not self.trainable and self.init == "orthogonal" and self.construction == MONARCH
+        return not self.trainable and self.init == "orthogonal" and self.construction in FACTORED
 
     def stored_columns(self, hidden_size: int, head_dim: int) -> int:
         """Numbers that are kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.

@@ -20,8 +20,10 @@ SHAPES = ((1024, 64, 16, 16), (768, 64, 12, 4), (128, 32, 4, 4), (48, 12, 4, 2),
 GOLDEN = "070d88e44ceb0715510ff1a929209d58c94dbbca1d4f474a1866aa1d239353c7"
 
 
-def recipe_of(hidden_size: int, head_dim: int, heads: int, groups: int, seed: int = 1234) -> BankRecipe:
-    return BankRecipe(seed, hidden_size, head_dim, heads, groups, scope="layer", construction="monarch")
+def recipe_of(
+    hidden_size: int, head_dim: int, heads: int, groups: int, construction: str = "monarch"
+) -> BankRecipe:
+    return BankRecipe(1234, hidden_size, head_dim, heads, groups, scope="layer", construction=construction)
 
 
 def sha256(values: FloatArray) -> str:
@@ -104,6 +106,23 @@ def test_entries_have_the_mean_and_variance_of_haar_and_its_nine_thirds_of_a_kur
     assert rows.mean() == pytest.approx(0, abs=1e-4)
     assert (rows**2).mean() == pytest.approx(1 / 1024, rel=1e-12)  # rows of length 1
     assert (rows**4).mean() * 1024**2 == pytest.approx(9 * 1024 / 34**2, rel=0.02)
+
+
+def test_of_hadamard_blocks_every_entry_has_one_size_and_bf16_is_exact() -> None:
+    recipe = recipe_of(1024, 64, 16, 4, "monarch_hadamard")
+    rows = rows_of_heads(recipe, 0, "query", range(16))
+    assert (np.abs(rows) == 1 / 32).all() and orthonormality_error(rows) == 0.0
+    shard = layer_shard(recipe, 0, "query", 0, 1, torch.bfloat16)
+    assert torch.equal(shard.double(), torch.from_numpy(rows))
+    # Of the products W_qᵀ W_k of one head nearly none is 0: no token looks at a fold of the others.
+    query, key = (head_rows(recipe, 0, role, 1) for role in ROLES)
+    assert (query.T @ key != 0).mean() > 0.75
+    assert sha256(rows) != sha256(rows_of_heads(recipe, 0, "query", range(15, -1, -1)))
+
+
+def test_hadamard_blocks_need_a_power_of_two() -> None:
+    with pytest.raises(MethodError, match=r"=48 is not a power of two: .* use construction 'monarch'"):
+        recipe_of(48, 12, 4, 4, "monarch_hadamard")
 
 
 def test_every_block_has_a_stream_of_its_own() -> None:

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import FloatArray, orthonormality_error
-from megatron_patches.orthonormal import CONSTRUCTIONS, MONARCH, ROLES, BankRecipe, head_rows, rows_of_heads
+from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, head_rows, rows_of_heads
 
 SHAPES = [(1, 1), (2, 1), (64, 64), (65, 33), (256, 256), (512, 1), (768, 64), (1024, 64)]
 # Of two heads of seed 1234. A change here means that every existing run would lose its frozen bank.
@@ -29,7 +29,7 @@ def sha256(rows: FloatArray) -> str:
     return hashlib.sha256(rows.tobytes()).hexdigest()
 
 
-BY_HEAD = tuple(name for name in CONSTRUCTIONS if name != MONARCH)  # that one is in test_factors.py
+BY_HEAD = tuple(name for name in CONSTRUCTIONS if name not in FACTORED)  # those are in test_factors.py
 POSSIBLE = [
     (construction, *shape)
     for construction in BY_HEAD
