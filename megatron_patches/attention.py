@@ -228,13 +228,17 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         frozen = self.frozen()
         return frozen if isinstance(frozen, Factors) else (frozen,)
 
-    def frozen_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+    def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """(role, global head numbers, rows `[heads * head_dim, hidden]`) of what this rank has frozen.
 
         The rows of a structured bank are made for this, of the factors in memory.
+
+        Args:
+            exact: of a structured bank in float64, where no product of two factors is rounded.
         """
-        frozen = self.frozen()
-        rows = frozen.rows() if isinstance(frozen, Factors) else frozen
+        rows = self.frozen()
+        if isinstance(rows, Factors):
+            rows = Factors(*(factor.double() for factor in rows)).rows() if exact else rows.rows()
         query, key = (self.heads.frozen[role] for role in ROLES)
         queries = len(query) * self.recipe.head_dim
         yield "query", query, rows[:queries]
