@@ -5,7 +5,8 @@
 Three measurements, on one thread, in CPU seconds (so that other work on the machine disturbs little); each is
 the least of a few repetitions:
 
-* all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8;
+* all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8, and the factors that
+  stand in their place with construction `monarch`;
 * heads of each construction, beside numpy.linalg.qr with the sign fix of the same draws (`textbook`);
 * how many different float64 results the BLAS kernels of several CPU models give.
 """
@@ -30,8 +31,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from megatron_patches.exact import FloatArray
-from megatron_patches.orthonormal import CONSTRUCTIONS, ROLES, BankRecipe, rows_of_heads
-from megatron_patches.shards import layer_shard
+from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
+from megatron_patches.shards import layer_shard, rank_factors, split_heads
 from megatron_patches.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
@@ -47,6 +48,16 @@ def make_shards(tensor_parallel_size: int) -> None:
     for layer in range(NUM_LAYERS):
         for role in ROLES:
             layer_shard(recipe, layer, role, 0, tensor_parallel_size, torch.bfloat16)
+
+
+def make_factors(tensor_parallel_size: int) -> None:
+    """All factors of rank 0 of the large model with construction monarch, in bf16."""
+    recipe = BankRecipe(
+        1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS, scope="layer", construction="monarch"
+    )
+    heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size)
+    for layer in range(NUM_LAYERS):
+        rank_factors(recipe, layer, heads, torch.bfloat16)
 
 
 def make_heads(hidden_size: int, head_dim: int, construction: str) -> FloatArray:
@@ -84,6 +95,8 @@ def measure_heads() -> dict[str, dict[str, float]]:
     for shape in HEAD_SHAPES:
         actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
         for construction in CONSTRUCTIONS:
+            if construction in FACTORED:  # not made by the head
+                continue
             if construction == "cayley" and shape[0] > 1024:  # cubic in hidden_size
                 continue
             if construction != "hadamard" or is_power_of_two(shape[0]):
@@ -121,7 +134,8 @@ def measure_bits() -> dict[str, int]:
 def print_tables(result: dict[str, Any]) -> None:
     print(f"Large ({NUM_LAYERS} layers, hidden {HIDDEN_SIZE}, {NUM_HEADS} heads of {HEAD_DIM}), one rank")
     for size, seconds in result["large_seconds"].items():
-        print(f"  tensor parallel {size}: {seconds:.2f} s")
+        factors = result["large_factors_seconds"][size]
+        print(f"  tensor parallel {size}: {seconds:.2f} s; monarch {factors:.3f} s")
     print("One head, ms (in brackets: times numpy.linalg.qr)")
     for shape, row in result["head_seconds"].items():
         cells = [f"{name} {1e3 * value:.2f} ({value / row['textbook']:.1f})" for name, value in row.items()]
@@ -145,6 +159,9 @@ def main() -> None:
             "numpy": np.__version__,
             "large_seconds": {
                 str(size): least_seconds(partial(make_shards, size), 2) for size in TENSOR_PARALLEL_SIZES
+            },
+            "large_factors_seconds": {
+                str(size): least_seconds(partial(make_factors, size), 2) for size in TENSOR_PARALLEL_SIZES
             },
             "head_seconds": measure_heads(),
             "different_results": measure_bits(),

@@ -42,7 +42,7 @@ from step_parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
 from step_plot import write_plot  # noqa: E402
 from step_turns import batches, ratio, take_turns, waiting  # noqa: E402
 
-from megatron_patches.policy import VARIANTS  # noqa: E402
+from megatron_patches.policy import ORDINARY, VARIANTS  # noqa: E402
 from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402
     LaunchEnvironment,
@@ -53,6 +53,7 @@ from pretrain.ranks.groups import (  # noqa: E402
 from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
+OPTIONAL = ("monarch", f"monarch{AGAIN}")
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -92,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
         default="4x512x4x256",
         help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)",
     )
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS))
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument(
@@ -120,8 +121,9 @@ def measure(
     wait = waiting(context)
     batch = batches(shape, context)
     times = take_turns(contenders, batch, steps, now, wait)
-    theory = benchmark_config(shape, "vanilla", layout).shape()
-    executed = executed_flops_per_token(theory, count_attention(theory, VARIANTS["orthogonal"]))
+    theory = benchmark_config(shape, ORDINARY, layout).shape()
+    full = model_flops_per_token(theory)
+    own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
     report: dict[str, Any] = {
         "shape": str(shape),
         "device": str(context.device),
@@ -133,7 +135,10 @@ def measure(
         "zero_stage": {name: contender.zero_stage for name, contender in contenders.items()},
         "clock": clock,
         "rounds": steps,
-        "flops_saved": 1 - executed / model_flops_per_token(theory),
+        "flops_saved": {
+            name: 1 - executed_flops_per_token(theory, count_attention(theory, VARIANTS[name])) / full
+            for name in sorted(own - {ORDINARY})
+        },
         "seconds": {name: statistics.median(values) for name, values in times.items()},
         "ratio": {},
         "parts": {},
@@ -158,7 +163,8 @@ def print_report(report: dict[str, Any]) -> None:
     how = f"{report['rounds']} rounds, {report['clock']} clock"
     wide = max(24, *(len(name) + 2 for name in report["seconds"]))
     print(f"{report['shape']} on {report['device']}, {ranks}, {how}")
-    print(f"theory: orthogonal executes {report['flops_saved']:.1%} fewer FLOPs than vanilla")
+    for name, saved in report["flops_saved"].items():
+        print(f"theory: {name} executes {saved:.1%} fewer FLOPs than {ORDINARY}")
     for base, ratios in report["ratio"].items():
         print(f"\n{f'step time / {base}':{wide}}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
         for name, found in ratios.items():

@@ -8,7 +8,8 @@ What is frozen, and how it is drawn
     unfreeze      layers that become trainable on the way, phase by phase
     orthonormal   (seed, layer, role, head) -> rows in float64, by
     exact           a QR whose bits depend on no BLAS, and
-    structured      signed rows of Hadamard and cosine matrices
+    structured      signed rows of Hadamard and cosine matrices, and
+    factors         two sets of small blocks for a whole layer
     given         initial values from a file: those of a model that was trained before
     bank          a recipe's rows, drawn or given
     shards        which heads a tensor-parallel rank owns, its rows, their digests
@@ -24,9 +25,10 @@ The layers
     output        logits, and cross-entropy without a copy of them in fp32
     layer         attention and MLP behind their norms; compiled, recomputed
     linear        megatron-core's parallel layers, which a compiler can trace, by
-    products        several products of one input, and
+    products        several products of one input,
+    monarch         those with the small blocks of structured rows, and
     collectives     what they exchange
-    recompute     activations made again in backward
+    recompute     activations made again in backward, or queries and keys alone
     random_streams  what dropout draws from
     norm          LayerNorm under sequence parallelism
     auxiliary     terms that layers add to the loss

@@ -30,10 +30,12 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 
 from megatron_patches.adapters import QueryKeyAdapters
+from megatron_patches.freeze import FROZEN_BUFFERS
+from megatron_patches.monarch import Factors
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
 from megatron_patches.products import column_parallel_products
-from megatron_patches.shards import layer_shard, split_heads
+from megatron_patches.shards import layer_shard, rank_factors, split_heads
 from megatron_patches.unfreeze import phases_of_layers
 
 
@@ -43,7 +45,12 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     Args:
         policy, recipe: what is frozen, and how it is drawn.
         frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
+
+    Attributes:
+        recomputes_query_key: whether structured queries and keys are made again in backward, not kept.
     """
+
+    recomputes_query_key = False
 
     def __init__(
         self,
@@ -83,6 +90,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[seq, batch, hidden]` -> query, key, value, each `[seq, batch, heads or groups, head_dim]`."""
         assert key_value_states is None and not output_gate and split_qkv
+        if self.recomputes_query_key and torch.is_grad_enabled() and self.linear_qkv.only_structured:
+            self.core_attention.remake = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
         return self.linear_qkv(hidden_states)
 
 
@@ -92,7 +101,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     Attributes:
         query_key_weight: non-persistent buffer `[(frozen heads + frozen groups) * head_dim, hidden]` in the
             compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and
-            saves parameters, frozen or not.
+            saves parameters, frozen or not. None where the bank is structured.
+        query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same rows where
+            the bank is structured, else None.
         value_weight: parameter `[groups * head_dim, hidden]`. Like every sharded one it is marked as tensor
             parallel, for DeepSpeed's gradient norm.
         trains_from_bank: `trained_query_key` starts from the rows that the same heads have in the bank; else
@@ -105,7 +116,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             where all heads of this rank are frozen.
     """
 
-    query_key_weight: torch.Tensor
+    query_key_weight: torch.Tensor | None
+    query_key_right: torch.Tensor | None
+    query_key_left: torch.Tensor | None
 
     def __init__(
         self,
@@ -142,7 +155,9 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         )
         self.num_groups = recipe.num_query_groups // tp_group.size()
         device = torch.cuda.current_device()
-        self.register_buffer("query_key_weight", self.regenerate().to(device), persistent=False)
+        made: dict[str, torch.Tensor] = dict(zip(self._buffer_names(), self.regenerate(), strict=True))
+        for name in FROZEN_BUFFERS:
+            self.register_buffer(name, made[name].to(device) if name in made else None, persistent=False)
         self.value_weight = self._sharded(self.num_groups, input_size, device)
         self._add_trainable_heads(policy, config.num_layers, input_size, device)
         self._add_adapters(policy, input_size, device)
@@ -181,21 +196,53 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             # The same on every rank, but a rank's gradient of it covers its own heads only: see `freeze`.
             self.low_rank_down.partial_gradient = True  # type: ignore[attr-defined]
 
-    def regenerate(self) -> torch.Tensor:
-        """This rank's frozen rows, queries then keys, made anew on the CPU in the compute dtype."""
+    def _buffer_names(self) -> tuple[str, ...]:
+        """Of FROZEN_BUFFERS, what this layer's frozen rows are held in."""
+        any_frozen = any(self.heads.frozen[role] for role in ROLES)
+        return FROZEN_BUFFERS[1:] if self.recipe.structured and any_frozen else FROZEN_BUFFERS[:1]
+
+    def regenerate(self) -> tuple[torch.Tensor, ...]:
+        """This rank's frozen rows, queries then keys, made anew on the CPU in the compute dtype.
+
+        Returns:
+            What the buffers hold: the rows, or their two factors.
+        """
+        if len(self._buffer_names()) > 1:
+            return rank_factors(self.recipe, self.layer, self.heads, self.dtype)
         rank, size = self.tp_group.rank(), self.tp_group.size()
         shards = [
             layer_shard(self.recipe, self.layer, role, rank, size, self.dtype, self.frozen_groups)
             for role in ROLES
         ]
-        return torch.cat(shards)
+        return (torch.cat(shards),)
 
-    def frozen_shards(self) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """(role, global head numbers, rows `[heads * head_dim, hidden]`) of what this rank holds frozen."""
+    def frozen(self) -> torch.Tensor | Factors:
+        """What an input is multiplied by in place of trained W_Q and W_K."""
+        if self.query_key_weight is not None:
+            return self.query_key_weight
+        assert self.query_key_right is not None and self.query_key_left is not None
+        return Factors(self.query_key_right, self.query_key_left)
+
+    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The memory that this rank's frozen rows are in."""
+        frozen = self.frozen()
+        return frozen if isinstance(frozen, Factors) else (frozen,)
+
+    def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
+        """(role, global head numbers, rows `[heads * head_dim, hidden]`) of what this rank has frozen.
+
+        The rows of a structured bank are made for this, of the factors in memory.
+
+        Args:
+            exact: of a structured bank in float64, where no product of two factors is rounded.
+        """
+        rows = self.frozen()
+        if isinstance(rows, Factors):
+            rows = Factors(*(factor.double() for factor in rows)).rows() if exact else rows.rows()
         query, key = (self.heads.frozen[role] for role in ROLES)
         queries = len(query) * self.recipe.head_dim
-        yield "query", query, self.query_key_weight[:queries]
-        yield "key", key, self.query_key_weight[queries:]
+        yield "query", query, rows[:queries]
+        yield "key", key, rows[queries:]
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[seq(/tp), batch, hidden]` -> query, key, value `[seq, batch, heads or groups, head_dim]`."""
@@ -209,12 +256,25 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             key = self._in_order("key", key, trained_key)
         return query, key, products["value"].unflatten(-1, (self.num_groups, self.recipe.head_dim))
 
+    @property
+    def only_structured(self) -> bool:
+        """Whether structured frozen rows are all that makes queries and keys here."""
+        alone = self.adapters is None and self.trained_query_key is None
+        return alone and self.query_key_weight is None
+
+    def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward` without values, where the rows are `only_structured`; for use without gradients."""
+        (frozen,) = column_parallel_products(
+            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, []
+        )
+        return self._split(frozen, self.heads.frozen)
+
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""
         own = {"value": self.value_weight, "trained": self.trained_query_key, "low_rank": self.low_rank_down}
         learned = {name: weight for name, weight in own.items() if weight is not None}
         frozen, *others = column_parallel_products(
-            hidden_states, self.query_key_weight, self.tp_group, self.sequence_parallel, [*learned.values()]
+            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [*learned.values()]
         )
         return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
 

@@ -17,6 +17,9 @@ from megatron_patches.errors import MethodError
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
 """Where the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep the model parameters they own, group by group."""
 
+FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
+"""What frozen Query/Key rows are held in: the rows, or the two factors of a structured bank."""
+
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Trainable parameters only; no empty group.
@@ -72,6 +75,10 @@ class HoldsFrozenWeights(Protocol):
         """(role, global head numbers, this rank's weights `[heads * rows, columns]`)."""
         ...
 
+    def frozen_tensors(self) -> Sequence[torch.Tensor]:
+        """The memory that these weights are in, or what they are made of."""
+        ...
+
 
 def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeights]]:
     """(name, module) of every module with frozen weights."""
@@ -81,8 +88,8 @@ def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeig
 
 
 def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    """All frozen weights of this rank."""
-    return [weight for _, layer in frozen_layers(model) for _, _, weight in layer.frozen_shards()]
+    """All memory of frozen weights on this rank."""
+    return [tensor for _, layer in frozen_layers(model) for tensor in layer.frozen_tensors()]
 
 
 def audit_rank(engine: Any) -> dict[str, Any]:
@@ -170,7 +177,8 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
     found = {}
     for name, parameter in engine.module.named_parameters():
         in_zero = id(parameter) in owned or hasattr(parameter, "ds_tensor")
-        is_frozen = not parameter.requires_grad or "query_key_weight" in name or parameter.data_ptr() in banks
+        is_bank = any(buffer in name for buffer in FROZEN_BUFFERS) or parameter.data_ptr() in banks
+        is_frozen = is_bank or not parameter.requires_grad
         if in_zero and is_frozen:
             found[name] = _numel(parameter)
     for name, buffer in engine.module.named_buffers():

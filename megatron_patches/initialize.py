@@ -20,10 +20,9 @@ from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.bank import bank_rows
 from megatron_patches.given import GivenWeights
 from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.shards import heads_of_rank, layer_shard
+from megatron_patches.shards import head_rows_in, heads_of_rank, layer_shard
 from megatron_patches.streams import normal_rows
 from megatron_patches.synthesizer import SynthesizerSelfAttention
 
@@ -140,7 +139,7 @@ class _Initializer:
         if linear.trained_query_key is not None:
             head_dim = linear.recipe.head_dim
             rows = [
-                torch.from_numpy(bank_rows(linear.recipe, linear.layer, role, heads))
+                head_rows_in(linear.recipe, linear.layer, role, heads, linear.dtype)
                 if linear.trains_from_bank
                 else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
                 for role, heads in linear.heads.trainable.items()

@@ -13,6 +13,7 @@ from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from megatron_patches.attention import FrozenQueryKeySelfAttention
 from megatron_patches.documents import Visible
 from megatron_patches.random_streams import has_own_stream, own_stream_by_default, replicated_mask
 from megatron_patches.recompute import recomputed
@@ -23,10 +24,16 @@ class Layer(TransformerLayer):
 
     Attributes:
         recompute: what is made again in backward instead of being kept: `none`, `attention` (the attention
-            with its norm) or `full`.
+            with its norm) or `full`; see `recompute_in_backward`.
     """
 
     recompute = "none"
+
+    def recompute_in_backward(self, what: str) -> None:
+        """From now on make `what` again: one of the above, or `query_key`, structured queries and keys."""
+        self.recompute = what
+        if isinstance(self.self_attention, FrozenQueryKeySelfAttention):
+            self.self_attention.recomputes_query_key = what == "query_key"
 
     def compile_parts(self, backend: str) -> None:
         """From now on run compiled: as one graph, or where something is recomputed as one for each part.

@@ -1,9 +1,9 @@
 """The frozen Query/Key bank: (seed, layer, role, head) -> rows. Pure, CPU, float64.
 
 Every head has a counter-based random stream of its own, so no head depends on which others were made, or
-where, or in what order. With the default construction, `qr`, and with `hadamard` and `dct`, the bits are also
-the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`): a run may move
-between CPU models and tensor-parallel sizes and find its bank again.
+where, or in what order. With the default construction, `qr`, and with `hadamard`, `dct` and `monarch`, the
+bits are also the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`,
+`factors`): a run may move between CPU models and tensor-parallel sizes and find its bank again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import FloatArray, orthonormalize_rows
+from megatron_patches.factors import LayerFactors, block_sizes, layer_factors
 from megatron_patches.structured import dct_rows, hadamard_rows, is_power_of_two
 
 Role = Literal["query", "key"]
@@ -26,6 +27,8 @@ Role = Literal["query", "key"]
 SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
+FACTORED = ("monarch", "monarch_hadamard")
+"""Constructions that are no matrix but two factors (see `factors`)."""
 
 # First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
 STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
@@ -100,11 +103,20 @@ class BankRecipe:
                 f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
                 "scope 'layer' cannot do that; use scope 'head'"
             )
-        if self.construction == "hadamard" and not is_power_of_two(self.hidden_size):
+        if self.construction.endswith("hadamard") and not is_power_of_two(self.hidden_size):
+            other = "dct" if self.construction == "hadamard" else "monarch"
             raise MethodError(
-                f"hidden_size={self.hidden_size} is not a power of two: construction 'hadamard' needs one; "
-                "use construction 'dct', which takes any size"
+                f"hidden_size={self.hidden_size} is not a power of two: construction '{self.construction}' "
+                f"needs one; use construction '{other}', which takes "
+                f"{'others' if other == 'monarch' else 'any size'}"
             )
+        if self.construction in FACTORED:
+            if self.scope != "layer":
+                raise MethodError(
+                    f"construction '{self.construction}' makes all rows of a layer together: use scope "
+                    "'layer', or another construction"
+                )
+            block_sizes(self.hidden_size, self.head_dim)
 
     def as_dict(self) -> dict[str, int | float | str | None]:
         """The fields as plain values; `BankRecipe(**that)` is equal to this recipe."""
@@ -113,6 +125,11 @@ class BankRecipe:
         if self.given_sha256 is None:
             del values["given_sha256"]
         return values
+
+    @property
+    def structured(self) -> bool:
+        """Whether the rows are products of small factors, by which an input is multiplied instead."""
+        return self.init == "orthogonal" and self.construction in FACTORED
 
     def num_heads(self, role: Role) -> int:
         """Heads of one role in a layer: query heads, or key heads (groups)."""
@@ -143,6 +160,8 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     """
     check_place(recipe, layer, role, heads)
     assert recipe.init != "pretrained", "these rows are read, not drawn: see `bank`"
+    if recipe.structured:
+        return factors_of_heads(recipe, layer, [(role, heads)]).rows()
     head_dim, hidden_size = recipe.head_dim, recipe.hidden_size
     construct = _gaussian_head if recipe.init == "gaussian" else _CONSTRUCTORS[recipe.construction]
     rows = np.empty((len(heads), head_dim, hidden_size))
@@ -159,6 +178,25 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     if recipe.init == "gaussian":
         rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
     return rows.reshape(-1, hidden_size)
+
+
+def factors_of_heads(
+    recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
+) -> LayerFactors:
+    """What makes W of several heads, where the recipe is `structured`.
+
+    Args:
+        heads: (role, numbers of heads) in the order of the rows.
+
+    Raises:
+        MethodError: no such layer, role or head.
+    """
+    assert recipe.structured
+    for role, some in heads:
+        check_place(recipe, layer, role, some)
+    numbers = [(ROLES.index(role), some) for role, some in heads]
+    hadamard = recipe.construction == "monarch_hadamard"
+    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers, hadamard)
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
@@ -255,4 +293,4 @@ _CONSTRUCTORS: Mapping[str, Constructor] = MappingProxyType(
         "dct": dct_rows,
     }
 )
-CONSTRUCTIONS = tuple(_CONSTRUCTORS)
+CONSTRUCTIONS = (*_CONSTRUCTORS, *FACTORED)

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from megatron_patches.axes import Rule, axes_of, axis
 from megatron_patches.errors import MethodError
+from megatron_patches.factors import block_sizes
 from megatron_patches.layers import layer_range, spread
-from megatron_patches.orthonormal import CONSTRUCTIONS, SCOPES
+from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, SCOPES
 from megatron_patches.unfreeze import Unfreeze, phases_of_layers
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
@@ -197,6 +198,19 @@ class QKPolicy:
         return self.scores != "dot_product"
 
     @property
+    def structured(self) -> bool:
+        """True if the frozen rows are products of two factors, by which inputs are multiplied instead."""
+        return not self.trainable and self.init == "orthogonal" and self.construction in FACTORED
+
+    def stored_columns(self, hidden_size: int, head_dim: int) -> int:
+        """Numbers that are kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
+
+        Raises:
+            MethodError: no such factors.
+        """
+        return sum(block_sizes(hidden_size, head_dim)) if self.structured else hidden_size
+
+    @property
     def score_rank(self) -> int | None:
         """Rank of factorized scores; None for all others."""
         return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
@@ -250,6 +264,7 @@ VARIANTS: dict[str, QKPolicy] = {
     "pretrained": QKPolicy(init="pretrained", trainable=False),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
+    "monarch": QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch"),
     "unfreeze": QKPolicy(
         init="orthogonal",
         trainable=False,

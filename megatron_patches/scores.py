@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -18,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from megatron_patches.documents import Documents, Visible, attend_within_documents
 from megatron_patches.random_streams import own_stream
+from megatron_patches.recompute import remade_in_backward
 from megatron_patches.rotary import RotaryAngles
 
 
@@ -30,6 +32,10 @@ class CausalDotProductAttention(MegatronModule):
 
     Args:
         rotary: the rotation of queries and keys by their positions; None: they come with what they need.
+
+    Attributes:
+        remake: makes queries and keys, not rotated, once more: of the next forward pass, which then keeps it
+            for backward in their place where a causal kernel would keep them.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class CausalDotProductAttention(MegatronModule):
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.rotary = rotary
+        self.remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def forward(
         self,
@@ -72,8 +79,8 @@ class CausalDotProductAttention(MegatronModule):
             `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
-        if self.rotary is not None:
-            query, key = self.rotary.rotate(query), self.rotary.rotate(key)
+        remake, self.remake = self.remake, None
+        query, key = self._rotated(query, key)
         dropout = self.dropout if self.training else 0.0
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
@@ -84,11 +91,15 @@ class CausalDotProductAttention(MegatronModule):
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
             key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
             grouped = False
-        with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
+        query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
+        with (
+            own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext(),
+            self._remaking(query, key, remake if attention_mask is None else None),
+        ):
             context = scaled_dot_product_attention(
-                query.permute(1, 2, 0, 3),
-                key.permute(1, 2, 0, 3),
-                value.permute(1, 2, 0, 3),
+                query,
+                key,
+                value,
                 dropout_p=dropout,
                 attn_mask=None if attention_mask is None else ~attention_mask,
                 is_causal=attention_mask is None,
@@ -96,6 +107,27 @@ class CausalDotProductAttention(MegatronModule):
                 enable_gqa=grouped,
             )
         return context.permute(2, 0, 1, 3).flatten(2)
+
+    def _rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rotary is None:
+            return query, key
+        return self.rotary.rotate(query), self.rotary.rotate(key)
+
+    def _remaking(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Keep `remake` for backward in place of queries and keys `[batch, heads, seq, head_dim]`."""
+        if remake is None:
+            return contextlib.nullcontext()
+        source = remake
+
+        def again() -> tuple[torch.Tensor, ...]:
+            return tuple(heads.permute(1, 2, 0, 3) for heads in self._rotated(*source()))
+
+        return remade_in_backward((query, key), again)
 
     def _within_documents(
         self,

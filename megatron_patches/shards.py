@@ -15,7 +15,8 @@ import torch
 from megatron_patches.bank import bank_rows
 from megatron_patches.errors import MethodError
 from megatron_patches.exact import orthonormality_error
-from megatron_patches.orthonormal import BankRecipe, Role
+from megatron_patches.monarch import Factors
+from megatron_patches.orthonormal import ROLES, BankRecipe, Role, factors_of_heads
 
 
 def heads_of_rank(
@@ -67,7 +68,35 @@ def layer_shard(
     split = split_heads(
         recipe.num_attention_heads, recipe.num_query_groups, groups, rank, tensor_parallel_size
     )
-    return torch.from_numpy(bank_rows(recipe, layer, role, split.frozen[role])).to(dtype)
+    return head_rows_in(recipe, layer, role, split.frozen[role], dtype)
+
+
+def head_rows_in(
+    recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Rows of several heads of one role as training has them: CPU tensor `[heads * head_dim, hidden_size]`.
+
+    Those of a structured bank are products of factors that were cast, not products that were.
+
+    Raises:
+        MethodError: as `bank_rows`.
+    """
+    if recipe.structured:
+        return _factors(recipe, layer, [(role, heads)], dtype).rows()
+    return torch.from_numpy(bank_rows(recipe, layer, role, heads)).to(dtype)
+
+
+def rank_factors(recipe: BankRecipe, layer: int, heads: HeadSplit, dtype: torch.dtype) -> Factors:
+    """The factors of a rank's frozen rows, queries above keys, on the CPU; the recipe is `structured`."""
+    return _factors(recipe, layer, [(role, heads.frozen[role]) for role in ROLES], dtype)
+
+
+def _factors(
+    recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]], dtype: torch.dtype
+) -> Factors:
+    made = factors_of_heads(recipe, layer, heads)
+    right, left = (torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left))
+    return Factors(right, left)
 
 
 @dataclass(frozen=True)

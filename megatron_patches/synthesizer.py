@@ -188,6 +188,10 @@ class SynthesizerCoreAttention(MegatronModule):
             for name in self.recipe.matrices:
                 yield name, tuple(self.heads), getattr(self, name)
 
+    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The memory of the score matrices that do not learn."""
+        return tuple(matrix for _, _, matrix in self.frozen_shards())
+
     def logits(self, length: int) -> torch.Tensor:
         """S of this rank's heads at the first `length` positions: `[heads, length, length]`, fp32 or wider.
 

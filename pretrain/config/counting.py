@@ -50,7 +50,8 @@ class AttentionCount:
     """What a policy makes of the Query/Key weights of the whole model.
 
     Attributes:
-        frozen: elements of W_Q and W_K, or of score matrices, that never train.
+        frozen: elements of W_Q and W_K, of factors in their place, or of score matrices, that never train.
+        spared: elements of frozen W_Q and W_K beyond those of the factors in their place.
         adapters: trainable elements added to them.
         adapter_multiplications: multiply-adds that the adapters add to the forward pass of one token.
         scores: elements of a synthesizer's score matrices, which stand in the place of W_Q and W_K; frozen or
@@ -58,6 +59,7 @@ class AttentionCount:
     """
 
     frozen: int = 0
+    spared: int = 0
     adapters: int = 0
     adapter_multiplications: int = 0
     scores: int = 0
@@ -102,11 +104,13 @@ def count_attention(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Atte
         return AttentionCount(frozen=0 if policy.trainable else scores, scores=scores)
     h, d, rank = shape.head_dim, shape.hidden_size, policy.low_rank
     queries_per_group = shape.num_attention_heads // shape.num_query_groups
-    frozen = adapters = multiplications = 0
+    columns = policy.stored_columns(d, h)
+    frozen = spared = adapters = multiplications = 0
     for frozen_groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase):
         groups = len(frozen_groups)
         heads = groups * queries_per_group
-        frozen += (heads + groups) * h * d
+        frozen += (heads + groups) * h * columns
+        spared += (heads + groups) * h * (d - columns)
         matrices = 0
         if groups and "low_rank" in policy.adapters:
             matrices += 2 * rank * d + (heads + groups) * h * rank
@@ -116,7 +120,7 @@ def count_attention(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Atte
         adapters += matrices
         adapters += (heads + groups) * h if "qk_norm" in policy.adapters else 0
         adapters += heads if "logit_scale" in policy.adapters else 0
-    return AttentionCount(frozen, adapters, multiplications)
+    return AttentionCount(frozen, spared, adapters, multiplications)
 
 
 def count_parameters(shape: ModelShape, attention: AttentionCount) -> ParameterCount:
@@ -127,9 +131,10 @@ def count_parameters(shape: ModelShape, attention: AttentionCount) -> ParameterC
 
     4 d and 2 d are LayerNorm weights and biases: two norms a layer, one at the end. Nothing else has a bias.
     A synthesizer has L H s² or 2 L H s k elements of score matrices and no L d (H + G) h of W_Q and W_K.
+    Structured rows of W_Q and W_K are a + b numbers instead of d = a b.
     """
     d = shape.hidden_size
-    query_key = attention.scores - query_key_parameters(shape) if attention.scores else 0
+    query_key = attention.scores - query_key_parameters(shape) if attention.scores else -attention.spared
     embeddings = shape.vocab_size * d * (1 if shape.tied_embeddings else 2)
     positions = shape.sequence_length * d if shape.learned_positions else 0
     layer = 2 * d * (shape.query_size + shape.key_size) + 2 * d * shape.ffn_hidden_size + 4 * d
@@ -167,6 +172,14 @@ def forward_flops_per_token(
     return layers + 2 * d * shape.vocab_size
 
 
+def executed_forward_flops_per_token(
+    shape: ModelShape, attention: AttentionCount, causal_share: float = CAUSAL
+) -> float:
+    """What a forward pass really executes: with the adapters, and structured W_Q and W_K as two products."""
+    added = attention.adapter_multiplications - attention.spared
+    return forward_flops_per_token(shape, attention, causal_share) + 2 * added
+
+
 def score_products(shape: ModelShape, causal_share: float = CAUSAL) -> float:
     """2 c s H h: FLOPs per token of q·k, and of probabilities times values, in one layer's forward pass."""
     return 2 * causal_share * shape.sequence_length * shape.query_size
@@ -186,13 +199,13 @@ def executed_flops_per_token(
 
     Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else: the
     gradient still flows through the scores to the layer's input. For ordinary multi-head attention that is 4
-    L d². Freezing score matrices removes the gradient of the probabilities, 2 c s H h a layer.
+    L d². Freezing score matrices removes the gradient of the probabilities, 2 c s H h a layer. Structured
+    rows cost 2 (a + b) FLOPs in place of 2 d, forward and backward.
     """
-    model = model_flops_per_token(shape, attention, causal_share)
+    executed = FORWARD_AND_BACKWARD * executed_forward_flops_per_token(shape, attention, causal_share)
     if attention.scores:
-        return model - (shape.num_layers * score_products(shape, causal_share) if attention.frozen else 0)
-    added = FORWARD_AND_BACKWARD * 2 * attention.adapter_multiplications
-    return model - 2 * attention.frozen + added
+        return executed - (shape.num_layers * score_products(shape, causal_share) if attention.frozen else 0)
+    return executed - 2 * attention.frozen
 
 
 # Dense bf16 tensor-core FLOP/s in units of 1e12, from NVIDIA's data sheets (some print only twice that, the

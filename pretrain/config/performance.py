@@ -26,20 +26,21 @@ class PerformanceSection(Section):
     )
     compile: Literal["auto", "layers", "none"] = Field(
         default="auto",
-        description="torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3; layers: always; "
-        "none: never.",
+        description="torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3 nor with "
+        "recompute=query_key; layers: always; none: never.",
     )
     document_attention: Literal["flash", "mask"] = Field(
         default="flash",
         description="With data.reset_at_document_end. flash: each document by itself, where there is a "
         "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
     )
-    recompute: Literal["none", "attention", "full"] = Field(
+    recompute: Literal["none", "query_key", "attention", "full"] = Field(
         default="none",
-        description="Activations of a layer made again in backward instead of kept: those of the attention "
-        "with its norm, or all.",
+        description="Activations of a layer made again in backward instead of kept: queries and keys of a "
+        "structured bank, those of the attention with its norm, or all.",
     )
 
     def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
         """Whether layers run compiled: what `compile` says, or stands for."""
-        return on_cuda and zero_stage < 3 if self.compile == "auto" else self.compile == "layers"
+        possible = on_cuda and zero_stage < 3 and self.recompute != "query_key"
+        return possible if self.compile == "auto" else self.compile == "layers"

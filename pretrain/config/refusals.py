@@ -37,6 +37,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
+    _check_recompute(config)
     _check_profile(config)
     check_initial_weights(config)
 
@@ -163,6 +164,23 @@ def _check_query_key(config: Config) -> None:
         config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_recompute(config: Config) -> None:
+    if config.performance.recompute != "query_key":
+        return
+    policy = config.policy()
+    if not policy.structured or policy.adapters:
+        raise UserError(
+            "performance.recompute=query_key makes queries and keys again from frozen factors alone, which "
+            f"attention.variant={config.attention.variant}{' with adapters' if policy.adapters else ''} does "
+            "not have; use variant monarch without adapters, or performance.recompute=attention"
+        )
+    if config.performance.compile == "layers":
+        raise UserError(
+            "performance.recompute=query_key is not possible in compiled layers; set "
+            "performance.compile=none, or performance.recompute=attention"
+        )
 
 
 def _check_profile(config: Config) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from megatron_patches.factors import block_sizes
 from pretrain.config.counting import (
     count_attention,
     count_parameters,
@@ -85,10 +86,22 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
-        ("training FLOPs per token", f"{model_flops:.4g}; freezing saves {saved:.1%} of them"),
+        *_factor_rows(config),
+        ("training FLOPs per token", f"{model_flops:.4g}; {_what_saves(config)} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]
+
+
+def _factor_rows(config: Config) -> list[tuple[str, str]]:
+    if not config.policy().structured:
+        return []
+    a, b = block_sizes(config.model.hidden_size, config.head_dim)
+    return [("frozen Query/Key factors", f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, for each of both")]
+
+
+def _what_saves(config: Config) -> str:
+    return "freezing and factors save" if config.policy().structured else "freezing saves"
 
 
 def _deepspeed_text(config: Config) -> str:

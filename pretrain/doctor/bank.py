@@ -6,12 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from megatron_patches.bank import bank_rows
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
-from megatron_patches.shards import head_digests, split_heads
+from megatron_patches.shards import head_digests, head_rows_in, split_heads
 from pretrain.config.tree import Config
 from pretrain.model.build import DTYPES
 
@@ -27,7 +24,7 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
     deadline, digests = time.monotonic() + seconds, []
     units = frozen_units(recipe, config.policy(), config.model.num_layers)
     for layer, role, heads in units:
-        rows = torch.from_numpy(bank_rows(recipe, layer, role, heads)).to(DTYPES[config.precision.dtype])
+        rows = head_rows_in(recipe, layer, role, heads, DTYPES[config.precision.dtype])
         made = head_digests(rows, recipe.head_dim)
         digests += [
             [f"layer {layer} {role} head {head}", sha256[:16]]

@@ -51,7 +51,8 @@ def export_run(
 
     Args:
         step: of the checkpoint; None: the newest.
-        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights.
+        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
+            factors multiplied out.
 
     Returns:
         The content of export.json.
@@ -110,8 +111,13 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
-    """Whether every weight is stored as it was trained: a scale after a norm goes into the norm's gains."""
-    return not folded and not {"qk_norm", "logit_scale"} <= set(run.config.policy().adapters)
+    """Whether every weight is stored as it was trained.
+
+    A scale after a norm goes into the norm's gains; the products of two bf16 factors need more digits.
+    """
+    policy = run.config.policy()
+    multiplied = policy.structured and run.config.precision.dtype == "bf16"
+    return not (folded or multiplied or {"qk_norm", "logit_scale"} <= set(policy.adapters))
 
 
 def _facts(

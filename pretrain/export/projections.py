@@ -20,7 +20,7 @@ Part = Literal["query", "key", "value"]
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
-    """`[heads or groups, head_dim, hidden]` in the order of the heads; float64 where something was folded."""
+    """`[heads or groups, head_dim, hidden]` in the order of the heads; float64 where it was computed here."""
     linear, head_dim = attention.linear_qkv, attention.hidden_size_per_attention_head
     if isinstance(linear, FrozenQueryKeyValueLinear):
         if part == "value":
@@ -36,7 +36,7 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 def _beside_the_bank(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
     """Frozen and trainable heads of a layer that has a bank."""
     head_dim = linear.recipe.head_dim
-    shards = {name: shard for name, _, shard in linear.frozen_shards()}
+    shards = {name: shard for name, _, shard in linear.frozen_shards(exact=True)}
     frozen = _folded(linear, role, shards[role].unflatten(0, (-1, head_dim)))
     if linear.trained_query_key is None:
         return frozen

@@ -46,7 +46,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         flash_documents=flash_documents(config, context.device),
     )
     for layer in model.decoder.layers:
-        layer.recompute = config.performance.recompute
+        layer.recompute_in_backward(config.performance.recompute)
     start = recipe if policy.trainable and isinstance(recipe, BankRecipe) else None
     initialize_parameters(model, config.run.seed, config.model.init_std, start, config.given_weights)
     # megatron-core makes learned positions in fp32. DeepSpeed's engine would cast them; evaluation has none.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pretrain.config.tree import Config
-from pretrain.plan.queries import attention_activations
+from pretrain.plan.queries import attention_activations, queries_and_keys
 from pretrain.plan.sizes import Sizes
 from pretrain.plan.states import FP32
 from pretrain.plan.tensors import LayerHeads
@@ -64,6 +64,8 @@ def recomputed_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...
     """What the backward pass of one layer makes again, of the layer where that is most."""
     if config.performance.recompute == "none":
         return 0
+    if config.performance.recompute == "query_key":
+        return max((queries_and_keys(config, sizes, heads) for heads in layers), default=0)
     mlp = sum(_mlp_part(config, sizes).values()) if config.performance.recompute == "full" else 0
     return mlp + max(sum(_attention_part(config, sizes, heads).values()) for heads in layers or (None,))
 

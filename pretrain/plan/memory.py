@@ -113,7 +113,7 @@ def layer_gradient_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads,
     inner = 2 * sizes.tokens * sizes.ffn + sizes.hidden * sizes.ffn
     in_mlp = (inner + 2 * sizes.tokens * sizes.hidden) * sizes.element
     again = recomputed_bytes(config, sizes, layers)
-    return max(in_mlp, again) if config.performance.recompute == "attention" else in_mlp + again
+    return in_mlp + again if config.performance.recompute == "full" else max(in_mlp, again)
 
 
 def _communication(

@@ -54,11 +54,21 @@ def attention_activations(config: Config, sizes: Sizes, heads: LayerHeads) -> di
     if config.model.position_embedding == "rope":
         trace.query = Storage("rotated queries", sizes.heads * head)
         trace.key = Storage("rotated keys", sizes.groups * head)
-    _attend(config, sizes, trace)
+    _attend(config, sizes, trace, bool(queries_and_keys(config, sizes, heads)))
     if policy.penalty:
         rows = (sizes.heads + sizes.groups) * sizes.head_dim
         trace.save(Storage("deviation from orthonormal rows", rows * sizes.head_dim * FP32))
     return trace.saved
+
+
+def queries_and_keys(config: Config, sizes: Sizes, heads: LayerHeads) -> int:
+    """Bytes of the queries and keys of a layer that are made again in backward, and only they."""
+    kernel_keeps_them = sizes.on_cuda or not config.model.dropout
+    only_frozen = heads.frozen_queries > 0 and not heads.trained_queries
+    alone = config.performance.recompute == "query_key" and not config.data.reset_at_document_end
+    if not (alone and only_frozen and kernel_keeps_them):
+        return 0
+    return sizes.tokens * (sizes.heads + sizes.groups) * sizes.head_dim * sizes.element
 
 
 def _frozen_projection(policy: QKPolicy, sizes: Sizes, heads: LayerHeads, head: int) -> _Trace:
@@ -94,7 +104,7 @@ def _adapt(policy: QKPolicy, sizes: Sizes, heads: LayerHeads, trace: _Trace) -> 
         trace.query = Storage("scaled queries", queries)
 
 
-def _attend(config: Config, sizes: Sizes, trace: _Trace) -> None:
+def _attend(config: Config, sizes: Sizes, trace: _Trace, remade: bool) -> None:
     """What the kernel keeps beside its output."""
     every = sizes.heads * trace.head
     if config.data.reset_at_document_end:
@@ -102,7 +112,9 @@ def _attend(config: Config, sizes: Sizes, trace: _Trace) -> None:
         if sizes.heads != sizes.groups:
             trace.key, trace.value = Storage("repeated keys", every), Storage("repeated values", every)
     if sizes.on_cuda or not config.model.dropout:
-        trace.save(trace.query, trace.key, trace.value)
+        trace.save(trace.value)
+        if not remade:
+            trace.save(trace.query, trace.key)
         trace.save(Storage("log-sum-exp", sizes.batch * sizes.heads * sizes.length * FP32))
         return
     # The CPU has no fused kernel with dropout: the probabilities before and after it, its mask, and scaled

@@ -14,7 +14,7 @@ from pretrain.config.counting import (
     AttentionCount,
     ModelShape,
     count_attention,
-    forward_flops_per_token,
+    executed_forward_flops_per_token,
     score_products,
 )
 from pretrain.config.phases import phases_of
@@ -36,6 +36,9 @@ COMPILED, REMADE_LAYER, REMADE_ATTENTION = 42 / 63, 23 / 63, 8 / 63
 """Shares of the elementwise traffic: of kernels that torch.compile has joined, and of a layer's or its
 attention's forward pass, which `performance.recompute` takes twice.
 """
+
+ATTENTION_ONCE = ("none", "query_key")
+"""Of `performance.recompute`, what does not attend again in backward."""
 
 LAUNCHES_A_LAYER = 60
 SECONDS_A_LAUNCH = 6e-6
@@ -117,8 +120,7 @@ def _memory_rate(gpu: Gpu) -> float:
 def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     """Forward, input gradients, and the weight gradients of what trains."""
     shape, attention = counted_attention(config)
-    forward = forward_flops_per_token(shape, attention, causal_share=0)
-    forward += 2 * attention.adapter_multiplications
+    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
     weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
     forward_again = products_again(config, forward)
     tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
@@ -136,23 +138,28 @@ def products_again(config: Config, forward: float) -> float:
     shape, recompute = config.shape(), config.performance.recompute
     logits = 2.0 * shape.hidden_size * shape.vocab_size
     mlp = shape.num_layers * 4.0 * shape.hidden_size * shape.ffn_hidden_size
-    layers = {"none": 0.0, "attention": forward - logits - mlp, "full": forward - logits}[recompute]
+    columns = config.policy().stored_columns(shape.hidden_size, shape.head_dim)
+    query_key = 2.0 * shape.num_layers * (shape.query_size + shape.key_size) * columns
+    attention = forward - logits - mlp
+    layers = {"none": 0.0, "query_key": query_key, "attention": attention, "full": forward - logits}[
+        recompute
+    ]
     return layers + (logits if config.performance.cross_entropy == "chunked" else 0.0)
 
 
 def flops_again_per_token(config: Config) -> float:
     """Executed beyond one forward and one backward pass; attention by its causal half."""
     shape, attention = counted_attention(config)
-    forward = forward_flops_per_token(shape, attention, causal_share=0)
-    products = products_again(config, forward + 2 * attention.adapter_multiplications)
-    if config.performance.recompute == "none":
+    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
+    products = products_again(config, forward)
+    if config.performance.recompute in ATTENTION_ONCE:
         return products
     return products + shape.num_layers * 2 * score_products(shape, 1.0 if attention.scores else 0.5)
 
 
 def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
     shape, attention = counted_attention(config)
-    forward_again = config.performance.recompute != "none"
+    forward_again = config.performance.recompute not in ATTENTION_ONCE
     tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
     if attention.scores:  # one product with probabilities, over the full square
         rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
@@ -178,6 +185,8 @@ def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
     frozen = not policy.trainable and not policy.synthesizer
     joined = query_key * 2 if frozen else sizes.tokens * (sizes.heads + 2 * sizes.groups) * sizes.head_dim * 2
     added = sizes.tokens * sizes.hidden * 3 * (1 + ("low_rank" in policy.adapters)) if frozen else 0
+    if policy.structured:  # small blocks: what the two products read and write takes longer than they do
+        joined += query_key * 6 + sizes.tokens * sizes.hidden * 3
     rotary = query_key * 10 if config.model.position_embedding == "rope" else 0
     passes = {"low_rank": 5, "core": 5, "qk_norm": 24, "logit_scale": 4}
     adapters = sum(query_key * passes[name] for name in policy.adapters)
@@ -189,7 +198,10 @@ def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
         scores = samples * sizes.heads * sizes.length**2 * 24
     moved = between + inner + joined + added + rotary + adapters + mixed + scores
     share = COMPILED if config.performance.compiles(True, zero_stage) else 1.0
-    again = {"none": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}[config.performance.recompute]
+    remade = {"none": 0.0, "query_key": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}
+    again = remade[config.performance.recompute]
+    if config.performance.recompute == "query_key":  # made, and rotated
+        again += (query_key * 3 + sizes.tokens * sizes.hidden + rotary / 2) / moved
     return config.model.num_layers * moved * sizes.element * (share + again)
 
 

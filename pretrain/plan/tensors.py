@@ -129,7 +129,8 @@ def _query_key_value(
         begins = phases_of_layers(policy.unfreeze, config.model.num_layers)[layer] if policy.unfreeze else 0
         weights.append(Weight(f"{name}.trained_query_key", trained, (begins or 0, False)))
     weights += _adapters(config, policy, name, heads)
-    return weights, (heads.frozen_queries + heads.frozen_keys) * width * hidden
+    columns = policy.stored_columns(hidden, width)
+    return weights, (heads.frozen_queries + heads.frozen_keys) * width * columns
 
 
 def _adapters(config: Config, policy: QKPolicy, name: str, heads: LayerHeads) -> Iterator[Weight]:

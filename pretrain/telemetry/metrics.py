@@ -56,8 +56,9 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
 
     `model_flops_per_token` counts the ordinary (vanilla) model of the same shape, whatever is frozen, so
     mfu compares variants by the work an ordinary model would have needed. `executed_flops_per_token` counts
-    what this run computes: no weight gradients of frozen projections, and recomputed activations if there
-    are any. Freezing therefore lets mfu exceed hfu. Without a known peak both are left out.
+    what this run computes: no weight gradients of frozen projections, two small products where they are
+    structured, and recomputed activations if there are any. Freezing therefore lets mfu exceed hfu. Without
+    a known peak both are left out.
     """
     per_second = step_tokens / seconds_step if seconds_step > 0 else math.nan
     per_gpu = per_second / facts.world_size

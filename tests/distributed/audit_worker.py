@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from data_pipeline.manifest import read_manifest
 from data_pipeline.samples import TrainingSamples
 from megatron_patches.errors import MethodError
-from megatron_patches.freeze import audit_rank, frozen_layers
+from megatron_patches.freeze import FROZEN_BUFFERS, audit_rank, frozen_layers, frozen_weights
 from megatron_patches.shards import digest
 from pretrain.config.counting import count_attention, count_parameters
 from pretrain.config.load import load_config
@@ -28,8 +28,6 @@ from pretrain.training.engine import wrap_model
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import Run, open_run
 from tests.distributed.plain_training import plain_optimizer, plain_step
-
-BANK = "query_key_weight"
 
 
 def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +70,7 @@ def _engine(config: Config) -> dict[str, Any]:
 
 
 def _bank(model: torch.nn.Module) -> list[str]:
-    return [digest(layer.query_key_weight) for _, layer in frozen_layers(model)]
+    return [digest(weight) for weight in frozen_weights(model)]
 
 
 def _position(config: Config, step: int) -> Position:
@@ -100,18 +98,25 @@ def _gradients_between_micro_batches(run: Run, step: int) -> dict[str, int] | No
     }
 
 
+def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """(layer, name, values) of the buffers with frozen rows or their factors, taken out of the layers."""
+    for _, layer in frozen_layers(model):
+        assert isinstance(layer, torch.nn.Module)
+        for name in FROZEN_BUFFERS:
+            if layer._buffers[name] is not None:
+                yield layer, name, layer._buffers.pop(name)
+
+
 def _as_frozen_parameter(model: torch.nn.Module) -> None:
     """What the product must never do: the bank as a parameter that does not require a gradient."""
-    for _, layer in frozen_layers(model):
-        bank = layer._buffers.pop(BANK)
-        layer.register_parameter(BANK, torch.nn.Parameter(bank, requires_grad=False))
+    for layer, name, bank in _banks(model):
+        layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad=False))
 
 
 def _as_trainable_parameter(model: torch.nn.Module) -> None:
     """The same with a gradient, so that the bank also enters the optimizer's groups."""
-    for _, layer in frozen_layers(model):
-        bank = layer._buffers.pop(BANK)
-        layer.register_parameter(BANK, torch.nn.Parameter(bank))
+    for layer, name, bank in _banks(model):
+        layer.register_parameter(name, torch.nn.Parameter(bank))
 
 
 CORRUPTIONS: dict[str, Callable[[torch.nn.Module], None]] = {

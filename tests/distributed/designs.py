@@ -16,6 +16,12 @@ DESIGNS: dict[str, dict[str, str]] = {
     "gaussian_naive": {"variant": "gaussian_naive"},
     "hadamard": {"variant": "hadamard"},
     "dct": {"variant": "dct", "scope": "layer"},
+    "monarch": {"variant": "monarch"},
+    "monarch-hybrid-low_rank": {
+        "variant": "monarch",
+        "frozen_heads": "{0: 1.0, 1: 0.5}",
+        "adapters": "[low_rank]",
+    },
     "orthogonal_penalty": {"variant": "orthogonal_penalty", "penalty": "0.3"},
     "unfreeze": {"variant": "unfreeze"},
     "hybrid": {"variant": "hybrid", "frozen_heads": "{0: 1.0, 1: 0.5}"},

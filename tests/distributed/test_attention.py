@@ -13,7 +13,7 @@ from tests.ranks import run_ranks
 CASES = [
     {"variant": variant, "groups": groups, "sequence_parallel": sequence_parallel}
     for variant, groups, sequence_parallel in itertools.product(
-        ("vanilla", "orthogonal", "gaussian"), (4, 2), (False, True)
+        ("vanilla", "orthogonal", "gaussian", "monarch"), (4, 2), (False, True)
     )
 ]
 

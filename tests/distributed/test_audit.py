@@ -19,7 +19,7 @@ CLIPPING = [  # (variant, stage, sequence parallel)
     ("orthogonal", 2, True),
     ("orthogonal", 3, True),
 ]
-CORRUPTED = ["frozen-zero3", *(f"trainable-zero{stage}" for stage in STAGES)]
+CORRUPTED = ["frozen-zero3", "trainable-monarch-zero1", *(f"trainable-zero{stage}" for stage in STAGES)]
 RANKS, TENSOR_PARALLEL, DATA_PARALLEL = 4, 2, 2
 CLIP = 0.05
 # Odd on purpose: 33 elements in a norm do not divide by 2 ranks, so every stage has to pad.
@@ -58,7 +58,10 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             )
             for variant, stage, dtype in ENGINES
         ],
-        "corrupted": {name: overrides(name, "orthogonal", int(name[-1])) for name in CORRUPTED},
+        "corrupted": {
+            name: overrides(name, "monarch" if "monarch" in name else "orthogonal", int(name[-1]))
+            for name in CORRUPTED
+        },
         "clipping": [
             overrides(
                 f"clip-{variant}-{stage}-{sequence_parallel}",
@@ -178,8 +181,10 @@ def test_bf16_stays_near_fp32(found: dict[str, Any], stage: int) -> None:
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_a_bank_that_zero_can_see_stops_the_run_with_its_name(found: dict[str, Any], name: str) -> None:
     complaint = found["corrupted"][name]
+    buffer, count = ("left", 4) if "monarch" in name else ("weight", 2)
     assert complaint.startswith(
-        "ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_weight' (2 "
+        f"ZeRO holds the frozen weight 'decoder.layers.0.self_attention.linear_qkv.query_key_{buffer}' "
+        f"({count} "
     )
     assert "\n" not in complaint
 

@@ -40,6 +40,13 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         "precision__dtype": "bf16",
     },
     "unfreeze": {"attention__variant": "unfreeze"},
+    "monarch": {
+        **PARALLEL,
+        **GROUPED,
+        "attention__variant": "monarch",
+        "attention__frozen_heads": "{'0': 1, '1': 0.5}",
+        "precision__dtype": "bf16",
+    },
 }
 ONE_RANK: dict[str, dict[str, Any]] = {
     "orthogonal": {"checkpoint__every": 2},
@@ -75,6 +82,7 @@ CLASSES = {
     "hybrid": "Starcoder2ForCausalLM",
     "penalty": "Starcoder2ForCausalLM",
     "unfreeze": "Starcoder2ForCausalLM",
+    "monarch": "Starcoder2ForCausalLM",
 }
 
 

@@ -31,6 +31,7 @@ TRIED = (
     ("orthogonal_penalty", "fp32"),
     ("unfreeze", "fp32"),
     ("hybrid", "bf16"),
+    ("monarch-hybrid-low_rank", "bf16"),
     ("low_rank", "fp32"),
     ("hybrid-all-adapters", "fp32"),
     ("synthesizer_random", "bf16"),

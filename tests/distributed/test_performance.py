@@ -94,7 +94,7 @@ def test_cross_entropy_keeps_less_for_backward() -> None:
 # Of every kind of layer one, and all of them with `full`.
 COMPILED = {
     1: ("vanilla", "orthogonal", "orthogonal_penalty", "hybrid-all-adapters", "synthesizer_factorized"),
-    2: ("vanilla", "orthogonal", "hybrid", "synthesizer_random"),
+    2: ("vanilla", "orthogonal", "hybrid", "monarch", "synthesizer_random"),
 }
 
 

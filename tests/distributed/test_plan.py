@@ -50,6 +50,8 @@ ENGINES: list[tuple[str, int, str, int, dict[str, str]]] = [  # design, stage, d
     ("hybrid", 2, "fp32", 2, {}),
     ("hybrid-all-adapters", 1, "fp32", 4, {}),
     ("hybrid-all-adapters", 3, "bf16", 2, {}),
+    ("monarch", 0, "fp32", 2, {"model.hidden_size": "36"}),
+    ("monarch-hybrid-low_rank", 3, "bf16", 2, {"model.hidden_size": "36"}),
     ("synthesizer_random-frozen", 1, "bf16", 2, {}),
     ("synthesizer_factorized", 2, "bf16", 2, {}),
 ]
@@ -70,7 +72,7 @@ ROPE, GROUPED = {"model.position_embedding": "rope"}, {"model.num_query_groups":
 DROPOUT, APART = {"model.dropout": "0.1"}, {"data.reset_at_document_end": "true"}
 MEGATRON, CHUNKED = ({"performance.cross_entropy": way} for way in ("megatron", "chunked"))
 SPLIT = {"parallel.sequence_parallel": "true"}
-ATTENTION, FULL = ({"performance.recompute": part} for part in ("attention", "full"))
+ATTENTION, FULL, QUERY_KEY = ({"performance.recompute": part} for part in ("attention", "full", "query_key"))
 PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, changes
     ("vanilla", "fp32", 1, {}),
     ("vanilla", "bf16", 1, MEGATRON),
@@ -89,6 +91,9 @@ PASSES: list[tuple[str, str, int, dict[str, str]]] = [  # design, dtype, TP, cha
     ("hybrid", "bf16", 2, SPLIT | DROPOUT),
     ("hybrid-all-adapters", "fp32", 1, {}),
     ("hybrid-all-adapters", "bf16", 1, ROPE | GROUPED),
+    ("monarch", "fp32", 1, {}),
+    ("monarch", "fp32", 1, GROUPED | QUERY_KEY),
+    ("monarch", "bf16", 2, SPLIT | ROPE | QUERY_KEY),
     ("synthesizer_random", "bf16", 1, {}),
     ("synthesizer_random", "fp32", 2, DROPOUT),
     ("synthesizer_factorized", "bf16", 1, APART),

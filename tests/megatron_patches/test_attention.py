@@ -17,6 +17,9 @@ CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("orthogonal", 4, {}),
     ("orthogonal", 2, {}),
     ("gaussian", 2, {}),
+    ("monarch", 4, {}),
+    ("monarch", 2, {}),
+    ("monarch", 2, {"frozen_heads": (("0%-100%", 0.5),)}),
     ("hybrid", 4, {"frozen_heads": (("0%-100%", 0.5),)}),
     ("hybrid", 2, {"frozen_heads": (("0%-100%", 0.5),)}),
 ]
@@ -77,10 +80,10 @@ def test_frozen_rows_are_regenerated_and_neither_parameters_nor_saved(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
 ) -> None:
     linear = projection(variant, groups, axes)
-    assert torch.equal(linear.regenerate(), linear.query_key_weight)
+    for made, held in zip(linear.regenerate(), linear.frozen_tensors(), strict=True):
+        assert torch.equal(made, held) and not held.requires_grad
     names = {"value_weight"} | ({"trained_query_key"} if axes else set())
     assert {name for name, _ in linear.named_parameters()} == names == set(linear.state_dict())
     frozen = {role: numbers for role, numbers, _ in linear.frozen_shards()}
     share = 0.5 if axes else 1.0
     assert [len(frozen[role]) for role in ROLES] == [HEADS * share, groups * share]
-    assert not linear.query_key_weight.requires_grad

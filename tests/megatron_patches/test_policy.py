@@ -28,13 +28,15 @@ GIVEN: dict[str, Any] = {
 """A value of each axis that is no variant's own."""
 
 ORTHONORMAL = {"orthogonal", "orthogonal_trainable", "orthogonal_penalty", "unfreeze", "hybrid"}
+STRUCTURED = {"hadamard", "dct", "monarch"}
+FROZEN = {"orthogonal", "gaussian", "gaussian_naive", "pretrained", "hybrid", *STRUCTURED}
 APPLIES = {
-    "scope": {*ORTHONORMAL, "hadamard", "dct"},
+    "scope": {*ORTHONORMAL, *STRUCTURED},
     "construction": ORTHONORMAL,
     "gaussian_std": {"gaussian", "gaussian_naive"},
     "penalty": {"orthogonal_penalty"},
-    "frozen_heads": {"orthogonal", "gaussian", "gaussian_naive", "pretrained", "hadamard", "dct", "hybrid"},
-    "adapters": {"orthogonal", "gaussian", "gaussian_naive", "pretrained", "hadamard", "dct", "hybrid"},
+    "frozen_heads": FROZEN,
+    "adapters": FROZEN,
     "low_rank": set(),
     "trainable": {"synthesizer_random", "synthesizer_factorized"},
     "synthesizer_rank": {"synthesizer_factorized"},

@@ -115,6 +115,21 @@ def test_grouped_queries_save_the_key_gemm_of_the_groups_only() -> None:
     assert saved == 2 * TINY.num_layers * TINY.hidden_size * (4 + 2) * 8
 
 
+def test_structured_rows_are_two_factors_in_all_counts() -> None:
+    shape = load_config("large").shape()  # 1024 = 32 · 32: 2 · 1024^1.5 numbers a layer and role
+    attention = count_attention(shape, VARIANTS["monarch"])
+    assert attention.frozen == 24 * 2 * 2 * 1024 * 32
+    count, dense = (
+        count_parameters(shape, count_attention(shape, VARIANTS[name])) for name in ("monarch", "orthogonal")
+    )
+    assert count.trainable == dense.trainable and count.frozen == attention.frozen
+    dense_products, factors = 2 * 1024**2, 2 * 1024 * (32 + 32)  # FLOPs of one role's product
+    saved = model_flops_per_token(shape) - executed_flops_per_token(shape, attention)
+    assert saved == 24 * 2 * (3 * dense_products - 2 * factors)
+    grouped = count_attention(TINY, VARIANTS["monarch"])  # 48 = 8 · 6 or 4 · 12; of 4 + 2 heads of 8 rows
+    assert grouped.frozen == 3 * (4 + 2) * 8 * (8 + 6)
+
+
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [

@@ -1,0 +1,49 @@
+"""Queries and keys of a structured bank that backward makes again: `performance.recompute=query_key`."""
+
+import itertools
+
+import pytest
+
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from tests.distributed.test_performance import LAYOUTS, attention, compare, layout, overrides, ways
+
+
+@pytest.mark.parametrize(("tensor_parallel", "sequence_parallel"), LAYOUTS)
+def test_structured_queries_and_keys_are_made_again_bit_by_bit(
+    tensor_parallel: int, sequence_parallel: bool
+) -> None:
+    kinds = list(itertools.product(("rope", "learned"), (4, 2) if tensor_parallel < 4 else (4,)))
+    cases = [
+        {
+            "overrides": overrides(
+                **layout(tensor_parallel, sequence_parallel),
+                **attention("monarch"),
+                model__position_embedding=positions,
+                model__num_query_groups=groups,
+            ),
+            "ways": ways("recompute", "none", "query_key"),
+        }
+        for positions, groups in kinds
+    ]
+    for (positions, groups), report in zip(kinds, compare(tensor_parallel, cases), strict=True):
+        assert report["loss"] == 0.0 and report["gradients"] == 0.0, (positions, groups)
+        config = load_config("demo", cases[0]["overrides"])
+        tokens = config.data.micro_batch_size * config.data.sequence_length
+        bytes_of_heads = tokens * config.head_dim * 4 * (4 + groups) // tensor_parallel
+        spared = report["saved"]["one"] - report["saved"]["other"]
+        assert spared == config.model.num_layers * bytes_of_heads, (positions, groups)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention__variant": "orthogonal"}, "attention.variant=orthogonal does not have"),
+        ({"attention__adapters": "[core]"}, "attention.variant=monarch with adapters does not have"),
+        ({"performance__compile": "layers"}, "set performance.compile=none"),
+    ],
+)
+def test_queries_and_keys_that_cannot_be_made_again_alone(changes: dict[str, str], words: str) -> None:
+    given = {"attention__variant": "monarch", "performance__recompute": "query_key"} | changes
+    with pytest.raises(UserError, match=words):
+        load_config("demo", overrides(**given))
