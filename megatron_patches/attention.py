@@ -268,7 +268,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward` without values, where the rows are `only_structured`; for use without gradients."""
         (frozen,) = column_parallel_products(
-            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, []
+            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [], self.tile
         )
         return self._split(frozen, self.heads.frozen)
 

@@ -9,8 +9,8 @@ and y = [y_0 … y_(m−1)], queries above keys as their rows are in the dense b
 another order: what is between the two products lies as `[a, m, tokens]`, in which both find matrices that
 BLAS takes as they are, and results are written where they belong. Gradients need the factors only.
 
-These two functions are all that multiplies by structured rows. Given a `Tile`, each is one kernel instead, with
-what is between the two products on chip (`monarch_kernel`).
+These two functions are all that multiplies by structured rows. Given a `Tile`, each is one kernel instead
+(`monarch_kernel`), which keeps what is between the two products on chip.
 """
 
 from __future__ import annotations

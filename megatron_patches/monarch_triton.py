@@ -2,29 +2,30 @@
 
     out[t, r, m] = Σ_p second[r, m, p] between[t, r, p],    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
 
-is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a block and m
-a row of it; and it is the input gradient with first = left and second = right, transposed by their strides,
+is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a block and
+m a row of it. It is the input gradient with first = left and second = right, transposed by their strides,
 where p is a block and r a piece. Queries and keys are blocks of one `Factors`, so one pass makes both.
 
-Between the two products, p and r change places: the first gives all r of one p, the second needs all p of one
-r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS tokens, and takes the
-p by CHUNK: it makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p is the batch),
-permutes it through shared memory, and adds its batched product with `second` (r is the batch) to what it holds.
-Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with the hidden size.
-The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours, so x comes from DRAM
-once and from L2 after that, as do the factors, once for each TOKENS tokens.
+Between the two products p and r change places: the first gives all r of one p, the second needs all p of
+one r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS tokens, and
+takes the p by CHUNK: it makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p is the
+batch), permutes it through shared memory, and adds its batched product with `second` (r is the batch) to
+what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
+the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours,
+so x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
+tokens.
 
-What was not taken: all of x in registers as one cube (each number read once, but 32 tokens of 2048 numbers fill
-the registers of a multiprocessor, and the permuted cube comes on top); one r at a time (then the first product
-is one row of every block: no matrix product is left for the tensor cores); `between` in memory behind a barrier
-(the traffic that the two batched products have).
+What was not taken: all of x in registers as one cube (then each number is read once, but 32 tokens of 2048
+numbers fill the registers of a multiprocessor, and the permuted cube comes on top); one r at a time (the
+first product is then one row of every block, and the tensor cores have no matrix); `between` in memory
+behind a barrier (the traffic that the two batched products have).
 
-In bf16 `between` is split into high + low, two numbers of bf16 with 16 bits of it: rounded to one, the result
-could not be that of fp32 with a single rounding at its end. The second of the two products costs little beside
-the traffic. In fp32 products are exact fp32 (`ieee`), not TF32, and without tensor cores: slow on purpose.
+In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to one, it
+would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as TF32, which no
+tensor core does: it is slow on purpose.
 
-INTERPRETED works round Triton's interpreter, which multiplies the bit patterns of bf16 as integers and cuts off
-where it should round. Only what Triton 3.5 (of torch 2.9) and 3.7 (of torch 2.13) have in common is used.
+INTERPRETED works round Triton's interpreter, which multiplies the bits of bf16 as integers and cuts off where
+it should round. Only what Triton 3.5 (of torch 2.9) and 3.7 (of torch 2.13) have in common is used.
 """
 
 # mypy: allow-untyped-defs
@@ -74,8 +75,8 @@ def two_products(
     Args:
         x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
         first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k], second[r, m, p].
-        cosine, sine: `[positions, head_dim / 2]` with strides cosine_row, sine_row; the position of a token is
-            its number // batch.
+        cosine, sine: `[positions, head_dim / 2]` with strides cosine_row, sine_row; a token's position is its
+            number // batch.
         HALF_IN: head_dim / 2 where x is a gradient by rotated heads, which is turned back first; else 0.
         HALF_OUT: head_dim / 2 where out is heads that are to be rotated; else 0.
         ADD: add `addend`, of the shape of out.
@@ -165,10 +166,7 @@ def _rotated(total, cosine, sine, known, M: tl.constexpr, HALF: tl.constexpr):
         sin = tl.load(sine[:, None] + angle, mask=known[:, None], other=0.0).to(tl.float32)[None]
     one, other = tl.split(paired)
     turned = tl.join(one * cos - other * sin, other * cos + one * sin)
-    if HALF >= M:
-        turned = tl.permute(turned, (0, 4, 1, 2, 3))
-    else:
-        turned = tl.permute(turned, (0, 1, 3, 2))
+    turned = tl.permute(turned, (0, 4, 1, 2, 3) if HALF >= M else (0, 1, 3, 2))
     return tl.reshape(turned, (GROUP, TOKENS, PADDED))
 
 
