@@ -11,7 +11,7 @@ Where it is used is not decided here: see `performance.structured_products`.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,10 +41,12 @@ def why_not(right: torch.Tensor) -> str | None:
     """
     if right.device.type != "cuda":
         return "it is for CUDA, and this is the CPU"
-    if find_spec("triton") is None:
-        return "Triton is not installed"
     if max(right.size(0), right.size(2)) > LARGEST_BLOCK:
         return f"blocks of {right.size(0)} and {right.size(2)} are larger than {LARGEST_BLOCK}"
+    try:
+        import triton.language  # noqa: F401
+    except ImportError:
+        return "Triton, which torch with CUDA brings, is not installed"
     return None
 
 
@@ -119,18 +121,16 @@ def launch(
     turn_back: bool = False,
 ) -> torch.Tensor:
     """`two_products` by the kernel; on tensors of the CPU where Triton interprets."""
-    from triton import cdiv, next_power_of_2
+    from triton import cdiv
 
     from megatron_patches import monarch_triton
 
-    (num_p, num_r, width), rows = first.shape, second.size(1)
+    num_r, rows, _ = second.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty(len(x), num_r * rows)
     cosine, sine = angles or (x, x)
     half = sine.size(1) if angles else 0
     tokens, warps = tile
-    # No tile of the tensor cores is smaller than 16; what is beyond the sizes is masked.
-    padded = {"K_PADDED": max(16, next_power_of_2(width)), "M_PADDED": max(16, next_power_of_2(rows))}
     monarch_triton.two_products[(cdiv(len(x), tokens) * cdiv(num_r, GROUP),)](
         x,
         x.stride(0),
@@ -146,22 +146,35 @@ def launch(
         sine.stride(0),
         batch,
         len(x),
-        P=num_p,
-        R=num_r,
-        K=width,
-        M=rows,
-        **padded,
-        HALF_IN=half if turn_back else 0,
-        HALF_OUT=0 if turn_back else half,
-        ADD=addend is not None,
-        TOKENS=tokens,
-        GROUP=GROUP,
-        CHUNK=GROUP,
+        **kernel_constants(first.shape, rows, tokens, half, turn_back, addend is not None),
         INTERPRETED=x.device.type == "cpu",
         num_warps=warps,
-        num_stages=1 if turn_back and angles else 2,  # the shared memory of an A100 has room for no more
+        num_stages=kernel_stages(half, turn_back),
     )
     return out
+
+
+def kernel_constants(
+    first: Sequence[int], rows: int, tokens: int, half: int, turn_back: bool, add: bool
+) -> dict[str, int | bool]:
+    """What the kernel is compiled for: its arguments in capitals, but for INTERPRETED.
+
+    Args:
+        first: its shape.
+        rows: of a block of the result.
+        half: half of head_dim where heads are rotated, else 0.
+    """
+    num_p, num_r, width = first
+    # The smallest tile of the tensor cores is 16; what is beyond the sizes is masked.
+    padded = {"K_PADDED": max(16, _next_power_of_two(width)), "M_PADDED": max(16, _next_power_of_two(rows))}
+    turns = {"HALF_IN": half if turn_back else 0, "HALF_OUT": 0 if turn_back else half, "ADD": add}
+    sizes = {"P": num_p, "R": num_r, "K": width, "M": rows}
+    return {**sizes, **padded, **turns, "TOKENS": tokens, "GROUP": GROUP, "CHUNK": GROUP}
+
+
+def kernel_stages(half: int, turn_back: bool) -> int:
+    """How many steps ahead the kernel loads: as many as the shared memory of an A100 has room for."""
+    return 1 if half and turn_back else 2
 
 
 def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: int) -> torch.Tensor:
@@ -170,6 +183,10 @@ def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: i
     first, second = heads.unflatten(1, (-1, 2 * sine.size(-1))).chunk(2, dim=-1)
     turned = (first * cosine - sign * second * sine, second * cosine + sign * first * sine)
     return torch.cat(turned, dim=-1).flatten(1)
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _power_of_two(number: int) -> bool:
