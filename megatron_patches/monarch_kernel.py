@@ -25,7 +25,7 @@ GROUP = 16
 class Tile(NamedTuple):
     """How the kernel divides its work. It changes the time, and no bit of the result."""
 
-    tokens: int = 32
+    tokens: int = 16
     warps: int = 8
 
 

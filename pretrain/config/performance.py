@@ -36,8 +36,8 @@ class PerformanceSection(Section):
     )
     structured_products: Literal["auto", "kernel", "products"] = Field(
         default="auto",
-        description="With attention.construction=monarch. products: two batched products; kernel: one Triton "
-        "kernel for both, on GPUs; auto: what is faster there in a short measurement at the start.",
+        description="Q and K of a structured bank. products: two batched products; kernel: one Triton "
+        "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
     )
     recompute: Literal["none", "query_key", "attention", "full"] = Field(
         default="none",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -23,7 +23,7 @@ from pretrain.ranks.groups import ParallelContext, agree
 
 PRODUCTS = "two products"
 ROUNDS, TIMES = 9, 8
-"""The median of so many rounds, each of so many calls."""
+"""How many rounds are measured, and calls in each."""
 HEAD_START = 6_000_000
 """Cycles of a GPU, 3 to 6 ms."""
 ROUNDING: Mapping[torch.dtype, float] = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
@@ -82,28 +82,27 @@ def choose_structured_products(
     against: list[str | None] = [None] * context.world_size
     dist.all_gather_object(against, next(filter(None, (why_not(found.right) for found in factors)), None))
     problem = next(filter(None, against), None)
-    if wanted == "kernel":
-        if problem is not None:
-            raise UserError(
-                f"performance.structured_products=kernel cannot be had: {problem}; use auto or products"
-            )
-        return StructuredProducts(Tile(), "as configured")
+    cannot = "performance.structured_products=kernel cannot be had: {}; use auto or products"
+    if wanted == "kernel" and problem is not None:
+        raise UserError(cannot.format(problem))
     if wanted == "products":
         return StructuredProducts(None, "as configured")
     if problem is not None:
         return StructuredProducts(None, problem)
-    if config.run.deterministic:
+    if wanted == "auto" and config.run.deterministic:
         return StructuredProducts(None, "run.deterministic: a measurement could choose otherwise next time")
-    chosen: list[StructuredProducts | None] = [None]
-    if context.is_first:
+    chosen = [StructuredProducts(None, "rank 0 has no structured rows")]
+    if context.is_first and factors:
         tokens = config.data.micro_batch_size * config.data.sequence_length
-        chosen = [fastest(factors[0], tokens) if factors else StructuredProducts(None, "rank 0 has none")]
+        chosen = [fastest(factors[0], tokens, TILES if wanted == "kernel" else (None, *TILES))]
     dist.broadcast_object_list(chosen, src=0, device=context.device)
+    if wanted == "kernel" and chosen[0].tile is None:
+        raise UserError(cannot.format(chosen[0].reason))
     return chosen[0]
 
 
-def fastest(factors: Factors, tokens: int) -> StructuredProducts:
-    """Measure two products and the kernel with every tile, on the device of `factors`."""
+def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> StructuredProducts:
+    """Measure the kernel with every tile, and two products for None, on the device of `factors`."""
     rows, inputs = factors.left.size(0) * factors.left.size(1), factors.right.size(0) * factors.right.size(2)
     generator = torch.Generator(factors.left.device).manual_seed(0)  # the run's own is left as it is
     x, total, grad = (
@@ -111,8 +110,9 @@ def fastest(factors: Factors, tokens: int) -> StructuredProducts:
         for width in (inputs, inputs, rows)
     )
     exact = Factors(factors.right.float(), factors.left.float())
-    wanted = project(x.float(), exact), add_input_grad(grad.float(), exact, total.float())
-    ways = {way_of(tile): tile for tile in (None, *TILES)}
+    copy = total.to(torch.float32, copy=True)  # two products add in place
+    wanted = project(x.float(), exact), add_input_grad(grad.float(), exact, copy)
+    ways = {way_of(tile): tile for tile in tiles}
     works: dict[str, Callable[[], object]] = {}
     left_out: list[str] = []
     for name, tile in ways.items():
@@ -131,7 +131,7 @@ def fastest(factors: Factors, tokens: int) -> StructuredProducts:
             left_out.append(f"{name}: wrong")
     milliseconds = take_turns(works, x.device)
     best = min(milliseconds, key=milliseconds.__getitem__, default=PRODUCTS)
-    return StructuredProducts(ways[best], "; ".join(["measured", *left_out]), milliseconds)
+    return StructuredProducts(ways.get(best), "; ".join(["measured", *left_out]), milliseconds)
 
 
 def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from megatron_patches.monarch import Factors, add_input_grad, project
-from megatron_patches.monarch_kernel import Tile, rotates, two_products, why_not
+from megatron_patches.monarch_kernel import TILES, Tile, rotates, two_products, why_not
 from megatron_patches.rotary import RotaryAngles
 from tests.megatron_patches.monarch_kernel_worker import CASES, Case, tensors
 from tests.ranks import ROOT, rank_environment
@@ -61,6 +62,17 @@ def dense(case: Case, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, tor
     return result, exact["total"] + grad @ rows
 
 
+def both_ways(
+    case: Case, given: dict[str, torch.Tensor], tile: Tile, device: str = "cpu"
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What `two_products` takes for the result and for the input gradient."""
+    there = {name: tensor.to(device) for name, tensor in given.items()}
+    right, left = there["right"], there["left"]
+    angles = [there["cosine"], there["sine"]] if case.head_dim else []
+    forward = (there["x"], right, left, None, angles, case.batch, [*tile])
+    return forward, (there["grad"], left.mT, right.mT, there["total"], angles, case.batch, [*tile], True)
+
+
 def rotated(heads: torch.Tensor, case: Case, exact: dict[str, torch.Tensor], sign: int) -> torch.Tensor:
     """As complex numbers."""
     first, second = heads.unflatten(1, (-1, case.head_dim)).chunk(2, dim=-1)
@@ -92,6 +104,17 @@ def test_the_kernel_gives_the_dense_product_rounded_once(
         assert_rounded_once(one, wanted)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_on_a_gpu_too(case: Case, dtype: torch.dtype, tile: Tile) -> None:
+    given = tensors(case, dtype)
+    for arguments, wanted in zip(both_ways(case, given, tile, "cuda"), dense(case, given), strict=True):
+        assert_rounded_once(two_products(*arguments).cpu(), wanted)
+
+
 @needs_triton
 def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses; sizes are those of d 2048."""
@@ -107,15 +130,10 @@ def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_operator_on_the_cpu_gives_the_dense_product_rounded_once(case: Case, dtype: torch.dtype) -> None:
     given = tensors(case, dtype)
-    right, left = given["right"], given["left"]
-    angles = [given["cosine"], given["sine"]] if case.head_dim else []
-    forward = (given["x"], right, left, None, angles, case.batch, [*Tile()])
-    backward = (given["grad"], left.mT, right.mT, given["total"], angles, case.batch, [*Tile()], True)
-    for arguments, wanted in zip((forward, backward), dense(case, given), strict=True):
+    for arguments, wanted in zip(both_ways(case, given, Tile()), dense(case, given), strict=True):
         assert_rounded_once(two_products(*arguments), wanted)
-    if dtype == torch.float32:
-        torch.library.opcheck(two_products, forward)
-        torch.library.opcheck(two_products, backward)
+        if dtype == torch.float32:
+            torch.library.opcheck(two_products, arguments)
 
 
 def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:
