@@ -149,7 +149,7 @@ def launch(
         **kernel_constants(first.shape, rows, tokens, half, turn_back, addend is not None),
         INTERPRETED=x.device.type == "cpu",
         num_warps=warps,
-        num_stages=kernel_stages(half, turn_back),
+        num_stages=kernel_stages(x.element_size(), half, turn_back),
     )
     return out
 
@@ -172,9 +172,9 @@ def kernel_constants(
     return {**sizes, **padded, **turns, "TOKENS": tokens, "GROUP": GROUP, "CHUNK": GROUP}
 
 
-def kernel_stages(half: int, turn_back: bool) -> int:
-    """How many steps ahead the kernel loads: as many as the shared memory of an A100 has room for."""
-    return 1 if half and turn_back else 2
+def kernel_stages(element_bytes: int, half: int, turn_back: bool) -> int:
+    """2: the kernel loads a step ahead, where the shared memory of an A100 has room for it."""
+    return 1 if element_bytes > 2 or (half and turn_back) else 2
 
 
 def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: int) -> torch.Tensor:

@@ -88,11 +88,12 @@ def compile_for_gpus(directory: Path) -> None:
     names = two_products.arg_names
     pointers = {"x", "first", "second", "addend", "out", "cosine", "sine"}
     found = []
-    for capability, backward, half, tokens, warps in (
-        (80, False, 0, 32, 8),
-        (80, True, 0, 32, 8),
-        (80, True, 32, 16, 8),
-        (90, False, 32, 32, 8),
+    for capability, kind, backward, half, tokens, warps in (
+        (80, "bf16", False, 0, 32, 8),
+        (80, "bf16", True, 0, 32, 8),
+        (80, "bf16", True, 32, 16, 8),
+        (90, "bf16", False, 32, 32, 8),
+        (80, "fp32", False, 0, 16, 8),
     ):
         # d 2048 = 32 · 64, queries and keys: 128 blocks.
         a, b, m = 32, 64, 128
@@ -103,20 +104,24 @@ def compile_for_gpus(directory: Path) -> None:
             "INTERPRETED": False,
             **dict.fromkeys(contiguous, 1),
         }
-        kinds = {name: "*bf16" if name in pointers else "i32" for name in names}
+        kinds = {name: f"*{kind}" if name in pointers else "i32" for name in names}
         kinds |= dict.fromkeys(constants, "constexpr")
-        aligned = [name for name, kind in kinds.items() if kind != "constexpr" and name != "batch"]
+        aligned = [name for name, argument in kinds.items() if argument != "constexpr" and name != "batch"]
         source = ASTSource(
             fn=two_products,
             signature=kinds,
             constexprs={(names.index(name),): value for name, value in constants.items()},
             attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
         )
-        options = {"num_warps": warps, "num_stages": kernel_stages(half, backward)}
+        options = {
+            "num_warps": warps,
+            "num_stages": kernel_stages(2 if kind == "bf16" else 4, half, backward),
+        }
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         found.append(
             {
                 "capability": capability,
+                "type": kind,
                 "shared_bytes": compiled.metadata.shared,
                 "tensor_core_products": compiled.asm["ptx"].count("mma.sync"),
                 "wide_stores": compiled.asm["ptx"].count("st.global.v4"),

@@ -120,10 +120,12 @@ def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses; sizes are those of d 2048."""
     run_worker("compile", tmp_path)
     compiled = json.loads((tmp_path / "compiled.json").read_text())
-    assert len(compiled) == 4
+    assert len(compiled) == 5
     for found in compiled:
         assert found["machine_code"] > 0 and found["shared_bytes"] <= A100_SHARED_BYTES, found
-        assert found["tensor_core_products"] > 0 and found["wide_stores"] > 0, found
+        assert found["wide_stores"] > 0, found
+        # No tensor core multiplies fp32; TF32 would be another result.
+        assert (found["tensor_core_products"] > 0) == (found["type"] == "bf16"), found
 
 
 @pytest.mark.parametrize("dtype", TYPES)
