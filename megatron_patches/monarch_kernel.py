@@ -23,7 +23,7 @@ GROUP = 16
 
 
 class Tile(NamedTuple):
-    """How the kernel divides its work. It changes the time, and no bit of the result."""
+    """How the kernel divides its work: it changes the time, and orders no sum otherwise."""
 
     tokens: int = 16
     warps: int = 8
