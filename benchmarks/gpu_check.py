@@ -99,6 +99,22 @@ def compile_layers(room: Room) -> Found:
     return Found(found, checks | dict.fromkeys(found["failed"], False))
 
 
+def structured(room: Room) -> Found:
+    """The kernel of structured banks beside two products and the dense one, forward and backward."""
+    file = room.work / "structured.json"
+    words = ["--seconds", f"{max(1.0, room.seconds_left - TO_START):.0f}", "--json", str(file)]
+    found = _measured(room, "structured", [sys.executable, "benchmarks/gpu_structured.py", *words], file)
+    checks = {
+        # By norm. Angles of bf16 are rounded too.
+        f"{size}, {name}, {way}": apart
+        <= (2.0 ** (-7 if name == "rotated" else -8) if "bf" in size else 1e-6)
+        for size, passes in found["sizes"].items()
+        for name in ("forward", "backward", "rotated")
+        for way, apart in passes.get(name, {}).get("apart", {}).items()
+    }
+    return Found(found, checks | dict.fromkeys(found["failed"], False))
+
+
 def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[Room], Found]:
     """Steps of one shape; `more` are further arguments of gpu_steps.py."""
 
@@ -144,6 +160,7 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
         Stage("documents", gpu_trainings.documents, 110),
         Stage("profile", gpu_trainings.profile, 110),
     ),
+    (Stage("structured", structured, 60),),
     (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", ["--look-inside"]), 110),),
     (Stage("large_512", steps("large_512", "24x1024x25x512x32000", ["--settings", *SWITCHES]), 170),),
     (Stage("base_512", steps("base_512", "12x768x20x512x32000", []), 60),),

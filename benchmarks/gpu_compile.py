@@ -23,10 +23,12 @@ from gpu_trainings import MAIN_VARIANTS  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 from megatron_patches.auxiliary import take_auxiliary_losses  # noqa: E402
+from megatron_patches.monarch_kernel import Tile  # noqa: E402
 from megatron_patches.policy import VARIANTS  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import build_model, compile_layers, token_losses  # noqa: E402
+from pretrain.model.structured_products import StructuredProducts, use_structured_products  # noqa: E402
 from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402
     ParallelContext,
@@ -35,12 +37,15 @@ from pretrain.ranks.groups import (  # noqa: E402
     shutdown_distributed,
 )
 
+BY_KERNEL = "monarch by the kernel"
+"""Whatever a measurement would choose; without a GPU by the operator's own products."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, required=True, help="after which nothing new begins")
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--variants", nargs="+", default=[*MAIN_VARIANTS, *VARIANTS])
+    parser.add_argument("--variants", nargs="+", default=[*MAIN_VARIANTS, *VARIANTS, BY_KERNEL])
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
     context = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=600)
@@ -70,10 +75,11 @@ def compare(variant: str, dropout: float, context: ParallelContext) -> dict[str,
     """
     torch._dynamo.reset()
     counters.clear()
-    config = config_of(variant, dropout, context.device)
-    eager = one_pass(config, context, compiled=False)
+    config = config_of(variant.removesuffix(" by the kernel"), dropout, context.device)
+    products = StructuredProducts(Tile() if variant == BY_KERNEL else None, "for this check")
+    eager = one_pass(config, context, products, compiled=False)
     started = time.perf_counter()
-    compiled = one_pass(config, context, compiled=True)
+    compiled = one_pass(config, context, products, compiled=True)
     found: dict[str, float] = {
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": sum(counters["graph_break"].values()),
@@ -106,9 +112,12 @@ def config_of(variant: str, dropout: float, device: torch.device) -> Config:
     )
 
 
-def one_pass(config: Config, context: ParallelContext, compiled: bool) -> dict[str, torch.Tensor]:
+def one_pass(
+    config: Config, context: ParallelContext, products: StructuredProducts, compiled: bool
+) -> dict[str, torch.Tensor]:
     """Mean loss and all gradients, in fp32."""
     model = build_model(config, context)
+    use_structured_products(model, products)
     if compiled:
         compile_layers(model, "inductor" if context.device.type == "cuda" else "aot_eager")
     set_seeds(config.run.seed, 1, 0, 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = ("large_2048", "large_512", "large_1024", "base_512")
+PASSES = ("forward", "backward", "rotated")
 GOALS = (("A100", 0.50), ("H100", 0.45), ("H200", 0.45))
 
 
@@ -24,6 +25,7 @@ def write_page(report: Mapping[str, Any], path: Path) -> None:
         "",
         *_stages(stages),
         *_card(stages.get("card", {})),
+        *_structured(stages.get("structured", {})),
         *(line for name in STEPS if name in stages for line in _steps(name, stages[name], report["gpu"])),
         *_failures(stages),
     ]
@@ -52,6 +54,28 @@ def _card(stage: Mapping[str, Any]) -> list[str]:
     rows = [(name, f"{rate:.4g}") for name, rate in rates.items()]
     notes = [f"* {note}" for note in found.get("notes", ())]
     return ["## The card", "", facts, "", *_table(("rate", "reached"), rows), "", *notes, ""]
+
+
+def _structured(stage: Mapping[str, Any]) -> list[str]:
+    found = stage.get("found")
+    if not found:
+        return []
+    lines = [
+        "## Structured queries and keys",
+        "",
+        f"Milliseconds of one layer, {found['tokens']} tokens.",
+        "",
+    ]
+    for size, passes in found["sizes"].items():
+        ways = dict.fromkeys(way for name in PASSES for way in passes.get(name, {}).get("milliseconds", ()))
+        taken = [[passes.get(name, {}).get("milliseconds", {}).get(way) for name in PASSES] for way in ways]
+        rows = [
+            (way, *("" if ms is None else f"{ms:.4f}" for ms in row))
+            for way, row in zip(ways, taken, strict=True)
+        ]
+        lines += [*_table((size, *PASSES), rows), ""]
+        lines += [f"The fastest kernel's x, q and k: {passes['best_kernel_tb_s']:.2f} TB/s.", ""]
+    return lines
 
 
 def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:

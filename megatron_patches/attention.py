@@ -32,6 +32,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron_patches.adapters import QueryKeyAdapters
 from megatron_patches.freeze import FROZEN_BUFFERS
 from megatron_patches.monarch import Factors
+from megatron_patches.monarch_kernel import Tile
 from megatron_patches.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.policy import QKPolicy
 from megatron_patches.products import column_parallel_products
@@ -112,6 +113,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             where all heads of this rank are frozen.
         low_rank_down: parameter `[2 * rank, hidden]`, A_q above A_k of the adapter low_rank, or None.
         adapters: the other parameters of the adapters, or None.
+        tile: how structured rows are multiplied by as a kernel; None, as it starts: as two products.
         head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order; empty
             where all heads of this rank are frozen.
     """
@@ -154,6 +156,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             tp_group.size(),
         )
         self.num_groups = recipe.num_query_groups // tp_group.size()
+        self.tile: Tile | None = None
         device = torch.cuda.current_device()
         made: dict[str, torch.Tensor] = dict(zip(self._buffer_names(), self.regenerate(), strict=True))
         for name in FROZEN_BUFFERS:
@@ -265,7 +268,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`forward` without values, where the rows are `only_structured`; for use without gradients."""
         (frozen,) = column_parallel_products(
-            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, []
+            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [], self.tile
         )
         return self._split(frozen, self.heads.frozen)
 
@@ -274,7 +277,12 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         own = {"value": self.value_weight, "trained": self.trained_query_key, "low_rank": self.low_rank_down}
         learned = {name: weight for name, weight in own.items() if weight is not None}
         frozen, *others = column_parallel_products(
-            hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [*learned.values()]
+            hidden_states,
+            self.frozen(),
+            self.tp_group,
+            self.sequence_parallel,
+            [*learned.values()],
+            self.tile,
         )
         return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
 

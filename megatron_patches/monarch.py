@@ -9,7 +9,8 @@ and y = [y_0 … y_(m−1)], queries above keys as their rows are in the dense b
 another order: what is between the two products lies as `[a, m, tokens]`, in which both find matrices that
 BLAS takes as they are, and results are written where they belong. Gradients need the factors only.
 
-These two functions are all that multiplies by structured rows: a fused kernel takes their place here.
+These two functions are all that multiplies by structured rows. Given a `Tile`, each is one kernel instead
+(`monarch_kernel`), which keeps what is between the two products on chip.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
+from megatron_patches.monarch_kernel import Tile, two_products
 
 
 class Factors(NamedTuple):
@@ -31,10 +34,13 @@ class Factors(NamedTuple):
         return products.flatten(2).flatten(0, 1)
 
 
-def project(hidden_states: torch.Tensor, factors: Factors) -> torch.Tensor:
+def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None) -> torch.Tensor:
     """`[..., a * b]` -> `[..., m * a]`, contiguous: the product with `factors.rows()` transposed."""
     right, left = factors
     pieces, blocks, width = right.shape
+    if tile is not None:
+        rows = two_products(hidden_states.flatten(0, -2), right, left, None, [], 1, [*tile])
+        return rows.view(*hidden_states.shape[:-1], blocks * pieces)
     inputs = hidden_states.reshape(-1, pieces, width)
     between = torch.bmm(right, inputs.permute(1, 2, 0))  # [a, m, tokens]
     outputs = hidden_states.new_empty(inputs.size(0), blocks, pieces)
@@ -42,14 +48,18 @@ def project(hidden_states: torch.Tensor, factors: Factors) -> torch.Tensor:
     return outputs.view(*hidden_states.shape[:-1], blocks * pieces)
 
 
-def add_input_grad(grad: torch.Tensor, factors: Factors, total: torch.Tensor) -> torch.Tensor:
-    """Add the gradient of `project`'s input to `total`, in place.
+def add_input_grad(
+    grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
+) -> torch.Tensor:
+    """The gradient of `project`'s input added to `total`, in place but for the kernel.
 
     Args:
         grad: `[..., m * a]`, of the output.
         total: `[tokens, a * b]`, contiguous.
     """
     right, left = factors
+    if tile is not None:
+        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, [], 1, [*tile])
     pieces, blocks, width = right.shape
     outputs = grad.reshape(-1, blocks, pieces)
     between = grad.new_empty(pieces, blocks, len(outputs))

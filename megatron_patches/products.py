@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from megatron_patches.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
 from megatron_patches.monarch import Factors, add_input_grad, project
+from megatron_patches.monarch_kernel import Tile
 
 Frozen = torch.Tensor | Factors | None
 """A frozen weight `[rows of this rank, hidden]`, or the factors that stand for one; None: there is none."""
@@ -25,8 +26,12 @@ def column_parallel_products(
     tp_group: dist.ProcessGroup,
     sequence_parallel: bool,
     weights: Sequence[torch.Tensor],
+    tile: Tile | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """The input `[seq(/tp), batch, hidden]` times every weight `[rows of this rank, hidden]`.
+
+    Args:
+        tile: how `monarch.project` divides its work as a kernel; None: it is two products.
 
     Returns:
         `[seq, batch, rows]` each; that of what is frozen, if there is any, comes first.
@@ -34,11 +39,11 @@ def column_parallel_products(
     if torch.is_grad_enabled():
         parts = _parts(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
-            hidden_states, tp_group, sequence_parallel, len(parts), *parts, *weights
+            hidden_states, tp_group, sequence_parallel, tile, len(parts), *parts, *weights
         )
         return products
     # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without its context.
-    return _products(hidden_states, frozen, tp_group, sequence_parallel, weights)
+    return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
 
 
 def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
@@ -59,6 +64,7 @@ def _products(
     frozen: Frozen,
     tp_group: dist.ProcessGroup,
     sequence_parallel: bool,
+    tile: Tile | None,
     weights: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
     if sequence_parallel:
@@ -67,7 +73,7 @@ def _products(
     if frozen is None:
         return learned
     if isinstance(frozen, Factors):
-        return project(hidden_states, frozen), *learned
+        return project(hidden_states, frozen, tile), *learned
     return hidden_states @ frozen.t(), *learned
 
 
@@ -83,6 +89,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         hidden_states: torch.Tensor,
         tp_group: dist.ProcessGroup,
         sequence_parallel: bool,
+        tile: Tile | None,
         num_frozen: int,
         *operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -91,9 +98,10 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.save_for_backward(hidden_states, *operands)
         ctx.tp_group = tp_group
         ctx.sequence_parallel = sequence_parallel
+        ctx.tile = tile
         ctx.num_frozen = num_frozen
         frozen, weights = _whole(operands[:num_frozen]), operands[num_frozen:]
-        return _products(hidden_states, frozen, tp_group, sequence_parallel, weights)
+        return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
@@ -104,7 +112,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         gather = None
         if ctx.sequence_parallel:
             hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
-        input_grad = _input_grad(grads, frozen, weights)
+        input_grad = _input_grad(grads, frozen, ctx.tile, weights)
         if ctx.sequence_parallel:
             hidden_states = finish(hidden_states, gather)
         input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
@@ -112,18 +120,18 @@ class _ColumnParallelProducts(torch.autograd.Function):
         learned = grads[len(grads) - len(weights) :]
         weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in learned]
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, None, None, None, *[None] * ctx.num_frozen, *weight_grads
+        return input_grad, None, None, None, None, *[None] * ctx.num_frozen, *weight_grads
 
 
 def _input_grad(
-    grads: Sequence[torch.Tensor], frozen: Frozen, weights: Sequence[torch.Tensor]
+    grads: Sequence[torch.Tensor], frozen: Frozen, tile: Tile | None, weights: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Σ grad_i W_i, `[seq, batch, hidden]`: each product is added to those before it where they lie."""
+    """Σ grad_i W_i, `[seq, batch, hidden]`: each product is added to those before it."""
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
     first, *others = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]
     for grad, weight in zip(others, dense[1:], strict=True):
         flat = torch.addmm(flat, grad.flatten(0, 1), weight)
     if isinstance(frozen, Factors):
-        flat = add_input_grad(grads[0], frozen, flat)
+        flat = add_input_grad(grads[0], frozen, flat, tile)
     return flat.view(*first.shape[:-1], flat.size(-1))

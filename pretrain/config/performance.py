@@ -34,6 +34,11 @@ class PerformanceSection(Section):
         description="With data.reset_at_document_end. flash: each document by itself, where there is a "
         "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
     )
+    structured_products: Literal["auto", "kernel", "products"] = Field(
+        default="auto",
+        description="Q and K of a structured bank. products: two batched products; kernel: one Triton "
+        "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
+    )
     recompute: Literal["none", "query_key", "attention", "full"] = Field(
         default="none",
         description="Activations of a layer made again in backward instead of kept: queries and keys of a "

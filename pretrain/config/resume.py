@@ -64,6 +64,7 @@ EFFECTIVE = (
     "performance.cross_entropy",  # the same numbers up to rounding
     "performance.compile",  # the same but for the masks of dropout
     "performance.document_attention",  # the same numbers up to rounding
+    "performance.structured_products",  # the same numbers up to rounding
     "stability.max_skipped",
     "stability.spike_factor",
     "telemetry.every",

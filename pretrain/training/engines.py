@@ -20,6 +20,11 @@ from pretrain.checkpoint.state import StoredState
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, compiles_layers
+from pretrain.model.structured_products import (
+    StructuredProducts,
+    choose_structured_products,
+    use_structured_products,
+)
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.release import release_engine
 from pretrain.training.engine import wrap_model
@@ -39,10 +44,12 @@ class Trainer:
         engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
         update: steps that engine.
         audit: what the live engine was found to hold.
+        structured_products: how structured rows are multiplied by, chosen once; None: there have been none.
 
     Raises:
         MethodError: ZeRO holds a frozen weight.
-        UserError: on every rank, if the checkpoint is damaged or of another model.
+        UserError: on every rank, if the checkpoint is damaged or of another model, or a kernel that is asked
+            for cannot be had.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Trainer:
         self.update: GuardedUpdate
         self.audit: dict[str, Any]
         self._reduction: OverlappedReduction | None
+        self.structured_products: StructuredProducts | None = None
         self._build(state)
 
     def is_in(self, step: int) -> bool:
@@ -85,6 +93,9 @@ class Trainer:
 
     def _build(self, state: TrainingState | StoredState | None) -> None:
         model = build_model(self._config, self._context, self.phase.number)
+        if self.structured_products is None:
+            self.structured_products = choose_structured_products(model, self._config, self._context)
+        use_structured_products(model, self.structured_products)
         if state is not None:
             together(partial(state.give_weights, model))
         wrapped = wrap_model(model, self._config, self._context)

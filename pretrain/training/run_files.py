@@ -87,6 +87,8 @@ def write_run_files(
     write_text_atomically(run.config, config.to_yaml())
     write_audit(config, trainer)
     layout = {"device": device_name(context.device), **Layout.of(config, context).as_dict()}
+    if trainer.structured_products is not None:
+        layout["structured_products"] = trainer.structured_products.as_dict()
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},

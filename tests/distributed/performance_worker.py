@@ -11,9 +11,16 @@ from torch._dynamo.utils import counters
 
 from megatron_patches.auxiliary import take_auxiliary_losses
 from megatron_patches.freeze import reduce_partial_gradients
+from megatron_patches.monarch_kernel import Tile
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
+from pretrain.errors import UserError
 from pretrain.model.build import build_model, compile_layers, token_losses
+from pretrain.model.structured_products import (
+    StructuredProducts,
+    choose_structured_products,
+    use_structured_products,
+)
 from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
@@ -30,9 +37,10 @@ EOD = 2
 def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
     """For each case, how far two ways of computing are apart on any rank.
 
-    A case: `overrides`, and `ways`, {"one": overrides, "other": overrides}. Differences are in units of the
-    largest loss, and of the largest entry of each gradient. `saved` is what autograd keeps for backward, in
-    bytes, without weights; `collectives` are those of the forward pass, each with how often.
+    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}, and perhaps `by_operator`, the way
+    that multiplies by structured rows through the kernel's operator. Differences are in units of the largest
+    loss, and of the largest entry of each gradient. `saved` is what autograd keeps for backward, in bytes,
+    without weights; `collectives` are those of the forward pass, each with how often.
     """
     size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
@@ -41,10 +49,15 @@ def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
     return reports
 
 
-def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, list[str]]) -> dict[str, Any]:
+def _compare(
+    context: ParallelContext, overrides: list[str], ways: dict[str, list[str]], by_operator: str = ""
+) -> dict[str, Any]:
     torch._dynamo.reset()
     counters.clear()
-    found = {name: _pass(context, load_config("demo", [*overrides, *own])) for name, own in ways.items()}
+    found = {
+        name: _pass(context, load_config("demo", [*overrides, *own]), Tile() if name == by_operator else None)
+        for name, own in ways.items()
+    }
     (one, facts), (other, other_facts) = found["one"], found["other"]
     assert one.keys() == other.keys()
     differences = {
@@ -64,9 +77,12 @@ def _compare(context: ParallelContext, overrides: list[str], ways: dict[str, lis
     }
 
 
-def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _pass(
+    context: ParallelContext, config: Config, tile: Tile | None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Losses and all gradients of a micro batch; bytes kept for backward, the forward pass's collectives."""
     model = build_model(config, context)
+    use_structured_products(model, StructuredProducts(tile, "for a test"))
     reduce_partial_gradients(model, context.tensor_parallel_group)
     if config.performance.compile == "layers":
         compile_layers(model, "aot_eager")
@@ -94,6 +110,22 @@ def _pass(context: ParallelContext, config: Config) -> tuple[dict[str, torch.Ten
     total.backward()
     gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": losses.detach(), **gradients}, {"saved": saved, "collectives": dict(log.collectives)}
+
+
+def structured_choices(payload: dict[str, Any]) -> list[Any]:
+    """How structured rows are multiplied by, config by config, or why that is refused."""
+    size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    found: list[Any] = []
+    for overrides in payload["runs"]:
+        config = load_config("demo", overrides)
+        try:
+            chosen = choose_structured_products(build_model(config, context), config, context)
+            found.append(None if chosen is None else chosen.as_dict())
+        except UserError as error:
+            found.append(str(error))
+    shutdown_distributed(context)
+    return found
 
 
 def some_tokens(config: Config) -> torch.Tensor:

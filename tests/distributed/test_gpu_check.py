@@ -13,7 +13,7 @@ import pytest
 from pretrain.plan.devices import find_gpu
 from tests.ranks import ROOT, rank_environment
 
-STAGES = ("card", "parity", "large_2048")
+STAGES = ("card", "parity", "structured", "large_2048")
 
 
 @pytest.fixture
@@ -50,6 +50,10 @@ def test_the_check_runs_on_a_cpu(
     assert steps["switches"]["deepspeed.config=zero1"]["zero_stage"] == 1
     assert steps["switches"]["performance.recompute=full"]["step_time_over_default"]["median"] > 0
 
+    structured = stages["structured"]
+    assert len(structured["checks"]) == 28 and not structured["found"]["failed"]
+    assert structured["found"]["sizes"].keys() == {"128, bfloat16", "192, float32"}
+
     from gpu_card import card_of
     from gpu_page import write_page
 
@@ -61,6 +65,7 @@ def test_the_check_runs_on_a_cpu(
     assert find_gpu(str(file)) == card and card.peak_tflops == 989.4 and len(notes) == 1
     write_page(report | {"gpu": "NVIDIA H200"}, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
+    assert "| two products, then rotated |" in page
     assert "| orthogonal |" in page and "`deepspeed.config=zero1`" in page and "What failed" not in page
 
 

@@ -1,0 +1,180 @@
+"""The Triton kernel of `monarch_kernel`: both products with structured rows, what is between them on chip.
+
+    out[t, r, m] = Σ_p second[r, m, p] between[t, r, p],    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
+
+is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a block and
+m a row of it. It is the input gradient with first = left and second = right, transposed by their strides,
+where p is a block and r a piece. Queries and keys are blocks of one `Factors`, so one pass makes both.
+
+Between the two products p and r change places: the first gives all r of one p, the second needs all p of
+one r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS tokens, and
+takes the p by CHUNK: it makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p is the
+batch), permutes it through shared memory, and adds its batched product with `second` (r is the batch) to
+what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
+the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours,
+so x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
+tokens.
+
+What was not taken: all of x in registers as one cube (then each number is read once, but 32 tokens of 2048
+numbers fill the registers of a multiprocessor, and the permuted cube comes on top); one r at a time (the
+first product is then one row of every block, and the tensor cores have no matrix); `between` in memory
+behind a barrier (the traffic that the two batched products have).
+
+In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to one, it
+would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as TF32, which no
+tensor core does: it is slow on purpose.
+
+INTERPRETED works round Triton's interpreter, which multiplies the bits of bf16 as integers and cuts off where
+it should round. Only what Triton 3.5 (of torch 2.9) and 3.7 (of torch 2.13) have in common is used.
+"""
+
+# mypy: allow-untyped-defs
+# Triton looks up every annotation, and knows no other than constexpr.
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def two_products(
+    x,
+    x_row,
+    first,
+    first_p,
+    first_r,
+    first_k,
+    second,
+    second_r,
+    second_m,
+    second_p,
+    addend,
+    out,
+    cosine,
+    cosine_row,
+    sine,
+    sine_row,
+    batch,
+    num_tokens,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    K_PADDED: tl.constexpr,
+    M_PADDED: tl.constexpr,
+    HALF_IN: tl.constexpr,
+    HALF_OUT: tl.constexpr,
+    ADD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """x `[num_tokens, P * K]` -> out `[num_tokens, R * M]`; a program: TOKENS tokens, GROUP of the r.
+
+    Args:
+        x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
+        first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k], second[r, m, p].
+        cosine, sine: `[positions, head_dim / 2]` with strides cosine_row, sine_row; a token's position is its
+            number // batch.
+        HALF_IN: head_dim / 2 where x is a gradient by rotated heads, which is turned back first; else 0.
+        HALF_OUT: head_dim / 2 where out is heads that are to be rotated; else 0.
+        ADD: add `addend`, of the shape of out.
+    """
+    groups = tl.cdiv(R, GROUP)
+    r = tl.program_id(0) % groups * GROUP + tl.arange(0, GROUP)
+    t = tl.program_id(0) // groups * TOKENS + tl.arange(0, TOKENS)
+    k = tl.arange(0, K_PADDED)
+    m = tl.arange(0, M_PADDED)
+    total = tl.zeros((GROUP, TOKENS, M_PADDED), tl.float32)
+    for start in range(0, P, CHUNK):
+        p = start + tl.arange(0, CHUNK)
+        here = (p[:, None, None] < P) & (t[None, :, None] < num_tokens) & (k[None, None, :] < K)
+        row = x + t[None, :, None].to(tl.int64) * x_row
+        column = p[:, None, None] * K + k[None, None, :]
+        inputs = tl.load(row + column, mask=here, other=0.0)  # [p, t, k]
+        if HALF_IN > 0:
+            is_second = column % (2 * HALF_IN) >= HALF_IN
+            other = tl.where(is_second, column - HALF_IN, column + HALF_IN)
+            partner = tl.load(row + other, mask=here, other=0.0)
+            position = t[None, :, None] // batch
+            angle = column % HALF_IN
+            cos = tl.load(cosine + position * cosine_row + angle, mask=here, other=0.0).to(tl.float32)
+            sin = tl.load(sine + position * sine_row + angle, mask=here, other=0.0).to(tl.float32)
+            turned = inputs.to(tl.float32) * cos + partner.to(tl.float32) * tl.where(is_second, -sin, sin)
+            inputs = _rounded(turned, x.dtype.element_ty, INTERPRETED)
+        left = tl.load(  # [p, k, r]
+            first + p[:, None, None] * first_p + k[None, :, None] * first_k + r[None, None, :] * first_r,
+            mask=(p[:, None, None] < P) & (k[None, :, None] < K) & (r[None, None, :] < R),
+            other=0.0,
+        )
+        right = tl.load(  # [r, p, m]
+            second + r[:, None, None] * second_r + p[None, :, None] * second_p + m[None, None, :] * second_m,
+            mask=(r[:, None, None] < R) & (p[None, :, None] < P) & (m[None, None, :] < M),
+            other=0.0,
+        )
+        if INTERPRETED:
+            inputs, left = inputs.to(tl.float32), left.to(tl.float32)
+        between = tl.permute(tl.dot(inputs, left, input_precision="ieee"), (2, 1, 0))  # [r, t, p]
+        if second.dtype.element_ty == tl.float32:
+            total = tl.dot(between, right, total, input_precision="ieee")
+        else:
+            high = _rounded(between, second.dtype.element_ty, INTERPRETED)
+            low = _rounded(between - high.to(tl.float32), second.dtype.element_ty, INTERPRETED)
+            if INTERPRETED:
+                high, low, right = high.to(tl.float32), low.to(tl.float32), right.to(tl.float32)
+            total = tl.dot(high, right, total)
+            total = tl.dot(low, right, total)
+    if HALF_OUT > 0:
+        cosine_rows = cosine + t // batch * cosine_row
+        sine_rows = sine + t // batch * sine_row
+        total = _rotated(total, cosine_rows, sine_rows, t < num_tokens, M, HALF_OUT)
+    places = t[None, :, None].to(tl.int64) * (R * M) + r[:, None, None] * M + m[None, None, :]
+    wanted = (t[None, :, None] < num_tokens) & (r[:, None, None] < R) & (m[None, None, :] < M)
+    if ADD:
+        total += tl.load(addend + places, mask=wanted, other=0.0).to(tl.float32)
+    tl.store(out + places, _rounded(total, out.dtype.element_ty, INTERPRETED), mask=wanted)
+
+
+@triton.jit
+def _rotated(total, cosine, sine, known, M: tl.constexpr, HALF: tl.constexpr):
+    """Blocks of whole heads `[r, t, m]`, each head turned by its position's angles.
+
+    A head's component c goes with c + HALF: the same place of a block HALF / M further on, or one block's two
+    halves where HALF < M.
+
+    Args:
+        cosine, sine: pointers `[t]` to the angles of each token, of those that are `known`.
+    """
+    GROUP: tl.constexpr = total.shape[0]
+    TOKENS: tl.constexpr = total.shape[1]
+    PADDED: tl.constexpr = total.shape[2]
+    APART: tl.constexpr = HALF // M if HALF >= M else 1
+    # [pairs of blocks, 2, APART, t, m] or [r, t, 2, m]; the two of a pair come last.
+    if HALF >= M:
+        paired = tl.reshape(total, (GROUP // (2 * APART), 2, APART, TOKENS, PADDED))
+        paired = tl.permute(paired, (0, 2, 3, 4, 1))
+        m = tl.arange(0, PADDED)[None, None, :]
+        angle = tl.arange(0, APART)[:, None, None] * M + m
+        here = known[None, :, None] & (m < M)
+        cos = tl.load(cosine[None, :, None] + angle, mask=here, other=0.0).to(tl.float32)[None]
+        sin = tl.load(sine[None, :, None] + angle, mask=here, other=0.0).to(tl.float32)[None]
+    else:
+        paired = tl.permute(tl.reshape(total, (GROUP, TOKENS, 2, HALF)), (0, 1, 3, 2))
+        angle = tl.arange(0, HALF)[None, :]
+        cos = tl.load(cosine[:, None] + angle, mask=known[:, None], other=0.0).to(tl.float32)[None]
+        sin = tl.load(sine[:, None] + angle, mask=known[:, None], other=0.0).to(tl.float32)[None]
+    one, other = tl.split(paired)
+    turned = tl.join(one * cos - other * sin, other * cos + one * sin)
+    turned = tl.permute(turned, (0, 4, 1, 2, 3) if HALF >= M else (0, 1, 3, 2))
+    return tl.reshape(turned, (GROUP, TOKENS, PADDED))
+
+
+@triton.jit
+def _rounded(values, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+    """float32 to the nearest number of `dtype`, of two to the even one."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = values.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        values = bits.to(tl.float32, bitcast=True)
+    return values.to(dtype)
