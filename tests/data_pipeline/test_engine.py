@@ -16,6 +16,7 @@ from data_pipeline.encoding import UnitEncoder
 from data_pipeline.engine import Engine, open_engine
 from data_pipeline.errors import DataError
 from data_pipeline.fast_bpe import GigatokenEncoder, why_not
+from data_pipeline.huge_pages import with_huge_pages
 from data_pipeline.manifest import read_manifest
 from data_pipeline.records import Document
 from data_pipeline.sources import RecordKeys, find_inputs
@@ -101,10 +102,28 @@ def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop
 
 def test_the_memory_of_words_is_given_up(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_bpe, "_RENEW_AFTER", 100)
-    encoder = GigatokenEncoder(workshop.model)
-    made = [encoder.encode([text], 2).ids.tolist() for text in [b"the quick brown fox " * 3] * 5]
-    assert made == made[:1] * 5
-    assert encoder._bytes <= 140
+    text = b"the quick brown fox " * 3
+    encoded = set()
+    for most, kept in ((-(1 << 40), 1), (1 << 40, 5)):
+        monkeypatch.setattr(fast_bpe, "_MOST_MEMORY", most)
+        encoder = GigatokenEncoder(workshop.model)
+        encoded |= {tuple(encoder.encode([text, text], 2).ids.tolist()) for _ in range(5)}
+        assert encoder._bytes == kept * 2 * len(text + encoder._between)
+    assert len(encoded) == 1
+    now = fast_bpe._resident_bytes()
+    assert now is None or 10 << 20 < now < 100 << 30
+
+
+def test_huge_pages_are_asked_for_once() -> None:
+    first = with_huge_pages({"A": "b"})
+    if sys.platform != "linux":
+        assert first is None
+        return
+    assert first == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert with_huge_pages(first) is None
+    assert with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
+    other = with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert other == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
 
 
 def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
