@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from data_pipeline.records import Document
 from data_pipeline.sources import RecordKeys, find_inputs
 from data_pipeline.tokenizer import load_tokenizer, open_tokenizer, read_model
 from data_pipeline.trainer import TrainerSettings, train_tokenizer
-from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, contents, run
 
 pytest.importorskip("gigatoken")
 
@@ -124,6 +126,22 @@ def test_huge_pages_are_asked_for_once() -> None:
     assert with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
     other = with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
     assert other == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_a_program_restarts_itself_with_huge_pages() -> None:
+    program = "from data_pipeline.huge_pages import restart_with_huge_pages as restart; import os, sys; "
+    program += (
+        "print(os.getpid(), sys.argv[1:], os.getenv('GLIBC_TUNABLES'), flush=True); restart(); print(7)"
+    )
+    command = [sys.executable, "-c", program, "an argument"]
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    first, second, last = done.stdout.splitlines()
+    assert first.endswith(" ['an argument'] None") and last == "7"
+    assert second == first.replace("None", "glibc.malloc.hugetlb=1")
 
 
 def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
