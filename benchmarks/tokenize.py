@@ -1,7 +1,7 @@
 """How fast tokenising is, beside the bare tokenizer, Megatron-LM's tool and datasets.map.
 
-    python benchmarks/tokenize.py [--megabytes 24] [--repetitions 3] [--unigram] [--json FILE]
-        [--also [preprocess_data] [sentencepiece] [datasets] [memory]]
+    python benchmarks/tokenize.py [--megabytes 80] [--repetitions 3] [--unigram] [--json FILE]
+        [--also [preprocess_data] [huge_pages] [sentencepiece] [datasets] [memory]]
         [--megatron-lm CHECKOUT [--megatron-python PYTHON]]
 
 See `tokenize_rates.py` for what is measured and how.

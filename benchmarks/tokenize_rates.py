@@ -6,10 +6,14 @@ them, in turns, so that other work on the machine disturbs all alike:
 * bare: the fastest program for the model alone, over text that lies in memory, its ids thrown away: gigatoken
   for BPE, SentencePiece for unigram (with --unigram);
 * SentencePiece: the same with SentencePiece, in its fastest way (`batch`) and in the usual loop (`lists`);
-* pipeline: ours, from the compressed files to shards on disk and a manifest with their hashes;
-* Megatron-LM's tools/preprocess_data.py, from one plain file (it reads no zstd), and preprocess_data_fast.py,
-  which is gigatoken with as many threads; if a checkout is given. Its newest one needs Python 3.12 and more
-  packages (transformers, gigatoken): --megatron-python names an interpreter that has them;
+* pipeline: ours, from plain files to shards on disk and a manifest with their hashes; and, zst, from the same
+  files compressed;
+* Megatron-LM's tools/preprocess_data.py, from the same text in one plain file (they read no zstd), and
+  preprocess_data_fast.py, which is gigatoken with as many threads; if a checkout is given. Its newest one
+  needs Python 3.12 and more packages (transformers, gigatoken): --megatron-python names an interpreter that
+  has them;
+* huge pages: bare, and Megatron-LM's fast tool, with the setting that our command line gives itself
+  (`data_pipeline/huge_pages.py`);
 * datasets: load_dataset and map to ids, if `datasets` is installed (pip install '.[bench]').
 
 Seconds are those of the work and its child processes, less those of the same on one document for each worker:
@@ -40,15 +44,17 @@ import zstandard
 from corpus_text import write_corpus
 from tokenize_report import Measured, Run, report
 
+from data_pipeline.huge_pages import with_huge_pages
+
 _HERE = Path(__file__).parent
 _FILES = 2
 _WORKERS = (1, 2)
 # By model type, the program that is fastest.
 _FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
 # What may be left out, for a run that holds a quiet machine for minutes only.
-_ALSO = ("preprocess_data", "sentencepiece", "datasets", "memory")
+_ALSO = ("preprocess_data", "huge_pages", "sentencepiece", "datasets", "memory")
 # Memory at the size of the corpus and at so many times that.
-_LARGER = 5
+_LARGER = 3
 
 
 def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
@@ -106,18 +112,20 @@ class Bench:
     megatron: Path | None
     python: str
 
-    def bare(self, how: str, corpus: list[Path], model: Path, workers: int) -> Run:
+    def bare(self, how: str, corpus: list[Path], model: Path, workers: int, huge: bool = False) -> Run:
         """A program alone."""
         program = str(_HERE / "bare_loop.py")
-        return run([sys.executable, program, how, str(workers), str(model), *map(str, corpus)])
+        command = [sys.executable, program, how, str(workers), str(model), *map(str, corpus)]
+        return run(command, with_huge_pages(os.environ) if huge else None)
 
     def pipeline(self, corpus: list[Path], model: Path, workers: int) -> Run:
-        """Ours, into a fresh directory."""
+        """Ours, into a fresh directory, with huge pages, as its command line does it."""
         out = self.work / "out"
         shutil.rmtree(out, ignore_errors=True)
         files = [*self.one_document_each(workers), "--", *corpus]
         program = str(_HERE / "pipeline_run.py")
-        return run([sys.executable, program, str(workers), str(model), str(out), *map(str, files)])
+        command = [sys.executable, program, str(workers), str(model), str(out), *map(str, files)]
+        return run(command, with_huge_pages(os.environ))
 
     def datasets_map(self, corpus: list[Path], model: Path, workers: int) -> Run:
         """load_dataset and map, in a fresh cache."""
@@ -142,7 +150,9 @@ class Bench:
         (path,) = out.glob("*.bin")
         return path.read_bytes()
 
-    def megatron_lm(self, corpus: list[Path], model: Path, workers: int, fast: bool = False) -> Run:
+    def megatron_lm(
+        self, corpus: list[Path], model: Path, workers: int, fast: bool = False, huge: bool = False
+    ) -> Run:
         """Their tool, or their fast one."""
         assert self.megatron is not None
         prefix = self.work / ("megatron-fast" if fast else "megatron")
@@ -160,6 +170,7 @@ class Bench:
         path = [str(self.megatron), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"PYTHONPATH": os.pathsep.join(path), "RAYON_NUM_THREADS": str(workers)}
         environment |= {"HF_HUB_OFFLINE": "1"}
+        environment = ((with_huge_pages(os.environ) if huge else None) or {}) | environment
         taken = run(command, environment)
         # Its ids have two bytes each.
         return replace(taken, tokens=Path(f"{prefix}_text_document.bin").stat().st_size // 2)
@@ -184,7 +195,7 @@ class Bench:
         return paths
 
     def plain(self, corpus: list[Path]) -> Path:
-        """All of a corpus as one plain file."""
+        """Files of a corpus as one plain file."""
         path = self.work / f"plain-{len(corpus)}-{corpus[0].name.removesuffix('.zst')}"
         if not path.exists():
             with open(path, "wb") as stream:
@@ -212,22 +223,33 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
     names = ["bpe", "unigram"] if arguments.unigram else ["bpe"]
     models = {name: train(work, corpus, name) for name in names}
     rows: dict[tuple[str, str, int], list[Run]] = {}
+    plain = [bench.plain([path]) for path in corpus]
 
     def add(name: str, contestant: str, workers: int, taken: Run) -> None:
         rows.setdefault((name, contestant, workers), []).append(taken)
         print(f"{name}, {contestant}, {workers}: {taken.cpu:.2f} CPU s, {taken.wall:.2f} s", file=sys.stderr)
 
+    def add_with_huge_pages(name: str, model: Path, workers: int) -> None:
+        taken = bench.bare(_FASTEST[name], corpus, model, workers, huge=True)
+        add(name, "bare, huge pages", workers, taken)
+        if bench.megatron and name == "bpe":
+            taken = bench.megatron_lm(corpus, model, workers, fast=True, huge=True)
+            add(name, "Megatron-LM, fast, huge pages", workers, taken)
+
     for _ in range(arguments.repetitions):
         for name, model in models.items():
             for workers in _WORKERS:
                 add(name, "bare", workers, bench.bare(_FASTEST[name], corpus, model, workers))
-                add(name, "pipeline", workers, bench.pipeline(corpus, model, workers))
+                add(name, "pipeline", workers, bench.pipeline(plain, model, workers))
+                add(name, "pipeline, zst", workers, bench.pipeline(corpus, model, workers))
                 if bench.megatron:
                     if "preprocess_data" in arguments.also:
                         add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
                     if name == "bpe":
                         fast = bench.megatron_lm(corpus, model, workers, fast=True)
                         add(name, "Megatron-LM, fast", workers, fast)
+                if "huge_pages" in arguments.also:
+                    add_with_huge_pages(name, model, workers)
             if "sentencepiece" in arguments.also:
                 add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
             if name == "bpe" and "sentencepiece" in arguments.also:
@@ -252,7 +274,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="How fast tokenising is.")
-    parser.add_argument("--megabytes", type=int, default=24, help="text of the corpus")
+    parser.add_argument("--megabytes", type=int, default=80, help="text of the corpus")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--megatron-lm", type=Path, help="a checkout of NVIDIA/Megatron-LM")
     parser.add_argument("--megatron-python", type=Path, default=sys.executable, help="what runs its tools")

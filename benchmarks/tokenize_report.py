@@ -60,7 +60,7 @@ def ratio(over: list[Run], under: list[Run], what: _Cell) -> float:
 
 def report(measured: Measured) -> dict[str, Any]:
     """Print the tables; the same as a JSON value."""
-    print(f"{'':30}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}{'ours / it':>11}{'(wall)':>8}")
+    print(f"{'':40}{'MB/CPU s':>10}{'MB/s':>8}{'of bare':>10}{'(wall)':>8}{'ours / it':>11}{'(wall)':>8}")
     print("(ratios are of rates, by CPU seconds and, where it says so, by the clock)")
     table = []
     for (name, contestant, workers), runs in measured.rows.items():
@@ -75,7 +75,7 @@ def report(measured: Measured) -> dict[str, Any]:
         }
         widths = (10, 8, 10, 8, 11, 8)
         row = f"{name}, {contestant}, {workers}"
-        print(f"{row:30}" + "".join(f"{v:{w}.2f}" for v, w in zip(values.values(), widths, strict=True)))
+        print(f"{row:40}" + "".join(f"{v:{w}.2f}" for v, w in zip(values.values(), widths, strict=True)))
         table.append({"row": row} | values | {"runs": [asdict(run) for run in runs]})
     for name, equal in measured.equal_ids.items():
         print(f"ids equal to those of {name}: {equal}")

@@ -11,6 +11,7 @@ import typer
 
 from data_pipeline.download_verb import download
 from data_pipeline.errors import DataError
+from data_pipeline.huge_pages import restart_with_huge_pages
 from data_pipeline.options import (
     Chunks,
     DefaultSource,
@@ -178,4 +179,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["tokenize"]:
+        restart_with_huge_pages()
     main()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from data_pipeline.encoded import Encoded
 from data_pipeline.engine import Engine
 from data_pipeline.errors import DataError
 from data_pipeline.records import Document
@@ -36,25 +37,24 @@ class UnitEncoder:
         self._seen = self._compared = self._lossy = 0
         self._documents: Counter[str] = Counter()
 
-    def encode(self, batch: list[Document]) -> list[IdArray]:
-        """The ids of every document, without an end-of-document id.
+    def encode(self, batch: list[Document], texts: list[bytes]) -> Encoded:
+        """The ids of documents. `texts` are theirs, as UTF-8.
 
         Raises:
             DataError: the two programs differ, or a document would lose text (unless that is allowed), or it
             would be cut in two by an end-of-document id.
         """
-        texts = [document.text for document in batch]
         taken = self._engine.quick(texts)
-        ids = self._engine.encode(texts, taken)
+        encoded = self._engine.encode(texts, self._eod_id, taken)
         self._documents[self._engine.reference.label] += len(batch) - sum(taken)
         if (fast := self._engine.fast) is not None:
             self._documents[fast.label] += sum(taken)
-        for document, found, was_quick in zip(batch, ids, taken, strict=True):
+        for number, (document, was_quick) in enumerate(zip(batch, taken, strict=True)):
             if was_quick and (document.source not in self._sources or self._seen % _COMPARED_ONE_IN == 0):
-                self._compare(document, found)
+                self._compare(document, encoded.document(number))
             self._seen += 1
-        self._look_for_losses(batch, ids)
-        return ids
+        self._look_for_losses(batch, encoded)
+        return encoded
 
     def counts(self) -> dict[str, Any]:
         """Documents by the program that encoded them, those that two did, and those that lost text."""
@@ -67,7 +67,7 @@ class UnitEncoder:
         self._sources.add(document.source)
         text = document.text[:_COMPARED_CHARACTERS]
         if len(text) < len(document.text):
-            ids = fast.encode([text])[0]
+            ids = fast.encode([text.encode()], self._eod_id).document(0)
         self._compared += 1
         expected = reference.encode([text])[0]
         if not np.array_equal(ids, expected):
@@ -76,10 +76,11 @@ class UnitEncoder:
                 f"{self._tokenizer}; give --engine sentencepiece"
             )
 
-    def _look_for_losses(self, batch: list[Document], ids: list[IdArray]) -> None:
+    def _look_for_losses(self, batch: list[Document], encoded: Encoded) -> None:
         reference = self._engine.reference
         if reference.lossless:
             return
+        ids = encoded.documents()
         lost = reference.lost([document.text for document in batch], ids)
         self._lossy += len(lost)
         if lost and not self._allow_lossy:

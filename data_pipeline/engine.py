@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from data_pipeline.encoded import Encoded
 from data_pipeline.errors import DataError
 from data_pipeline.fast_bpe import GigatokenEncoder, why_not
 from data_pipeline.tokenizer import Tokenizer, open_tokenizer
@@ -23,19 +25,24 @@ class Engine:
         self.reference = reference
         self.fast = fast
 
-    def quick(self, texts: list[str]) -> list[bool]:
-        """Which texts the faster program encodes."""
-        return [self.fast is not None and self.fast.takes(text) for text in texts]
-
-    def encode(self, texts: list[str], taken: list[bool] | None = None) -> list[IdArray]:
-        """The ids of every text, without an end-of-document id. `taken` is `quick(texts)`, if it is known."""
+    def quick(self, texts: list[bytes]) -> list[bool]:
+        """Which texts (UTF-8) the faster program encodes."""
         if self.fast is None:
-            return self.reference.encode(texts)
+            return [False] * len(texts)
+        return [self.fast.takes(text) for text in texts]
+
+    def encode(self, texts: list[bytes], eod_id: int, taken: list[bool] | None = None) -> Encoded:
+        """The ids of texts (UTF-8), each ended by `eod_id`. `taken` is `quick(texts)`, if it is known."""
         taken = self.quick(texts) if taken is None else taken
-        quick = iter(self.fast.encode([text for text, take in zip(texts, taken, strict=True) if take]))
-        others = [text for text, take in zip(texts, taken, strict=True) if not take]
-        slow = iter(self.reference.encode(others) if others else [])
-        return [next(quick) if take else next(slow) for take in taken]
+        if self.fast is not None and all(taken):
+            return self.fast.encode(texts, eod_id)
+        others = [text.decode() for text, take in zip(texts, taken, strict=True) if not take]
+        slow = iter(self.reference.encode(others))
+        quick: Iterator[IdArray] = iter(())
+        if self.fast is not None:
+            ours = [text for text, take in zip(texts, taken, strict=True) if take]
+            quick = iter(self.fast.encode(ours, eod_id).documents())
+        return Encoded.of([next(quick) if take else next(slow) for take in taken], eod_id)
 
 
 def why_not_fast(path: Path, name: str = "auto") -> str:

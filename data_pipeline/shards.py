@@ -87,21 +87,17 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     return lengths
 
 
-def pack(
-    documents: list[npt.NDArray[np.int32]], eod_id: int, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int32]]:
-    """Documents (ids as a tokenizer gives them) -> (all ids, each document ended by eod_id; their lengths).
+def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
+    """Ids in the type of a shard.
 
     Raises:
-        DataError: an id does not fit the type (numpy would wrap it without a word).
+        DataError: one does not fit the type (numpy would wrap it without a word).
     """
-    end = np.array([eod_id], dtype=np.int32)
-    ids = np.concatenate([part for document in documents for part in (document, end)])
     # As unsigned a negative id is a very large one, so that one pass finds both.
-    if int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
+    if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
         worst = ids.min() if ids.min() < 0 else ids.max()
         raise DataError(f"a token id ({worst}) does not fit {dtype}; the tokenizer is not what it says")
-    return ids.astype(dtype), np.array([len(document) + 1 for document in documents], dtype=np.int32)
+    return ids.astype(dtype, copy=False)
 
 
 class ShardWriter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from data_pipeline.encoded import Encoded
 from data_pipeline.errors import DataError
 from data_pipeline.files import sync, temporary_path
 from data_pipeline.shards import ShardWriter, pack
@@ -39,29 +40,37 @@ class _Content:
 class UnitData:
     """A unit's file in the making, under a temporary name until `finish`. Memory: four bytes a document."""
 
-    def __init__(self, path: Path, dtype: str, eod_id: int) -> None:
+    def __init__(self, path: Path, dtype: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._dtype = np.dtype(dtype)
-        self._eod_id = eod_id
         self._groups: dict[Group, _Content] = {}
         self._tokens = 0
         self._temporary = temporary_path(path)
         self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
 
-    def add(self, group: Group, documents: list[npt.NDArray[np.int32]], text_bytes: int) -> None:
-        """Append documents of one group in one write.
+    def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
+        """Append documents in one write.
+
+        Args:
+            encoded: the documents, those of one group together.
+            groups: each one's documents and bytes of text, in their order.
 
         Raises:
             DataError: an id does not fit the type.
         """
-        ids, lengths = pack(documents, self._eod_id, self._dtype)
+        ids = pack(encoded.ids, self._dtype)
         self._stream.write(ids.data)
-        content = self._groups.setdefault(group, _Content())
-        content.text_bytes += text_bytes
-        content.crc32 = zlib.crc32(ids.data, content.crc32)
-        content.lengths.append(lengths)
-        content.runs.append((self._tokens, len(ids)))
+        document = first = 0
+        for group, documents, text_bytes in groups:
+            lengths = encoded.lengths[document : document + documents]
+            count = int(lengths.sum(dtype=np.int64))
+            content = self._groups.setdefault(group, _Content())
+            content.text_bytes += text_bytes
+            content.crc32 = zlib.crc32(ids[first : first + count].data, content.crc32)
+            content.lengths.append(lengths)
+            content.runs.append((self._tokens + first, count))
+            document, first = document + documents, first + count
         self._tokens += len(ids)
 
     def finish(self) -> list[dict[str, Any]]:

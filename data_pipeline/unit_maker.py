@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from data_pipeline.encoding import UnitEncoder
 from data_pipeline.engine import Engine
@@ -21,8 +24,7 @@ from data_pipeline.records import Document, RecordReader, Reject, read_documents
 from data_pipeline.sampling import LowestNumbers, sample_number
 from data_pipeline.shards import dtype_for
 from data_pipeline.sources import Piece
-from data_pipeline.tokenizer_identity import IdArray
-from data_pipeline.unit_data import UnitData
+from data_pipeline.unit_data import Group, UnitData
 
 # Large enough that a batch's overhead vanishes, small enough that the progress moves.
 _BATCH_CHARACTERS = 1 << 20
@@ -42,7 +44,7 @@ class UnitMaker:
         tokenizer = unit.tokenizer
         self._encoder = UnitEncoder(engine, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy)
         dtype = dtype_for(unit.tokenizer.vocab_size)
-        self._data = UnitData(unit.data_path, dtype, unit.tokenizer.eod_id)
+        self._data = UnitData(unit.data_path, dtype)
         self._rejects: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()
         self._excluded: Counter[str] = Counter()
@@ -96,33 +98,37 @@ class UnitMaker:
         return _sampled_share(wanted, self._limit - self._tokens, self._engine)
 
     def _encode(self, batch: list[Document]) -> Progress:
-        """Encode and write a batch. Returns what was taken of it."""
-        ids = self._encoder.encode(batch)
+        """Encode and write a batch, the documents of one group together. Returns what was taken of it."""
+        texts = [document.text.encode() for document in batch]
+        groups: dict[Group, list[int]] = {}
+        for number, (document, text) in enumerate(zip(batch, texts, strict=True)):
+            groups.setdefault((self._unit.options.split_of(text), document.source), []).append(number)
+        order = [number for numbers in groups.values() for number in numbers]
+        encoded = self._encoder.encode([batch[n] for n in order], [texts[n] for n in order])
         if self._unit.quotas is not None:
-            batch, ids = self._within_limit(batch, ids)
-        groups: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        sizes = []
-        for number, document in enumerate(batch):
-            text = document.text.encode()
-            sizes.append(len(text))
-            groups[self._unit.options.split_of(text), document.source].append(number)
-        for group, numbers in groups.items():
-            text_bytes = sum(sizes[number] for number in numbers)
-            self._data.add(group, [ids[number] for number in numbers], text_bytes)
-        tokens = sum(len(document) for document in ids) + len(batch)
-        self._tokens += tokens
-        return Progress("", documents=len(batch), tokens=tokens, text_bytes=sum(sizes))
+            taken = self._within_limit(order, encoded.lengths)
+            encoded = encoded.only(np.array([number in taken for number in order]))
+            kept = ((group, [n for n in numbers if n in taken]) for group, numbers in groups.items())
+            groups = {group: numbers for group, numbers in kept if numbers}
+        sizes = {group: sum(len(texts[n]) for n in numbers) for group, numbers in groups.items()}
+        self._data.add(encoded, ((group, len(numbers), sizes[group]) for group, numbers in groups.items()))
+        self._tokens += len(encoded.ids)
+        documents, tokens = len(encoded.lengths), len(encoded.ids)
+        return Progress("", documents=documents, tokens=tokens, text_bytes=sum(sizes.values()))
 
-    def _within_limit(
-        self, batch: list[Document], ids: list[IdArray]
-    ) -> tuple[list[Document], list[IdArray]]:
-        """The documents that the limit leaves room for, one after the other."""
-        taken, room = [], self._limit - self._tokens
-        for number, document in enumerate(ids):
-            if len(document) < room:
-                taken.append(number)
-                room -= len(document) + 1
-        return [batch[number] for number in taken], [ids[number] for number in taken]
+    def _within_limit(self, order: list[int], lengths: npt.NDArray[np.int32]) -> set[int]:
+        """The documents that the limit leaves room for, one after the other.
+
+        Args:
+            order: their numbers, as they came. lengths: of the documents in this order.
+
+        """
+        taken, room = set(), self._limit - self._tokens
+        for number, length in sorted(zip(order, lengths.tolist(), strict=True)):
+            if length <= room:
+                taken.add(number)
+                room -= length
+        return taken
 
     def _reject(self, piece: Piece, reject: Reject) -> None:
         """Count a reject and log it; `line` counts within the piece until the records are put together."""
@@ -178,10 +184,9 @@ def _sampled_share(documents: Iterable[Document], tokens: int, engine: Engine) -
         text = document.text.encode()
         total += len(text)
         measured.add(sample_number(text), text, document.source)
-    texts = measured.texts()
-    ids = engine.encode(texts)
-    made = sum(len(document) + 1 for document in ids)
-    of = sum(len(text.encode()) for text in texts)
+    texts = [text.encode() for text in measured.texts()]
+    made = len(engine.encode(texts, eod_id=0).ids)  # whatever ends a document
+    of = sum(map(len, texts))
     return tokens * _MARGIN * of / (made * total) if made else 0.0
 
 

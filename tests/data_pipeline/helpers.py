@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.__main__ import main
+from data_pipeline.encoded import Encoded
 from data_pipeline.manifest import Manifest
 from data_pipeline.plan import TokenizeOptions
 from data_pipeline.pool import Progress
@@ -115,9 +116,9 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def write_documents(writer: ShardWriter, documents: list[npt.NDArray[np.int32]], eod_id: int = 2) -> None:
     """Append documents to a shard."""
-    ids, lengths = pack(documents, eod_id, writer.dtype)
-    writer.append_ids(ids)
-    writer.append_lengths(lengths)
+    encoded = Encoded.of(documents, eod_id)
+    writer.append_ids(pack(encoded.ids, writer.dtype))
+    writer.append_lengths(encoded.lengths)
 
 
 ShardSpec = tuple[str, str, int, list[list[int]]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,17 +13,18 @@ import numpy as np
 import pytest
 
 from data_pipeline import fast_bpe
+from data_pipeline.encoded import Encoded
 from data_pipeline.encoding import UnitEncoder
 from data_pipeline.engine import Engine, open_engine
 from data_pipeline.errors import DataError
-from data_pipeline.fast_bpe import GigatokenEncoder
+from data_pipeline.fast_bpe import GigatokenEncoder, why_not
+from data_pipeline.huge_pages import with_huge_pages
 from data_pipeline.manifest import read_manifest
 from data_pipeline.records import Document
 from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer import load_tokenizer, open_tokenizer
-from data_pipeline.tokenizer_identity import IdArray
+from data_pipeline.tokenizer import load_tokenizer, open_tokenizer, read_model
 from data_pipeline.trainer import TrainerSettings, train_tokenizer
-from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, contents, run
 
 pytest.importorskip("gigatoken")
 
@@ -53,33 +56,92 @@ def _texts(seed: int) -> list[str]:
 
 def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     texts = [d.text for d in all_documents(workshop.corpus)] + _texts(1) + RESERVED + ODD
+    content = [text.encode() for text in texts]
     fast, slow = (open_engine(workshop.model, name) for name in ("gigatoken", "sentencepiece"))
     assert fast.fast is not None and slow.fast is None
-    made = zip(texts, fast.encode(texts), slow.encode(texts), strict=True)
-    assert [text for text, a, b in made if a.dtype != b.dtype or not np.array_equal(a, b)] == []
+    for eod_id in (2, 77):
+        one, other = fast.encode(content, eod_id), slow.encode(content, eod_id)
+        assert (one.ids.dtype, one.lengths.dtype) == (other.ids.dtype, other.lengths.dtype)
+        made = zip(texts, one.documents(), other.documents(), strict=True)
+        assert [text for text, a, b in made if not np.array_equal(a, b)] == []
+        assert np.array_equal(one.ids, other.ids) and np.array_equal(one.lengths, other.lengths)
     expected = load_tokenizer(workshop.model).encode(texts, num_threads=1)
-    assert [ids.tolist() for ids in fast.encode(texts)] == expected
+    assert [ids.tolist() for ids in one.documents()] == expected
+    assert [one.document(n).tolist() for n in range(len(texts))] == expected
+
+
+def test_control_pieces_that_overlap_what_is_put_between_texts(workshop: Workshop, tmp_path: Path) -> None:
+    """With a control piece `x</s>` a text that ends in x loses it, and the piece behind it, to that one."""
+    proto = read_model(workshop.model)
+    assert [piece.piece for piece in proto.pieces[:3]] == ["<unk>", "<s>", "</s>"]
+    texts = [b"one x", b"two", b"", b"x"]
+    model = tmp_path / "edited.model"
+    for pieces, between in ((("</s>", "x</s>"), b"</s>"), (("<<", "<s>"), b"<s>")):
+        proto.pieces[1].piece, proto.pieces[2].piece = pieces
+        proto.trainer_spec.eos_piece = between.decode()
+        model.write_bytes(proto.SerializeToString())
+        assert why_not(model) == ""
+        encoder = GigatokenEncoder(model)
+        assert encoder._between == between
+        found = encoder.encode(texts, 9)
+        expected = open_tokenizer(model).encode([text.decode() for text in texts])
+        assert [ids.tolist() for ids in found.documents()] == [ids.tolist() for ids in expected]
+        assert found.ids.tolist() == [i for ids in expected for i in [*ids.tolist(), 9]]
+    proto.pieces[1].piece, proto.pieces[2].piece = "<<", "xx"
+    model.write_bytes(proto.SerializeToString())
+    assert "has no control piece to put between documents" in why_not(model)
 
 
 def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop) -> None:
     engine = open_engine(workshop.model, "gigatoken")
-    assert engine.quick([*RESERVED, "plain <b>"]) == [False] * len(RESERVED) + [True]
-    assert not any(ids.size and ids.min() < 3 for ids in engine.encode(RESERVED))
+    reserved = [text.encode() for text in RESERVED]
+    assert engine.quick([*reserved, b"plain <b>"]) == [False] * len(RESERVED) + [True]
+    assert not any(ids.size and ids.min() < 3 for ids in engine.encode(reserved, 2).documents())
     assert engine.fast is not None
-    alone = engine.fast.encode(["</s>"])[0]
-    assert alone.tolist() == [2], "gigatoken has learned it: texts with reserved pieces may go to it"
+    alone = engine.fast.encode([b"</s>"], 2).ids
+    assert alone.tolist() == [2, 2], "gigatoken has learned it: texts with reserved pieces may go to it"
 
 
 def test_the_memory_of_words_is_given_up(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_bpe, "_RENEW_AFTER", 100)
-    encoder = GigatokenEncoder(workshop.model)
-    texts = ["the quick brown fox " * 3] * 5
-    backends, made = set(), []
-    for text in texts:
-        made += encoder.encode([text])
-        backends.add(id(encoder._backend))
-    assert len({tuple(ids.tolist()) for ids in made}) == 1
-    assert encoder._characters <= 120
+    text = b"the quick brown fox " * 3
+    encoded = set()
+    for most, kept in ((-(1 << 40), 1), (1 << 40, 5)):
+        monkeypatch.setattr(fast_bpe, "_MOST_MEMORY", most)
+        encoder = GigatokenEncoder(workshop.model)
+        encoded |= {tuple(encoder.encode([text, text], 2).ids.tolist()) for _ in range(5)}
+        assert encoder._bytes == kept * 2 * len(text + encoder._between)
+    assert len(encoded) == 1
+    now = fast_bpe._resident_bytes()
+    assert now is None or 10 << 20 < now < 100 << 30
+
+
+def test_huge_pages_are_asked_for_once() -> None:
+    first = with_huge_pages({"A": "b"})
+    if sys.platform != "linux":
+        assert first is None
+        return
+    assert first == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert with_huge_pages(first) is None
+    assert with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
+    other = with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert other == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
+def test_a_program_restarts_itself_with_huge_pages() -> None:
+    program = "from data_pipeline.huge_pages import restart_with_huge_pages as restart; import os, sys; "
+    program += (
+        "print(os.getpid(), sys.argv[1:], os.getenv('GLIBC_TUNABLES'), flush=True); restart(); print(7)"
+    )
+    command = [sys.executable, "-c", program, "an argument"]
+    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    first, second, last = done.stdout.splitlines()
+    assert first.endswith(" ['an argument'] None") and last == "7"
+    assert second == first.replace("None", "glibc.malloc.hugetlb=1")
 
 
 def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
@@ -109,9 +171,10 @@ def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
 class _Wrong(GigatokenEncoder):
     """As a version with a mistake in it would be: right but for texts with a certain word."""
 
-    def encode(self, texts: list[str]) -> list[IdArray]:
-        found = super().encode(texts)
-        return [ids[:-1] if "wrong" in text else ids for text, ids in zip(texts, found, strict=True)]
+    def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
+        found = super().encode(texts, eod_id).documents()
+        made = [ids[:-1] if b"wrong" in text else ids for text, ids in zip(texts, found, strict=True)]
+        return Encoded.of(made, eod_id)
 
 
 def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
@@ -119,7 +182,7 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
     documents = [Document(f"right {n}", "a", f"f:{n}") for n in range(10)]
 
     def encode(batch: list[Document]) -> None:
-        UnitEncoder(engine, "t.model", 2, False).encode(batch)
+        UnitEncoder(engine, "t.model", 2, False).encode(batch, [d.text.encode() for d in batch])
 
     encode(documents)
     for batch in (
