@@ -275,7 +275,8 @@ def test_the_loop_names_no_variant() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         }
         found = texts & set(VARIANTS)
-        allowed = {"__main__.py": {"vanilla"}}.get(path.name, set())  # the default baseline of `compare`
+        # The default baseline of `compare`; rows of a BERT, which has no variant.
+        allowed = {"__main__.py": {"vanilla"}, "arms.py": {"gaussian"}}.get(path.name, set())
         assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
     assert "variant" not in (ROOT / "pretrain/training/loop.py").read_text()
 
