@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
+from pretrain.evaluation.bert.verbs import bert_reservoir, bert_small
 from pretrain.evaluation.fine_tuning_verbs import glue, translation
 from pretrain.evaluation.tasks_verb import tasks
 
@@ -127,6 +128,8 @@ def approximation(
 
 evaluate.command()(glue)
 evaluate.command()(translation)
+evaluate.command()(bert_reservoir)
+evaluate.command()(bert_small)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:
