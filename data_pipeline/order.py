@@ -104,7 +104,7 @@ def _store(paths: list[Path], note: Path, arrays: Sequence[IndexArray]) -> list[
         try:
             with open(temporary, "wb") as stream:
                 np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
-                stream.write(np.ascontiguousarray(array))  # np.save's error says how much was written, not why
+                stream.write(np.ascontiguousarray(array).data)  # np.save's error would not say why
             publish(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

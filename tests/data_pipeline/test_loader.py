@@ -62,9 +62,7 @@ def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
     try:
-        with pytest.raises(
-            DataError, match=r"cannot write the sample cache in .*: File too large; make"
-        ):
+        with pytest.raises(DataError, match=r"cannot write the sample cache in .*: File too large; make"):
             TrainingSamples(manifest, 32, seed=4, cache_directory=tmp_path / "cache").blocks(np.arange(4))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -326,6 +326,5 @@ def test_only_the_translation_is_learned(models: dict[str, Pretrained]) -> None:
 
 
 def test_outputs_are_numbers(trained: dict[str, Any]) -> None:
-    assert np.isfinite(
-        [value for detail in trained["details"] for _, value in detail["training"]["looks"]]
-    ).all()
+    looks = [value for detail in trained["details"] for _, value in detail["training"]["looks"]]
+    assert np.isfinite(looks).all()

@@ -1,0 +1,68 @@
+"""The runs whose exports test_export.py looks at, by name, and the class that each export is loaded by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+QUIET = {"telemetry__tensorboard": "false", "optimizer__learning_rate": 2e-2, "schedule__steps": 4}
+PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}
+LEARNED = {"model__position_embedding": "learned"}
+GROUPED = {"model__num_query_groups": 2}
+TWO_RANKS: dict[str, dict[str, Any]] = {
+    "vanilla": {**PARALLEL, **LEARNED, **GROUPED, "attention__variant": "vanilla"},
+    "hybrid": {
+        **PARALLEL,
+        "attention__variant": "hybrid",
+        "attention__frozen_heads": "{'0': 0.5, '1': 0.75}",
+        "attention__adapters": "[core, low_rank]",
+    },
+    "penalty": {
+        "attention__variant": "orthogonal_penalty",
+        "deepspeed__config": "zero3",
+        "precision__dtype": "bf16",
+    },
+    "unfreeze": {"attention__variant": "unfreeze"},
+    "monarch": {
+        **PARALLEL,
+        **GROUPED,
+        "attention__variant": "monarch",
+        "attention__frozen_heads": "{'0': 1, '1': 0.5}",
+        "precision__dtype": "bf16",
+    },
+}
+ONE_RANK: dict[str, dict[str, Any]] = {
+    "orthogonal": {"checkpoint__every": 2},
+    "learned": {**LEARNED, **GROUPED, "precision__dtype": "bf16"},
+    "folded": {
+        **GROUPED,
+        "attention__adapters": "[logit_scale, core, low_rank]",
+        "model__head_dim": 16,
+        "model__tied_embeddings": "false",
+    },
+    "normed": {
+        **GROUPED,
+        "attention__adapters": "[qk_norm, logit_scale, low_rank]",
+        "attention__frozen_heads": "{'0': 0.5, '1': 1}",
+    },
+    "normed-learned": {
+        **GROUPED,
+        **LEARNED,
+        "precision__dtype": "bf16",
+        "attention__adapters": "[qk_norm, logit_scale]",
+        "attention__frozen_heads": "{'1': 0.5}",
+    },
+    "scores": {"attention__variant": "synthesizer_random", "schedule__steps": 1, "schedule__warmup_steps": 1},
+    "wide": {**LEARNED, "model__head_dim": 16, "schedule__steps": 1, "schedule__warmup_steps": 1},
+}
+CLASSES = {
+    "orthogonal": "Starcoder2ForCausalLM",
+    "learned": "GPT2LMHeadModel",
+    "folded": "Starcoder2ForCausalLM",
+    "normed": "OraRotaryForCausalLM",
+    "normed-learned": "OraLearnedForCausalLM",
+    "vanilla": "GPT2LMHeadModel",
+    "hybrid": "Starcoder2ForCausalLM",
+    "penalty": "Starcoder2ForCausalLM",
+    "unfreeze": "Starcoder2ForCausalLM",
+    "monarch": "Starcoder2ForCausalLM",
+}
