@@ -1,7 +1,7 @@
 """Huge pages for the encoder's tables.
 
 gigatoken looks every word up in tables of tens of MB. With pages of 4 KiB most of these look-ups also miss
-the processor's cache of addresses; with pages of 2 MiB encoding takes some 15 % less time. glibc (from 2.35
+the processor's cache of addresses; with pages of 2 MiB tokenising takes some 10 % less time. glibc (from 2.35
 on) asks the kernel for them if a setting says so when the process starts, and its child processes inherit the
 setting. Other libraries pass over it, and some kernels give such pages unasked.
 """
