@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import yaml
 
 from pretrain.errors import UserError
 from pretrain.export.choice import FACTS, find_checkpoint
-from pretrain.ranks.devices import MACHINE, VISIBLE, cpu_was_asked_for, nvidia_devices
 from pretrain.runs.directory import RunDirectory, step_of
 
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -113,17 +109,9 @@ def model_directory(subject: Subject) -> Path:
     """
     if not subject.is_run:
         return subject.path
-    if not nvidia_devices(MACHINE) or cpu_was_asked_for(os.environ.get(VISIBLE)):
-        return _exported(subject.path, subject.step)
-    # An export hides the GPUs from its process for good, and the evaluation wants them.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        return other.submit(_exported, subject.path, subject.step).result()
+    from pretrain.export.cache import exported_apart
 
-
-def _exported(path: Path, step: int | None) -> Path:
-    from pretrain.export.cache import exported
-
-    return exported(path, step)
+    return exported_apart(subject.path, subject.step)
 
 
 def fingerprint(directory: Path) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from pretrain.errors import UserError
 from pretrain.export.choice import CHECKPOINT_FACT, FACTS, checkpoint_modified, find_checkpoint
 from pretrain.export.verb import export_on_cpu
+from pretrain.ranks.devices import MACHINE, VISIBLE, cpu_was_asked_for, nvidia_devices
 from pretrain.runs.directory import RunDirectory
 
 
@@ -37,6 +41,18 @@ def exported(path: Path, step: int | None = None) -> Path:
     if not out.is_dir():
         export_on_cpu(path, out, step, None)
     return out
+
+
+def exported_apart(path: Path, step: int | None = None) -> Path:
+    """As `exported`, for a process that wants its GPUs afterwards.
+
+    An export hides the GPUs from its process for good: where there are some, another process makes it.
+    """
+    is_run = RunDirectory(path).config.is_file()
+    if not is_run or not nvidia_devices(MACHINE) or cpu_was_asked_for(os.environ.get(VISIBLE)):
+        return exported(path, step)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        return other.submit(exported, path, step).result()
 
 
 def _remove_outdated(run: RunDirectory) -> None:

@@ -6,20 +6,21 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.export.cache import exported
+from pretrain.export.cache import exported_apart
 from pretrain.export.choice import FACTS
 from pretrain.finetuning.frozen_rows import Rows
-from pretrain.ranks.devices import use_cuda
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+NEEDED_FACTS = (
+    *("run", "seed", "step", "variant", "attention", "parameters"),
+    *("sequence_length", "data", "model", "frozen_rows"),
+)
 _CHUNK = 1 << 20
 
 
@@ -91,7 +92,7 @@ def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
         DataError: as `export_run`.
     """
-    directory = _exported(path)
+    directory = exported_apart(path)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
     trusted = trust_code or directory != path
@@ -123,34 +124,12 @@ def group_models(models: Sequence[Pretrained]) -> list[str]:
     return names
 
 
-def _exported(path: Path) -> Path:
-    """As `exported`, which hides GPUs from its process: where there are some, that is another process."""
-    if not use_cuda() or not (path / "config.yaml").is_file():
-        return exported(path)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(exported, path).result()
-
-
 def _facts(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        needed = (
-            *(
-                "run",
-                "seed",
-                "step",
-                "variant",
-                "attention",
-                "parameters",
-                "sequence_length",
-                "data",
-                "model",
-            ),
-            "frozen_rows",
-        )
-        if missing := [key for key in needed if key not in found]:
+        if missing := [key for key in NEEDED_FACTS if key not in found]:
             raise ValueError(f"it has no '{missing[0]}'")
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); export the run again") from error

@@ -132,12 +132,12 @@ def test_where_there_are_gpus_an_export_is_made_in_another_process(
         raise AssertionError("in this process")
 
     (tmp_path / "config.yaml").write_text("run: {}\n")
-    monkeypatch.setattr(cache, "exported", here)
-    monkeypatch.setattr(subjects, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
+    monkeypatch.setattr(cache, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     run = subjects.Subject(tmp_path, "a", "vanilla", 1, 4, {})
     with pytest.raises(UserError, match="has no complete checkpoint"):
         subjects.model_directory(run)
+    monkeypatch.setattr(cache, "exported", here)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(AssertionError, match="in this process"):
         subjects.model_directory(run)
