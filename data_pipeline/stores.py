@@ -7,6 +7,8 @@ are the environment's, as each store's own library knows them.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ _KEYS = MappingProxyType(
     {
         "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a "
         "public bucket",
-        "gs": "give GOOGLE_APPLICATION_CREDENTIALS; FSSPEC_GS_TOKEN=anon for a public bucket",
+        "gs": "give GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`; "
+        "FSSPEC_GS_TOKEN=anon for a public bucket",
         "hf": "give HF_TOKEN, and accept the data set's terms on the hub",
     }
 )
@@ -68,11 +71,13 @@ def filesystem(url: str) -> Any:
     """What fsspec reads a URL with; it caches no listing, since objects change.
 
     Raises:
-        DataError: a package is missing.
+        DataError: a package is missing, or the file of a key cannot be used.
     """
     import fsspec
 
     scheme = scheme_of(url)
+    if scheme == "gs":
+        _settle_gcsfs()
     try:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
@@ -80,6 +85,25 @@ def filesystem(url: str) -> Any:
             f"{scheme}:// needs a package that is not installed ({error}); "
             f"pip install 'ora-pretrain[{_EXTRAS[scheme]}]'"
         ) from error
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
+            raise  # the network's
+        reason = " ".join(str(error).split())
+        keys = _KEYS.get(scheme, "see docs/data.md")
+        raise DataError(f"the credentials for {scheme}:// cannot be used ({reason}): {keys}") from error
+
+
+def _settle_gcsfs() -> None:
+    """What gcsfs reads when it is imported, where the user does not say otherwise.
+
+    Its support of zonal and hierarchical buckets asks by gRPC before every read what kind a bucket is: a
+    minute each time behind a proxy or at an endpoint without gRPC. Its logger prints tracebacks of what it
+    also raises.
+    """
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    logger = logging.getLogger("gcsfs")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
 
 
 def call(seconds: float, name: str, url: str, **options: Any) -> Any:
@@ -125,9 +149,14 @@ def listing(url: str) -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
         how = "glob" if has_pattern(url) else "find"
         found = call(PATIENCE.listing_seconds, how, url, detail=True)
-        return {path: entry for path, entry in found.items() if entry["type"] == "file"}
+        return {path: entry for path, entry in found.items() if _is_object(path, entry)}
 
     return ask(url, once)
+
+
+def _is_object(path: str, entry: dict[str, Any]) -> bool:
+    """Whether a listing's entry is a file; a folder of the console is an empty object named with a slash."""
+    return entry["type"] == "file" and not (path.endswith("/") and not entry.get("size"))
 
 
 def has_pattern(url: str) -> bool:
@@ -189,7 +218,7 @@ def _final(url: str, error: Exception) -> str | None:
     """What is wrong, if asking again would not help."""
     scheme = scheme_of(url)
     keys = _KEYS.get(scheme, "the server wants credentials; download it first")
-    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    status = _status_of(error)
     if type(error).__name__ in _NO_KEYS:
         return f"there are no credentials for {url}: {keys}"
     if isinstance(error, PermissionError) or status in (401, 403):
@@ -200,3 +229,16 @@ def _final(url: str, error: Exception) -> str | None:
     if isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS:
         return f"cannot read {url}: {' '.join(str(error).split())}"
     return None
+
+
+def _status_of(error: Exception) -> int | None:
+    """The HTTP status of an answer that an error tells of, as each store's library says it."""
+    if isinstance(error, OSError) and str(error).startswith("Forbidden: "):
+        return 403  # gcsfs says it in words only
+    if type(error) is ValueError and str(error).startswith(("Bad Request: ", "Bucket is requester pays")):
+        return 400  # and so these two
+    answer = getattr(error, "response", None)
+    found = (
+        getattr(error, "status", None) or getattr(answer, "status_code", None) or getattr(error, "code", None)
+    )
+    return found if isinstance(found, int) else None
