@@ -23,6 +23,7 @@ from tests.tiny import tiny_overrides
 
 pytest.importorskip("transformers")
 
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("exported")
