@@ -83,7 +83,8 @@ def shown(run: Path) -> dict[str, dict[int, str]]:
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     return {
         tag: {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(tag)}
-        for tag in events.PluginTagToContent("text")
+        for tag in events.Tags()["tensors"]
+        if tag.startswith("samples/")
     }
 
 
