@@ -60,6 +60,7 @@ class GPT(GPTModel):
         position_ids: torch.Tensor,
         attention_mask: Visible,
         labels: torch.Tensor | None = None,
+        at: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits `[batch, seq, vocabulary/tp]`, or with labels `[batch, seq]` the losses `[batch, seq]`.
 
@@ -67,6 +68,7 @@ class GPT(GPTModel):
             input_ids, position_ids: `[batch, seq]`.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
                 included), or documents that stand alone; None: causal.
+            at: `[batch]`, a position of each row: then logits of these alone, `[batch, vocabulary/tp]`.
         """
         if isinstance(attention_mask, Documents):
             attend_alone = self.flash_documents
@@ -77,6 +79,8 @@ class GPT(GPTModel):
         )
         tied = self.share_embeddings_and_output_weights
         weight = self.shared_embedding_or_output_weight() if tied else None
+        if at is not None:
+            return self._logits_at(hidden_states, weight, at)
         if labels is None or self.cross_entropy == "megatron":
             logits, _ = self.output_layer(hidden_states, weight=weight)
             if labels is None:
@@ -84,3 +88,14 @@ class GPT(GPTModel):
             return self.compute_language_model_loss(labels, logits)
         losses, _ = self.output_layer(hidden_states, weight=weight, labels=labels)
         return losses
+
+    def _logits_at(
+        self, hidden_states: torch.Tensor, weight: torch.Tensor | None, at: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits `[batch, vocabulary/tp]` at one position of each row of `[seq(/tp), batch, hidden]`."""
+        length, row = hidden_states.size(0), torch.arange(at.size(0), device=at.device)
+        # With sequence parallelism the output layer puts one position of every rank's part behind another,
+        # and one of these is the position that is meant.
+        logits, _ = self.output_layer(hidden_states[at % length, row][None], weight=weight)
+        chosen: torch.Tensor = logits[at // length, row]
+        return chosen

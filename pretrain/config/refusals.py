@@ -39,6 +39,7 @@ def check_tree(config: Config) -> None:
     _check_query_key(config)
     _check_recompute(config)
     _check_profile(config)
+    _check_prompts(config)
     check_initial_weights(config)
 
 
@@ -190,6 +191,26 @@ def _check_profile(config: Config) -> None:
             f"telemetry.profile: {section.steps} steps from step {section.at} on do not fit into the "
             f"{config.total_steps} steps of the run; set at or steps lower"
         )
+
+
+def _check_prompts(config: Config) -> None:
+    """What is wrong with prompts before a tokenizer has seen them."""
+    section, length = config.telemetry, config.data.sequence_length
+    if not section.sample_prompts:
+        return
+    if not section.tensorboard:
+        raise UserError(
+            "telemetry.sample_prompts are continued for TensorBoard only, and telemetry.tensorboard=false; "
+            "set it to true, or leave the prompts out"
+        )
+    if section.sample_tokens >= length:
+        raise UserError(
+            f"telemetry.sample_tokens={section.sample_tokens} leaves no room for a prompt in "
+            f"data.sequence_length={length}; lower it"
+        )
+    for number, text in enumerate(section.sample_prompts):
+        if not text:
+            raise UserError(f"telemetry.sample_prompts.{number} is empty; give it some text, or leave it out")
 
 
 def _check_unfreeze_stage(config: Config, stage: int) -> None:

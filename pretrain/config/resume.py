@@ -71,6 +71,8 @@ EFFECTIVE = (
     "telemetry.tensorboard",
     "telemetry.wandb",
     "telemetry.variance_window",
+    "telemetry.sample_prompts",
+    "telemetry.sample_tokens",
     "deepspeed.config",  # another ZeRO stage is another layout too
     "deepspeed.overrides",  # the same
 )

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.types import SEED_MAX, Betas, FileName, Int, PathLike, Section, as_tuple
+from pretrain.config.types import SEED_MAX, Betas, FileName, Int, Names, PathLike, Section, as_tuple
 from pretrain.ranks.devices import Device
 
 
@@ -298,6 +298,14 @@ class TelemetrySection(Section):
     )
     variance_window: Int = Field(
         default=100, ge=2, description="Records over which stability/loss_variance is taken."
+    )
+    sample_prompts: Names = Field(
+        default=(),
+        max_length=8,
+        description="Texts that the model continues at every validation, for TensorBoard's page TEXT.",
+    )
+    sample_tokens: Int = Field(
+        default=48, ge=1, le=2**24, description="Tokens by which each is; each token is a forward pass."
     )
     profile: ProfileSection | None = Field(
         default=None,

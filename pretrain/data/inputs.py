@@ -6,11 +6,12 @@ from data_pipeline.blend import Blend, Member, make_blend
 from data_pipeline.manifest import read_manifest
 from pretrain.config.refusals import check_layout
 from pretrain.config.tree import Config
+from pretrain.data.prompts import read_prompts
 from pretrain.errors import UserError
 
 
 def check_inputs(config: Config, world_size: int) -> Blend:
-    """Everything that can be refused without starting a rank: the layout, and the data against the model.
+    """Everything that can be refused without starting a rank: layout, prompts, the data against the model.
 
     Raises:
         UserError, DataError
@@ -24,6 +25,7 @@ def check_inputs(config: Config, world_size: int) -> Blend:
             f"{blend.manifests[0].directory} has {tokenizer.vocab_size} pieces; "
             f"set model.vocab_size={tokenizer.vocab_size}"
         )
+    read_prompts(config, blend)
     return blend
 
 

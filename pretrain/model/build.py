@@ -130,3 +130,20 @@ def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | N
     layout = document_layout(inputs, boundary)
     losses = model(inputs, layout.positions, layout.documents, labels=labels)
     return losses.masked_fill(~layout.counted, 0.0)
+
+
+def logits_at(
+    model: torch.nn.Module, inputs: torch.Tensor, at: torch.Tensor, boundary: int | None = None
+) -> torch.Tensor:
+    """Logits `[batch, vocabulary/tp]` of what follows one position of each row.
+
+    Args:
+        inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any effect.
+        at: `[batch]` int64, the positions.
+        boundary: as for `token_losses`.
+    """
+    if boundary is None:
+        positions = torch.arange(inputs.size(1), device=inputs.device).expand_as(inputs)
+        return model(inputs, positions, None, at=at)
+    layout = document_layout(inputs, boundary)
+    return model(inputs, layout.positions, layout.documents, at=at)

@@ -5,6 +5,7 @@ records             what the loop measures in a step, and what stays the same th
 metrics             a record's metrics, by the tags of `runs.tags`
 loss_window         the variance of recent losses
 event_file          TensorBoard's file
+samples             prompts and their continuations, for TensorBoard
 weights_and_biases  the same for wandb, if it is asked for
 hparams             TensorBoard's HParams page
 profile             a trace and a table of a few steps; on every rank that is asked for

@@ -20,7 +20,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard.summary import custom_scalars, hparams
+from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
 from pretrain.runs.directory import naming
 from pretrain.runs.tags import METRICS, Page
@@ -74,6 +74,15 @@ class EventFile:
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """All scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def write_texts(self, step: int, markdown: Mapping[str, str]) -> None:
+        """Texts of `step` for the page TEXT, {tag: markdown}, as one event."""
+        summary = Summary()
+        for tag, content in markdown.items():
+            (value,) = text(tag, content).value
+            value.tag = tag  # without torch's own ending
+            summary.value.append(value)
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_hparams(

@@ -47,12 +47,26 @@ class SaveSeconds:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """A prompt and the text that the model added, in so many tokens.
+
+    `ended`: the model then ended the document; else it was told to stop.
+    """
+
+    prompt: str
+    text: str
+    tokens: int
+    ended: bool
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """A step's result, with where the run is after it and what else was done then.
 
     Attributes:
         seconds_stall: for which the training stood still for this step's checkpoint.
         written: of the checkpoint, of this step or one before, that was last seen to be written.
+        samples: of telemetry.sample_prompts, in their order, where there was a validation.
     """
 
     position: Position
@@ -60,6 +74,7 @@ class StepRecord:
     seconds_stall: float | None = None
     validation: HeldOutLosses | None = None
     written: SaveSeconds | None = None
+    samples: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pretrain.telemetry.hparams import FIRST, HParam
 from pretrain.telemetry.loss_window import LossWindow
 from pretrain.telemetry.metrics import memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
+from pretrain.telemetry.samples import sample_pages
 from pretrain.telemetry.weights_and_biases import WandbRun
 
 
@@ -89,6 +90,8 @@ class Telemetry:
             self._metrics_file.append(position, metrics)
             if self._event_file is not None:
                 self._event_file.write_scalars(position.step, metrics)
+                if record.samples:
+                    self._event_file.write_texts(position.step, sample_pages(record.samples))
             if self._wandb is not None:
                 self._wandb.write_scalars(position.step, metrics)
         self._display.step(position.step, metrics)

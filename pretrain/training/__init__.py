@@ -11,4 +11,5 @@ update      the update, made only from good numbers
 step_clock  where the time of a step goes
 transplant  the state that one engine hands to the next
 held_out    loss on held-out text
+prompts     what the model makes of a few prompts
 """

@@ -26,10 +26,11 @@ from pretrain.ranks.groups import agree, set_seeds
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 from pretrain.runs.position import Position
-from pretrain.telemetry.records import StepRecord, StepResult, StepSeconds
+from pretrain.telemetry.records import HeldOutLosses, Sample, StepRecord, StepResult, StepSeconds
 from pretrain.training.engine import set_learning_rate
 from pretrain.training.held_out import held_out_losses
 from pretrain.training.open_run import Run, open_run
+from pretrain.training.prompts import continue_prompts
 from pretrain.training.stability import require_good_step, require_good_weights
 from pretrain.training.step_clock import StepClock
 
@@ -65,23 +66,33 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         # The state to leave the run in, or None to go on: being finished outranks any signal, and a signal
         # waits for a step that can be saved.
         state = FINISHED if position.step == config.total_steps else asked if result.updated else None
-        validation = None
+        validation: HeldOutLosses | None = None
+        samples: tuple[Sample, ...] = ()
         if state == FINISHED or _due(position.step, config.data.validate_every):
-            run.watch.at(f"the validation after step {position.step}")
-            validation = held_out_losses(run.engine, run.data, config, run.context)
+            validation, samples = validate(run, position.step)
         stall = None
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
             run.save(position, behind=config.checkpoint.asynchronous and state is None)
             stall = time.perf_counter() - started
-        run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written()))
+        run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written(), samples))
         if stall is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
             run.commit(proven=validation is not None)
         if state is not None:
             return state
     return FINISHED
+
+
+def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
+    """Held-out losses, and what the model makes of the prompts. Training goes on as if it had not been."""
+    run.watch.at(f"the validation after step {step}")
+    losses = held_out_losses(run.engine, run.data, run.config, run.context)
+    if run.prompts is None:
+        return losses, ()
+    run.watch.at(f"the samples after step {step}")
+    return losses, continue_prompts(run.engine, run.prompts, run.config, run.data.boundary, run.context)
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:

@@ -26,6 +26,7 @@ from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
 from pretrain.data.inputs import check_inputs
 from pretrain.data.open import RunData, open_data
+from pretrain.data.prompts import Prompts, read_prompts
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.gpu_settings import record_collectives, use_arithmetic
@@ -68,6 +69,7 @@ class Run:
     context: ParallelContext
     trainer: Trainer
     data: RunData
+    prompts: Prompts | None
     batches: Batches
     checkpoints: Checkpoints
     position: Position
@@ -280,6 +282,7 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         context=context,
         trainer=trainer,
         data=data,
+        prompts=read_prompts(config, blend),
         batches=batches,
         checkpoints=checkpoints,
         position=position,

@@ -200,6 +200,22 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["data.global_batch_size=12", "data.micro_batch_size=5"],
         ),
         (["telemetry.profile={at: 240, steps: 2}"], ["telemetry.profile", "240 steps of the run"]),
+        (
+            ["telemetry.sample_prompts=[The, '']"],
+            ["telemetry.sample_prompts.1 is empty"],
+        ),
+        (
+            ["telemetry.sample_prompts=[The]", "telemetry.sample_tokens=128"],
+            ["telemetry.sample_tokens=128", "data.sequence_length=128"],
+        ),
+        (
+            ["telemetry.sample_prompts=[The]", "telemetry.tensorboard=false"],
+            ["telemetry.sample_prompts", "telemetry.tensorboard=false"],
+        ),
+        (
+            [f"telemetry.sample_prompts={['a'] * 9}"],
+            ["telemetry.sample_prompts", "at most 8 items"],
+        ),
         (["precision.grad_accum_dtype=bf16"], ["precision.grad_accum_dtype=bf16", "precision.dtype=fp32"]),
         (["attention.variant=orthognal"], ["'orthognal'", "vanilla, orthogonal", "gaussian_naive"]),
         (["attention.construction=lu"], ["attention.construction", "'lu'", "qr, svd, householder, cayley"]),
