@@ -73,6 +73,7 @@ def check_layout(config: Config, world_size: int) -> None:
     filled_settings(config, world_size)
     stage = zero_stage(config, world_size)
     _check_zero_stage(config, stage)
+    _check_adapters(config, stage)
     _check_unfreeze_stage(config, stage)
     _check_compiled_stage(config, stage)
     if config.telemetry.wandb:
@@ -254,3 +255,19 @@ def _require_wandb() -> None:
             "telemetry.wandb=true but the package wandb is not installed; "
             "pip install 'ora-pretrain[wandb]', or set telemetry.wandb=false"
         )
+
+
+def _check_adapters(config: Config, stage: int) -> None:
+    """A rank without a frozen head has adapters of no elements, which DeepSpeed's ZeRO-3 does not gather."""
+    policy, size = config.policy(), config.parallel.tensor_model_parallel_size
+    if stage < 3 or not policy.adapters:
+        return
+    groups_per_rank = config.num_query_groups // size
+    for layer, frozen in enumerate(policy.frozen_groups(config.model.num_layers, config.num_query_groups)):
+        holding = {group // groups_per_rank for group in frozen}
+        if frozen and len(holding) < size:
+            raise UserError(
+                f"ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: layer "
+                f"{layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
+                "parallel.tensor_model_parallel_size or other attention.frozen_heads"
+            )

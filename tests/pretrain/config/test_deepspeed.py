@@ -240,3 +240,17 @@ def test_bf16_without_zero_is_refused_under_tensor_parallelism() -> None:
         check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1"), 4)
     check_layout(demo(*stage0, "parallel.tensor_model_parallel_size=1", "precision.grad_accum_dtype=bf16"), 4)
     check_layout(demo("deepspeed.overrides.zero_optimization.stage=0"), 4)  # fp32 is right without ZeRO
+
+
+def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
+    """DeepSpeed gathers no parameter of no elements, and then misses it."""
+    hybrid = [
+        "attention.variant=hybrid",
+        "attention.frozen_heads={0-1: 0.5}",
+        "attention.adapters=[low_rank]",
+        "deepspeed.config=zero3",
+    ]
+    check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=2"), 4)
+    with pytest.raises(UserError, match="layer 0 has some on 2 of 4 ranks; choose ZeRO-2"):
+        check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
+    check_layout(demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4)
