@@ -267,7 +267,7 @@ def _check_adapters(config: Config, stage: int) -> None:
         holding = {group // groups_per_rank for group in frozen}
         if frozen and len(holding) < size:
             raise UserError(
-                f"ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: layer "
-                f"{layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
+                "ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: "
+                f"layer {layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
                 "parallel.tensor_model_parallel_size or other attention.frozen_heads"
             )

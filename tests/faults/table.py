@@ -32,7 +32,8 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
     lines = [
         f"`{command}`, commit {_commit()}, {platform.system()} {platform.machine()}, "
-        f"{seconds / 60:.0f} minutes: **{good} of {len(outcomes)}** went on as if nothing had happened.",
+        f"{seconds / 60:.0f} minutes:",
+        f"**{good} of {len(outcomes)}** went on as if nothing had happened.",
         "",
         f"| {' | '.join(HEADS)} |",
         f"| --- |{' ---: |' * (len(HEADS) - 1)}",
