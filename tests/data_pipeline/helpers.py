@@ -123,3 +123,21 @@ def write_documents(writer: ShardWriter, documents: list[npt.NDArray[np.int32]],
 
 ShardSpec = tuple[str, str, int, list[list[int]]]
 MakeManifest = Callable[[list[ShardSpec]], Manifest]
+
+
+def arguments(workshop: Workshop, out: Path, *more: str) -> list[str | Path]:
+    """What `tokenize` wants besides its inputs."""
+    return ["--tokenizer", workshop.model, "--out", out, "--name", "small", *more]
+
+
+def digests(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """The shards' content."""
+    return [(shard.name, shard.bin_sha256, shard.idx_sha256) for shard in manifest.shards]
+
+
+def assert_same_source(made: Manifest, local: Manifest) -> None:
+    """Shards made from a store are those of the same files on disk, and only theirs have versions."""
+    assert digests(made) == digests(local)
+    for entry, known in zip(made.inputs, local.inputs, strict=True):
+        assert (entry.name, entry.sha256, entry.lines) == (known.name, known.sha256, known.lines)
+        assert entry.version and not known.version

@@ -21,10 +21,18 @@ from moto.server import ThreadedMotoServer
 
 from data_pipeline import remote, stores
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import Manifest, read_manifest
+from data_pipeline.manifest import read_manifest
 from data_pipeline.sources import find_all_inputs, find_inputs
 from tests.data_pipeline import hub_server
-from tests.data_pipeline.helpers import Workshop, contents, run, run_apart
+from tests.data_pipeline.helpers import (
+    Workshop,
+    arguments,
+    assert_same_source,
+    contents,
+    digests,
+    run,
+    run_apart,
+)
 from tests.data_pipeline.range_server import Web, serving
 
 _BLOCK = 20_000
@@ -78,26 +86,13 @@ def put(key: str, content: bytes) -> None:
     boto3.client("s3").put_object(Bucket="texts", Key=key, Body=content)
 
 
-def arguments(workshop: Workshop, out: Path, *more: str) -> list[str | Path]:
-    """What `tokenize` wants besides its inputs."""
-    return ["--tokenizer", workshop.model, "--out", out, "--name", "small", *more]
-
-
-def digests(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """The shards' content."""
-    return [(shard.name, shard.bin_sha256, shard.idx_sha256) for shard in manifest.shards]
-
-
 def test_a_bucket_gives_the_shards_of_the_same_files_on_disk(
     workshop: Workshop, bucket: str, tmp_path: Path
 ) -> None:
     done = run("tokenize", bucket, *arguments(workshop, tmp_path / "out", "--workers", "2"))
     assert done.code == 0, done.err
     made, local = read_manifest(tmp_path / "out"), read_manifest(workshop.shards)
-    assert digests(made) == digests(local)
-    for entry, known in zip(made.inputs, local.inputs, strict=True):
-        assert (entry.name, entry.sha256, entry.lines) == (known.name, known.sha256, known.lines)
-        assert entry.version and not known.version
+    assert_same_source(made, local)
     assert made.passed_over == local.passed_over
     checked = run("verify", tmp_path / "out")
     assert checked.code == 0 and "are as in the source text" in checked.out
