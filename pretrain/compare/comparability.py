@@ -68,7 +68,7 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
     facts = [_facts(run) for run in runs]
     differences, names = [], []
     for name, value in facts[0].items():
-        if name in subjects or _FOLLOWS.get(name) in subjects or _is_derived(name, runs):
+        if name in subjects or _follows(name, subjects, runs) or _is_derived(name, runs):
             continue
         other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
         if other is not None:
@@ -81,6 +81,31 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
             f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
             f"tokens, model shape and evaluation, or say {options} if that is what is compared"
         )
+
+
+def _follows(name: str, subjects: Mapping[str, Any], runs: Sequence[FinishedRun]) -> bool:
+    """Whether a fact differs only because one that is named as the subject does."""
+    if name == "data.validation_samples" and "data.sequence_length" in subjects:
+        return len(_validated(runs)) == 1
+    return _FOLLOWS.get(name) in subjects
+
+
+def _validated(runs: Sequence[FinishedRun]) -> set[int]:
+    """How many held-out tokens of a source a run's validation takes at most."""
+    return {run.config["data"]["validation_samples"] * run.config["data"]["sequence_length"] for run in runs}
+
+
+def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
+    """What lengths of samples as the subject do to losses."""
+    if "data.sequence_length" not in subjects:
+        return []
+    cause = "samples of another length cut the held-out text otherwise"
+    if len(_validated(runs)) > 1:
+        cause += ", and data.validation_samples of them are another part of it"
+    return [
+        f"Losses of different data.sequence_length are not of the same tokens ({cause}); gaps within one "
+        "length are."
+    ]
 
 
 def _facts(run: FinishedRun) -> dict[str, Any]:

@@ -9,13 +9,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from pretrain.compare.comparability import find_subjects, refuse_incomparable, seed_notes, settings_notes
+from pretrain.compare.comparability import (
+    find_subjects,
+    length_notes,
+    refuse_incomparable,
+    seed_notes,
+    settings_notes,
+)
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
 from pretrain.compare.labels import Group, Groups, group_runs
 from pretrain.compare.significance import FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.compare.theory import Theory, expected_cost
+from pretrain.compare.trend import Trend, fit_trends, subject_numbers
 from pretrain.errors import UserError
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
@@ -53,12 +61,14 @@ class Variant:
 class Comparison:
     """`variants` has a stratum's baseline first, then the others in the order given. `notes` are sentences.
 
+    `trends` are there if the one subject is a number and each of its values has a baseline of its own.
     `groups` holds the runs themselves, with their curves, for the plots.
     """
 
     baseline: str
     subjects: tuple[str, ...]
     variants: tuple[Variant, ...]
+    trends: tuple[Trend, ...]
     notes: tuple[str, ...]
     groups: Groups[FinishedRun]
 
@@ -97,13 +107,16 @@ def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] =
     variants = [_variant(group, groups) for group in groups.groups]
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
+    trends, trend_notes = _trends(variants, runs, found)
     notes = (
         *_sample_notes(variants),
+        *trend_notes,
+        *length_notes(runs, found),
         *seed_notes(groups),
         *settings_notes(groups, found),
         *_theory_notes(variants),
     )
-    return Comparison(groups.baseline, tuple(subjects), tuple(variants), notes, groups)
+    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups)
 
 
 def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -141,6 +154,25 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
         cost=measured_cost(group.runs),
         theory=expected_cost(group.runs[0]),
     )
+
+
+def _trends(
+    variants: Sequence[Variant], runs: Sequence[FinishedRun], subjects: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[Trend, ...], list[str]]:
+    """A line for each label, if the subject is a number.
+
+    A gap to a baseline of another value has the subject's own effect in it, so it has no part in this.
+    """
+    numbers = subject_numbers(subjects)
+    if numbers is None:
+        return (), []
+    value_of = {run.path: number for run, number in zip(runs, numbers, strict=True)}
+    stratum_of = {variant.name: variant.stratum for variant in variants}
+    gaps: dict[str, dict[float, PairedGap]] = {}
+    for variant in variants:
+        if variant.gap is not None and stratum_of[variant.baseline] == variant.stratum:
+            gaps.setdefault(variant.label, {})[value_of[variant.runs[0].path]] = variant.gap
+    return fit_trends(next(iter(subjects)), gaps)
 
 
 def _losses(group: Group[FinishedRun]) -> dict[int, float]:

@@ -10,6 +10,7 @@ from rich.text import Text
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.tables import cost_change
 from pretrain.compare.text import NOT_FINITE, gap_sentence, p_value
+from pretrain.compare.trend_text import trend_sentences
 from pretrain.reporting.tables import Table, rich_table
 from pretrain.reporting.text import byte_count, interval, mean_sd, number, percent, signed
 
@@ -53,6 +54,7 @@ def _footnotes(comparison: Comparison) -> list[str]:
     ]
     return [
         *notes,
+        *trend_sentences(comparison.trends),
         "Runs made one after the other share a machine with different company: benchmarks/step_time.py "
         "measures a ratio of speeds side by side.",
     ]

@@ -1,6 +1,6 @@
 """Everything that `compare` writes into its directory, each file whole or not at all.
 
-report.md comparison.json variants.csv runs.csv loss.png gap.png memory.png throughput.png tensorboard/
+report.md comparison.json variants.csv runs.csv {loss,gap,trend,memory,throughput}.png tensorboard/
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.overlay import link_event_files
 from pretrain.compare.plots import write_plots
 from pretrain.compare.report import report_markdown
+from pretrain.compare.trend import Trend
 from pretrain.reporting.content import strict_json
 from pretrain.runs.directory import write_json, write_text_atomically
 
@@ -40,13 +41,29 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     content = {
         "baseline": comparison.baseline,
         "subjects": list(comparison.subjects),
-        "variants": [
-            _fields(replace(variant, runs=())) | {"runs": _runs([variant])} for variant in comparison.variants
-        ],
+        "variants": [_variant_fields(variant) for variant in comparison.variants],
+        "trends": [_trend_fields(trend) for trend in comparison.trends],
         "notes": list(comparison.notes),
     }
     finite: dict[str, Any] = strict_json(content)
     return finite
+
+
+def _variant_fields(variant: Variant) -> dict[str, Any]:
+    fields = _fields(replace(variant, runs=())) | {"runs": _runs([variant])}
+    if variant.gap is not None:
+        fields["gap"]["equivalent_within"] = variant.gap.equivalent_within
+    return fields
+
+
+def _trend_fields(trend: Trend) -> dict[str, Any]:
+    """A trend; of its slope, the statistics and each seed's own."""
+    slope = trend.slope
+    kept = {key: getattr(slope, key) for key in ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm")}
+    by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
+    return _fields(trend) | {
+        "slope": kept | {"significance_claimed": slope.significance_claimed, "by_seed": by_seed}
+    }
 
 
 def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
@@ -93,9 +110,8 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
     ):
         row |= {f"{name}.mean": value.mean if value else None, f"{name}.sd": value.sd if value else None}
     row["spikes"] = variant.stability.spikes
-    gap = asdict(variant.gap) if variant.gap else {}
     row["gap.pairs"] = variant.gap.n if variant.gap else 0
-    row |= {f"gap.{key}": gap.get(key) for key in _GAP_KEYS}
+    row |= {f"gap.{key}": getattr(variant.gap, key, None) for key in _GAP_KEYS}
     for reach in variant.reaches:
         at = f"to_{reach.fraction:.0%}"
         row |= {f"{at}.reached": reach.reached, f"{at}.pairs": reach.pairs}
@@ -111,6 +127,7 @@ _GAP_KEYS = (
     "low",
     "high",
     "perplexity_ratio",
+    "equivalent_within",
     "cohens_dz",
     "t",
     "t_p",

@@ -1,4 +1,4 @@
-"""The plots of a comparison: loss by token, gap with intervals, memory, throughput, as PNG files.
+"""The plots of a comparison: loss by token, gap with intervals, trend, memory, throughput, as PNG.
 
 The style is `reporting.plots`'; every part of a bar has its own hatching besides.
 """
@@ -17,6 +17,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
+from pretrain.compare.trend_plot import trend_figure
 from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH, write_figures
 from pretrain.reporting.text import byte_count, percent, signed
 
@@ -27,6 +28,7 @@ def write_plots(comparison: Comparison, out: Path) -> list[str]:
         {
             "loss": lambda: loss_figure(comparison),
             "gap": lambda: gap_figure(comparison),
+            "trend": lambda: trend_figure(comparison),
             "memory": lambda: memory_figure(comparison),
             "throughput": lambda: throughput_figure(comparison),
         },

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.console import headlines
 from pretrain.compare.definitions import definitions
+from pretrain.compare.provenance import provenance
 from pretrain.compare.tables import (
     convergence_table,
     cost_table,
@@ -18,6 +19,7 @@ from pretrain.compare.tables import (
     validation_table,
 )
 from pretrain.compare.text import gap_sentence
+from pretrain.compare.trend_text import trend_sentences, trend_table
 from pretrain.reporting.tables import markdown
 
 
@@ -25,16 +27,19 @@ def report_markdown(comparison: Comparison, plots: Sequence[str], command: Seque
     """The whole report.
 
     Args:
-        plots: file names of the plots, beside the report: loss, gap, memory, throughput, where there are any.
+        plots: file names of those there are, beside the report: loss, gap, trend, memory, throughput.
         command: the command that made it, cut where a line may break.
     """
     shown = {name.removesuffix(".png"): f"![{name.removesuffix('.png')}]({name})" for name in plots}
     gaps = sum(not variant.is_baseline for variant in comparison.variants)
     lines = ["# Comparison of runs", "", *_paragraphs(headlines(comparison))]
-    lines += [*_summary(comparison), *_quality(comparison, shown), *_convergence(comparison, shown)]
-    lines += [*_cost(comparison, shown), "## Runs", "", *markdown(runs_table(comparison)), ""]
-    lines += ["## How the numbers are made", "", *(f"* {text}" for text in definitions(gaps)), ""]
+    lines += [*_summary(comparison), *_quality(comparison, shown), *_trends(comparison, shown)]
+    lines += [*_convergence(comparison, shown), *_cost(comparison, shown)]
+    lines += ["## Runs", "", *markdown(runs_table(comparison)), ""]
+    how = definitions(gaps, len(comparison.trends))
+    lines += ["## How the numbers are made", "", *(f"* {text}" for text in how), ""]
     lines += ["## Made by", "", "```", " \\\n    ".join(map(shlex.join, command)), "```", ""]
+    lines += ["of", "", *(f"* {text}" for text in provenance(comparison.runs)), ""]
     return "\n".join(lines)
 
 
@@ -42,7 +47,8 @@ def _summary(comparison: Comparison) -> list[str]:
     gaps = [
         gap_sentence(variant.name, variant.gap) for variant in comparison.variants if not variant.is_baseline
     ]
-    return ["## In short", "", *(f"* {text}" for text in (*gaps, *comparison.notes)), ""]
+    said = (*gaps, *trend_sentences(comparison.trends), *comparison.notes)
+    return ["## In short", "", *(f"* {text}" for text in said), ""]
 
 
 def _quality(comparison: Comparison, shown: dict[str, str]) -> list[str]:
@@ -54,6 +60,20 @@ def _quality(comparison: Comparison, shown: dict[str, str]) -> list[str]:
             lines += ["The gap by source, in nats per token (not tested):", ""]
             lines += [*markdown(source_gap_table(comparison)), ""]
     return lines
+
+
+def _trends(comparison: Comparison, shown: dict[str, str]) -> list[str]:
+    if not comparison.trends:
+        return []
+    return [
+        f"## How the gap changes with {comparison.trends[0].subject}",
+        "",
+        *_plot(shown, "trend"),
+        "In nats per token:",
+        "",
+        *markdown(trend_table(comparison.trends)),
+        "",
+    ]
 
 
 def _convergence(comparison: Comparison, shown: dict[str, str]) -> list[str]:

@@ -63,6 +63,18 @@ class PairedGap:
         """Whether n allows a claim at all and the adjusted t-test makes it."""
         return self.n >= FEWEST_SEEDS and self.t_p_holm is not None and self.t_p_holm < LEVEL
 
+    @property
+    def equivalent_within(self) -> float | None:
+        """The smallest m for which perplexity ratios of 1 - m to 1 + m contain the whole interval.
+
+        By two one-sided t-tests at (1 - CONFIDENCE) / 2 each, equivalence within m or more would be claimed.
+        None below FEWEST_SEEDS pairs and for scores.
+        """
+        low, high = self.perplexity_ratio_low, self.perplexity_ratio_high
+        if self.n < FEWEST_SEEDS or low is None or high is None:
+            return None
+        return max(high - 1, 1 - low)
+
 
 def paired_gap(
     baseline: str, values: Mapping[int, float], base: Mapping[int, float], *, nats: bool = True

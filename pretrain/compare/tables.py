@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.cost import Cost, Quartiles
-from pretrain.compare.text import NOT_FINITE, p_value, quartile_text, verdict
+from pretrain.compare.text import NOT_FINITE, margin, p_value, quartile_text, verdict
 from pretrain.compare.theory import Theory
 from pretrain.reporting.statistics import Spread
 from pretrain.reporting.tables import Table
@@ -57,7 +57,7 @@ def gap_table(comparison: Comparison) -> Table:
     for variant in _others(comparison):
         gap = variant.gap
         if gap is None:
-            rows.append((variant.name, "0", *[NOTHING] * 8, verdict(None)))
+            rows.append((variant.name, "0", *[NOTHING] * 9, verdict(None)))
             continue
         rows.append(
             (
@@ -66,6 +66,7 @@ def gap_table(comparison: Comparison) -> Table:
                 signed(gap.mean),
                 interval(gap.low, gap.high),
                 percent(gap.perplexity_ratio),
+                NOTHING if gap.equivalent_within is None else f"±{margin(gap)}",
                 signed(gap.cohens_dz, 2),
                 p_value(gap.t_p, gap.n),
                 p_value(gap.t_p_holm, gap.n),
@@ -80,6 +81,7 @@ def gap_table(comparison: Comparison) -> Table:
         "gap, nats/token",
         "95 % interval",
         "perplexity",
+        "lies within",
         "d_z",
         "t-test p",
         "by Holm",

@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing import io_wrapper
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.console import print_comparison
 from pretrain.compare.files import write_comparison
+from pretrain.compare.report import report_markdown
 from pretrain.errors import UserError
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
 from tests.fabricated_runs import write_run
@@ -162,6 +163,18 @@ def test_what_else_differs_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
+    versions = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
+    made = {"environment.git_commit": "0123456789abcdef", "environment.packages": versions}
+    paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=made) for seed in (0, 1)]
+    paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0))
+    lines = report_markdown(compare_runs(paths, "vanilla"), [], [["compare"]]).splitlines()
+    assert lines[-2:] == [
+        "* 2 of 3 runs: commit 0123456789ab, torch 2.13.0+cpu, deepspeed 0.19.8, cpu × 4",
+        "* 1 of 3 runs: no commit recorded, cpu × 4",
+    ]
+
+
 def test_seeds_without_a_partner_and_runs_that_diverged_are_told(tmp_path: Path) -> None:
     paths = [*sweep(tmp_path, 2), write_run(tmp_path, "lost", "gaussian", seed=0, loss=None)]
     paths.append(write_run(tmp_path, "alone", "gaussian", seed=9, loss=4.0))
@@ -224,7 +237,9 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
                           "memory.png", "throughput.png"}  # fmt: skip
     report = first["report.md"].decode()
     for part in (
-        "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | +1.07 |",
+        "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",
+        "n = 5); the data allow a difference up to 8.6 % of perplexity.",
+        "would hold at 2.5 % by two one-sided t-tests",
         "d_z = mean(d) / sd(d)",
         "python -m pretrain compare \\\n    'runs/a b'",
         "![gap](gap.png)",
@@ -249,7 +264,7 @@ def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "out" / "variants.csv").read_text().splitlines()))
     assert [row["variant"] for row in rows] == ["vanilla", "orthogonal", "gaussian"]
     gap = content["variants"][1]["gap"]
-    for key in ("mean", "low", "high", "t_p", "t_p_holm", "wilcoxon_p", "cohens_dz"):
+    for key in ("mean", "low", "high", "t_p", "t_p_holm", "wilcoxon_p", "cohens_dz", "equivalent_within"):
         assert float(rows[1][f"gap.{key}"]) == gap[key]
     assert (rows[2]["validation_loss.mean"], rows[2]["gap.mean"]) == ("", "")
     runs = list(csv.DictReader((tmp_path / "out" / "runs.csv").read_text().splitlines()))

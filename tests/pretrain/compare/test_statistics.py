@@ -15,7 +15,7 @@ from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
 from pretrain.compare.cost import quartiles
 from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
-from pretrain.compare.text import verdict
+from pretrain.compare.text import gap_sentence, margin, verdict
 from pretrain.compare.theory import expected_cost
 from pretrain.reporting.statistics import spread
 from pretrain.runs.finished import ModelSize, read_finished_run
@@ -101,6 +101,36 @@ def test_what_few_or_equal_values_leave_undefined() -> None:
     assert spread([]) is None
     lone = spread([2.0])
     assert lone is not None and (lone.n, lone.mean, lone.sd) == (1, 2.0, None)
+
+
+@pytest.mark.parametrize("shift", [0.038, -0.038, 0.0])
+def test_the_margin_of_equivalence_by_two_one_sided_tests(shift: float) -> None:
+    """At the margin the worse of both tests has p = 2.5 %; a bit more and both hold, a bit less and not."""
+    d = np.array([-0.008, -0.028, 0.042, -0.038, 0.032]) + shift
+    gap = gap_of(tuple((4.0 + d).tolist()), (4.0,) * 5)
+    within = gap.equivalent_within
+    assert within is not None and gap.low is not None and gap.high is not None
+    assert within == pytest.approx(max(math.exp(gap.high) - 1, 1 - math.exp(gap.low)))
+
+    def worse(margin: float) -> float:
+        below = stats.ttest_1samp(d, math.log(1 + margin), alternative="less").pvalue
+        above = stats.ttest_1samp(d, math.log(1 - margin), alternative="greater").pvalue
+        return float(max(below, above))
+
+    assert worse(within) == pytest.approx(0.025)
+    assert worse(within + 1e-4) < 0.025 < worse(within - 1e-4)
+    assert float(margin(gap).removesuffix(" %")) / 100 >= within > float(margin(gap)[:-2]) / 100 - 0.001
+    assert f"; the data allow a difference up to {margin(gap)} of perplexity." in gap_sentence(
+        "o", replace(gap, t_p_holm=0.3)
+    )
+
+
+def test_no_equivalence_with_few_pairs_or_of_scores() -> None:
+    four = gap_of((4.1, 4.0, 4.2, 4.1), (4.0, 4.1, 4.1, 4.0))
+    assert four.low is not None and four.equivalent_within is None and margin(four) == "–"
+    assert "allow" not in gap_sentence("o", four)
+    scores = paired_gap("b", by_seed((0.5, 0.6, 0.7, 0.6, 0.5)), by_seed((0.5,) * 5), nats=False)
+    assert scores is not None and scores.equivalent_within is None
 
 
 def test_holm_by_hand() -> None:

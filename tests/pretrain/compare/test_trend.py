@@ -1,0 +1,219 @@
+"""How gaps change with a numeric subject: against numpy and scipy used directly, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.files import write_comparison
+from pretrain.compare.significance import holm
+from pretrain.compare.trend import Trend, subject_numbers
+from pretrain.compare.trend_text import trend_sentences
+from pretrain.errors import UserError
+from tests.fabricated_runs import write_run
+
+COMMAND = [("python", "-m", "pretrain", "compare")]
+DEPTHS = (2, 4, 16)  # 1, 2 and 4 doublings above one
+GAPS = {  # {variant: gaps at each depth, one row for each seed from 1}
+    "orthogonal": ((0.01, 0.03, 0.08), (0.02, 0.05, 0.07), (0.00, 0.02, 0.09), (0.03, 0.03, 0.10),
+                   (0.01, 0.04, 0.06)),
+    "gaussian": ((0.05, 0.04, 0.06), (0.06, 0.05, 0.04), (0.04, 0.06, 0.05), (0.05, 0.05, 0.05),
+                 (0.03, 0.06, 0.07)),
+}  # fmt: skip
+
+
+def sweep(
+    root: Path,
+    gaps: Mapping[str, Sequence[Sequence[float | None]]],
+    values: Sequence[Any] = DEPTHS,
+    keys: Sequence[str] = ("config.model.num_layers",),
+) -> list[Path]:
+    """Runs of vanilla and of each variant at each value of `keys`; None: that run was not made.
+
+    Runs of one variant and seed have one name, in a directory for each value.
+    """
+    paths = []
+    for place, value in enumerate(values):
+        folder, changes = root / str(value), dict.fromkeys(keys, value)
+        for seed in range(1, 1 + max(map(len, gaps.values()))):
+            base = 4.5 - 0.1 * place + 0.02 * seed
+            paths.append(write_run(folder, f"vanilla-{seed}", seed=seed, loss=base, changes=changes))
+            for variant, rows in gaps.items():
+                gap = rows[seed - 1][place] if seed <= len(rows) else None
+                if gap is not None:
+                    name = f"{variant}-{seed}"
+                    made = write_run(folder, name, variant, seed=seed, loss=base + gap, changes=changes)
+                    paths.append(made)
+    return paths
+
+
+def trend_of(comparison: Comparison, label: str) -> Trend:
+    return next(trend for trend in comparison.trends if trend.label == label)
+
+
+def test_slopes_against_numpy_and_scipy_directly(tmp_path: Path) -> None:
+    comparison = compare_runs(sweep(tmp_path, GAPS), "vanilla", ["model.num_layers"])
+    doublings, p_values = np.array([1.0, 2.0, 4.0]), {}
+    assert [trend.label for trend in comparison.trends] == list(GAPS)
+    for label, rows in GAPS.items():
+        trend = trend_of(comparison, label)
+        lines = [stats.linregress(doublings, row) for row in rows]
+        test = stats.ttest_1samp([line.slope for line in lines], 0.0)
+        span = test.confidence_interval(0.95)
+        assert trend.slope.differences == pytest.approx([line.slope for line in lines])
+        assert trend.slope.mean == pytest.approx(np.mean([line.slope for line in lines]))
+        assert (trend.slope.low, trend.slope.high) == pytest.approx((span.low, span.high))
+        assert trend.intercept == pytest.approx(np.mean([line.intercept for line in lines]))
+        p_values[label] = test.pvalue
+        means = np.mean(rows, axis=0)
+        line = np.polyval(np.polyfit(doublings, means, 1), doublings)
+        assert trend.residual == pytest.approx(np.abs(means - line).max())
+        assert [point.value for point in trend.points] == list(DEPTHS)
+        for point, column in zip(trend.points, np.transpose(rows), strict=True):
+            interval = stats.ttest_1samp(column, 0.0).confidence_interval(0.95)
+            assert (point.pairs, point.mean) == (5, pytest.approx(column.mean()))
+            assert (point.low, point.high) == pytest.approx((interval.low, interval.high))
+        assert trend.extrapolation is None  # a number of layers, not of tokens
+    adjusted = holm(list(p_values.values()))
+    assert [trend.slope.t_p_holm for trend in comparison.trends] == pytest.approx(adjusted)
+
+
+def test_a_line_worked_by_hand(tmp_path: Path) -> None:
+    """Gaps of 1, 2, 4 hundredths and 3, 3, 3: slopes 1 and 0, mean a half; t(0.975, 1) is 12.706."""
+    gaps = {"orthogonal": ((0.01, 0.02, 0.04), (0.03, 0.03, 0.03))}
+    (trend,) = compare_runs(sweep(tmp_path, gaps), "vanilla", ["model.num_layers"]).trends
+    assert trend.slope.differences == pytest.approx((0.01, 0.0), abs=1e-9)
+    assert trend.slope.mean == pytest.approx(0.005)
+    assert trend.slope.high == pytest.approx(0.005 + 12.7062047 * 0.005)
+    assert trend.line(8) == pytest.approx(0.03) and trend.residual == pytest.approx(0, abs=1e-9)
+    assert not trend.slope.significance_claimed
+    (sentence,) = trend_sentences([trend])
+    assert "by one line for each of 2 seeds that have a gap at all 3 values" in sentence
+    assert "n = 2 < 5: significance is not claimed" in sentence
+
+
+def test_only_seeds_with_a_gap_at_every_value_have_a_line(tmp_path: Path) -> None:
+    """Seeds 2 and 3 do; gaussian was never made at 16, so two values make its line; of monarch one does."""
+    gaps = {
+        "orthogonal": ((0.01, None, 0.05), (0.01, 0.02, 0.03), (0.01, 0.03, 0.05)),
+        "gaussian": ((0.01, 0.02, None), (0.01, 0.04, None)),
+        "monarch": ((0.01, None, 0.02), (None, 0.01, 0.02), (0.01, 0.01, 0.01)),
+        "hadamard": ((0.01, None, None), (0.02, None, None)),
+    }
+    comparison = compare_runs(sweep(tmp_path, gaps), "vanilla", ["model.num_layers"])
+    assert [trend.label for trend in comparison.trends] == ["orthogonal", "gaussian"]
+    first, second = comparison.trends
+    assert first.slope.seeds == (2, 3) and [point.pairs for point in first.points] == [3, 2, 3]
+    assert second.slope.differences == pytest.approx((0.01, 0.03)) and second.residual is None
+    assert "two values cannot show whether a line fits" in trend_sentences([second])[0]
+    lost = [note for note in comparison.notes if note.startswith("No line")]
+    assert lost == [
+        "No line over model.num_layers for monarch: fewer than two seeds have a gap at each of its 3 values."
+    ]
+
+
+@pytest.mark.parametrize(("seeds", "claimed"), [(4, False), (5, True)])
+def test_a_slope_is_claimed_from_five_seeds_on(tmp_path: Path, seeds: int, claimed: bool) -> None:
+    gaps = {"orthogonal": [(0.01, 0.03 + seed / 1000, 0.07) for seed in range(seeds)]}
+    paths = sweep(tmp_path, gaps, values=(2, 4, 8))
+    (trend,) = compare_runs(paths, "vanilla", ["model.num_layers"]).trends
+    assert trend.slope.differences == pytest.approx([0.03] * seeds)
+    assert "all slopes are equal" in trend_sentences([trend])[0] or not claimed
+    gaps = {"orthogonal": [(0.01, 0.03, 0.07 + seed / 1000) for seed in range(seeds)]}
+    paths = sweep(tmp_path / "other", gaps, values=(2, 4, 8))
+    (trend,) = compare_runs(paths, "vanilla", ["model.num_layers"]).trends
+    assert trend.slope.t_p is not None and trend.slope.t_p < 1e-4
+    assert trend.slope.significance_claimed == claimed
+    assert ("the gap rises significantly at 5 %" in trend_sentences([trend])[0]) == claimed
+
+
+def test_tokens_are_extrapolated_with_a_warning(tmp_path: Path) -> None:
+    """Runs of different length, named alike: also their steps and warm-up differ, which is only told."""
+    tokens = (204_800, 409_600, 819_200)
+    paths = sweep(tmp_path, {"orthogonal": GAPS["orthogonal"]}, tokens, ("summary.tokens",))
+    for path in paths:
+        config = path / "config.yaml"
+        steps = int(path.parent.name) // 2048
+        text = config.read_text().replace("steps: 100\n", f"steps: {steps}\n", 1)
+        config.write_text(text.replace("warmup_steps: 5\n", f"warmup_steps: {steps // 20}\n", 1))
+    comparison = compare_runs(paths, "vanilla", ["tokens"])
+    (trend,) = comparison.trends
+    x = np.log2(tokens)
+    lines = [np.polyfit(x, row, 1) for row in GAPS["orthogonal"]]
+    there = [np.polyval(line, math.log2(100e9)) for line in lines]
+    span = stats.t.interval(0.95, 4, loc=np.mean(there), scale=stats.sem(there))
+    found = trend.extrapolation
+    assert found is not None and found.value == 100e9
+    assert found.doublings == pytest.approx(math.log2(100e9 / 819_200)) == pytest.approx(16.897, abs=5e-4)
+    assert (found.mean, found.low, found.high) == pytest.approx((np.mean(there), *span))
+    write_comparison(comparison, tmp_path / "out", COMMAND)
+    report = (tmp_path / "out" / "report.md").read_text()
+    summary = report.partition("## Validation")[0]
+    for part in (
+        "extrapolated over 16.9 doublings.",
+        "an extrapolation over 16.9 doublings beyond the longest runs",
+        "have their own warm-up and decay",
+        "only if the line does, which these runs cannot show",
+        "The runs also differ in schedule.warmup_steps: 5 in",
+    ):
+        assert part in summary
+    assert "## How the gap changes with tokens\n\n![trend](trend.png)" in report
+    assert "| variant | gap at tokens=204,800 |" in report and "Change per doubling: for each seed" in report
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    (written,) = content["trends"]
+    assert written["slope"]["by_seed"] == dict(zip("12345", trend.slope.differences, strict=True))
+    assert written["slope"]["significance_claimed"] and written["extrapolation"]["mean"] == found.mean
+    assert [point["value"] for point in written["points"]] == list(tokens)
+    write_comparison(compare_runs(paths[:2], "vanilla"), tmp_path / "out", COMMAND)
+    assert not (tmp_path / "out" / "trend.png").exists()
+
+
+def test_runs_that_are_long_enough_are_not_extrapolated(tmp_path: Path) -> None:
+    gaps = {"orthogonal": ((0.01, 0.02), (0.01, 0.03))}
+    paths = sweep(tmp_path, gaps, (50 * 10**9, 10**11), ("summary.tokens",))
+    (trend,) = compare_runs(paths, "vanilla", ["tokens"]).trends
+    assert trend.extrapolation is None and len(trend_sentences([trend])) == 1
+
+
+def test_without_one_numeric_subject_and_a_baseline_at_each_value_there_is_no_trend(tmp_path: Path) -> None:
+    assert subject_numbers({"a": [1, 2.5, 1]}) == [1, 2.5, 1]
+    for values in ([0, 1], [-1, 2], [True, False], ["a", "b"], [None, 1], [3, 3], [math.inf, 1]):
+        assert subject_numbers({"a": values}) is None
+    assert subject_numbers({}) is None and subject_numbers({"a": [1, 2], "b": [1, 2]}) is None
+    paths = sweep(tmp_path, {"orthogonal": ((0.01, 0.02), (0.01, 0.03))}, values=(2, 4))
+    assert compare_runs(paths, "vanilla num_layers=2", ["model.num_layers"]).trends == ()
+
+
+def lengths(root: Path, samples: Mapping[int, int]) -> list[Path]:
+    """Two seeds of two variants at each length, with so many validation samples."""
+    return [
+        write_run(root, f"{variant}-{length}-{seed}", variant, seed=seed, loss=loss + seed / length,
+                  changes={"config.data.sequence_length": length, "data.sequence_length": length,
+                           "config.data.validation_samples": count})
+        for length, count in samples.items()
+        for variant, loss in (("vanilla", 4.0), ("orthogonal", 4.1)) for seed in (1, 2)
+    ]  # fmt: skip
+
+
+def test_lengths_of_samples_as_the_subject(tmp_path: Path) -> None:
+    """The number of validation samples follows where it keeps the held-out text the same."""
+    subject = ["data.sequence_length"]
+    same = compare_runs(lengths(tmp_path / "same", {64: 128, 128: 64}), "vanilla", subject)
+    assert [point.mean for point in same.trends[0].points] == pytest.approx([0.1, 0.1])
+    notes = [note for note in same.notes if note.startswith("Losses of different")]
+    assert notes == [
+        "Losses of different data.sequence_length are not of the same tokens (samples of another length cut "
+        "the held-out text otherwise); gaps within one length are."
+    ]
+    part = compare_runs(lengths(tmp_path / "part", {64: 64, 128: 64}), "vanilla", subject)
+    assert any("data.validation_samples of them are another part of it" in note for note in part.notes)
+    with pytest.raises(UserError, match=r"data\.validation_samples is 64 in .* say --subject data\.valid"):
+        compare_runs(lengths(tmp_path / "other", {64: 64, 128: 128}), "vanilla", subject)
