@@ -16,6 +16,7 @@ The runs come seed by seed, so that a sweep that is cut short has whole comparis
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -197,6 +198,30 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     return [
         GridRun(name, (Choice("run.name", name, grid.source), *fixed, *choices))
         for name, (choices, _) in zip(names, varied, strict=True)
+    ]
+
+
+def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> list[GridRun]:
+    """The runs whose name fits one of the patterns (of the shell: `*`, `?`, `[...]`), in their order.
+
+    Args:
+        patterns: none of them stands for all runs.
+        source: the grid, for messages.
+
+    Raises:
+        UserError: a pattern that no run's name fits.
+    """
+    names = [run.name for run in runs]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            close = difflib.get_close_matches(pattern, names, n=3)
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            hint = f"close to it: {', '.join(close)}" if close else f"they are {', '.join(names[:3])}{more}"
+            raise UserError(f"grid {source}: --only '{pattern}' is the name of none of its runs; {hint}")
+    return [
+        run
+        for run in runs
+        if not patterns or any(fnmatch.fnmatchcase(run.name, pattern) for pattern in patterns)
     ]
 
 

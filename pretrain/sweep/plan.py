@@ -17,7 +17,7 @@ from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
-from pretrain.sweep.grid import Grid, GridRun, expand
+from pretrain.sweep.grid import Grid, GridRun, expand, select
 
 Standing = Literal["new", "partial", "finished"]
 """What a run directory holds of a run before the sweep starts: nothing, a part of it, all of it."""
@@ -51,23 +51,25 @@ def plan_sweep(
     overrides: Sequence[tuple[str, Any]],
     ranks_of: Callable[[Config], int],
     check_data: bool,
+    only: Sequence[str] = (),
 ) -> list[PlannedRun]:
-    """All runs of a grid, each with its checked configuration; nothing is started or written.
+    """The runs of a grid, each with its checked configuration; nothing is started or written.
 
     Args:
         base: instead of the grid's own.
         overrides: (key, value) that win over the grid's `set`.
         ranks_of: on how many ranks a run will train.
         check_data: also read the manifests of the data.
+        only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 
     Raises:
         UserError: a run's configuration is refused, or two of them are the same run, or the directory of one
-            holds another run.
+            holds another run, or a pattern is the name of none.
     """
     base = base or grid.content.base
     planned: list[PlannedRun] = []
     seen: dict[str, str] = {}
-    for run in expand(grid, overrides):
+    for run in select(expand(grid, overrides), only, grid.source):
         try:
             config = _configuration(run, base)
             (check_inputs if check_data else check_layout)(config, ranks_of(config))

@@ -40,6 +40,10 @@ def sweep(
     num_tasks: Annotated[
         int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the runs, what each has done, and their overrides.")
     ] = False,
@@ -62,7 +66,9 @@ def sweep(
     if chosen is not None:
         chosen.check()
     given = parse_overrides(overrides or [])
-    runs = plan_sweep(read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run)
+    runs = plan_sweep(
+        read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run, only=only or ()
+    )
     if chosen is not None:
         runs = runs[chosen.index :: chosen.count]
     if dry_run:

@@ -16,7 +16,7 @@ from pretrain.config.load import load_config
 from pretrain.config.text import override_text, parse_overrides
 from pretrain.config.yaml_values import dump_yaml
 from pretrain.errors import UserError
-from pretrain.sweep.grid import GridRun, expand, read_grid, shipped_grids
+from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grids
 from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 from pretrain.sweep.running import devices_of_slot
@@ -110,6 +110,47 @@ def test_slices_share_the_runs_as_the_data_pipeline_shares_its_units(tmp_path: P
     assert max(map(len, slices)) - min(map(len, slices)) <= 1
     with pytest.raises(DataError, match="needs --num-tasks"):
         which_task(0, None, {"SLURM_ARRAY_TASK_COUNT": "3"})
+
+
+def selected(*patterns: str) -> list[str]:
+    return [run.name for run in select(expand(read_grid("a1_init")), patterns, "a1_init.yaml")]
+
+
+def test_only_keeps_the_order_of_the_grid_and_takes_a_run_once() -> None:
+    assert selected("gaussian-seed_?", "vanilla-seed_1") == [
+        "vanilla-seed_1",
+        *(f"gaussian-seed_{seed}" for seed in (1, 2, 3, 4, 5)),
+    ]
+    assert selected("vanilla-*", "*-seed_1", "vanilla-seed_[12]") == [
+        *(f"{variant}-seed_1" for variant in ("vanilla", "orthogonal", "gaussian", "gaussian_naive")),
+        *(f"vanilla-seed_{seed}" for seed in (2, 3, 4, 5)),
+    ]
+    assert len(selected()) == 20
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("vanila-seed_1", "close to it: vanilla-seed_1, "),
+        ("Gaussian-seed_2", "close to it: gaussian-seed_2, "),
+        ("*_seed", "they are vanilla-seed_1, orthogonal-seed_1, gaussian-seed_1 and 17 more"),
+    ],
+)
+def test_only_refuses_a_pattern_that_is_the_name_of_no_run(pattern: str, hint: str) -> None:
+    with pytest.raises(UserError) as raised:
+        selected("vanilla-*", pattern)
+    said = str(raised.value)
+    assert said.startswith(f"grid a1_init.yaml: --only '{pattern}' is the name of none of its runs; {hint}")
+
+
+def test_only_leaves_what_was_not_asked_for_unchecked(tmp_path: Path) -> None:
+    grid = read_grid(
+        grid_file(tmp_path, set=ONE_RANK, grid={"model.num_layers": [2, 0], "model.dropout": [0.0, 0.1]})
+    )
+    runs = plan_sweep(grid, None, [], lambda _: 1, check_data=False, only=["num_layers_2-*"])
+    assert [run.name for run in runs] == ["num_layers_2-dropout_0.0", "num_layers_2-dropout_0.1"]
+    with pytest.raises(UserError, match="run num_layers_0-dropout_0"):
+        plan_sweep(grid, None, [], lambda _: 1, check_data=False, only=["*-dropout_0.1"])
 
 
 # Names
