@@ -1,6 +1,7 @@
 """The experiments of `python -m pretrain evaluate`: heads, lengths, approximation, downstream tasks.
 
 diversity, length, approximation   each with its NAME_report
+attention_maps     a picture beside diversity's numbers
 groups, measures, trained_model    what they share
 tasks              models on lm-evaluation-harness's tasks, and what is kept of it
 task_index         which task files, and whether their data can be had

@@ -5,8 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pretrain.evaluation.attention_maps import (
+    AttentionMaps,
+    caption,
+    lowest_seeds,
+    maps_figure,
+    numbers_file,
+)
 from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, summary
 from pretrain.evaluation.report import Report, Verdict, seeds_text, text_table
 from pretrain.reporting.tables import Table
@@ -38,8 +45,10 @@ class Limits:
     divergence: float = 1.0
 
 
-def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int) -> Report:
-    """All runs in one report; runs of a group are seeds of one another."""
+def diversity_report(
+    runs: Sequence[RunDiversity], limits: Limits, samples: int, maps: Sequence[AttentionMaps]
+) -> Report:
+    """All runs in one report; runs of a group are seeds of one another. Of `maps` one of a group is drawn."""
     groups = list(dict.fromkeys(run.group for run in runs))
     by_group = {group: [run for run in runs if run.group == group] for group in groups}
     criterion = (
@@ -47,9 +56,11 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         f"below {limits.cosine:g} and the mean KL divergence of their attention distributions is above "
         f"{limits.divergence:g} nat."
     )
+    drawn = lowest_seeds(maps)
     content = {
         "limits": asdict(limits),
         "samples_per_source": samples,
+        "maps": [_what_is_drawn(one) for one in drawn],
         "runs": [
             asdict(run) | {"summary": {"trained": summary(run.trained), "untrained": summary(run.untrained)}}
             for run in runs
@@ -63,8 +74,16 @@ def diversity_report(runs: Sequence[RunDiversity], limits: Limits, samples: int)
         tables=[_summary_table(by_group), *(_layer_table(group, by_group[group]) for group in groups)],
         notes=_notes(runs, samples),
         content=content,
-        figures={"diversity": lambda: _figure(by_group, limits)},
+        figures={"diversity": lambda: _figure(by_group, limits), "maps": lambda: maps_figure(drawn)},
+        captions={"maps": caption(drawn)},
+        files={"maps.npz": numbers_file(drawn)},
     )
+
+
+def _what_is_drawn(maps: AttentionMaps) -> dict[str, Any]:
+    heads, positions, _ = maps.probabilities.shape
+    of = {"name": maps.name, "group": maps.group, "seed": maps.seed}
+    return {**of, "layer": maps.layer, "heads": heads, "positions": positions, "source": maps.source}
 
 
 def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdict:

@@ -50,6 +50,8 @@ class Report:
         criterion: what has to hold for the hypothesis, as numbers, one sentence.
         content: the measurements, as JSON.
         figures: {file name without suffix: what makes the figure}
+        captions: {name of a figure: the sentence below it}
+        files: {file name: its content}; where there is None, an older file of that name is removed.
         notes: what a reader must know, one sentence each.
     """
 
@@ -61,12 +63,19 @@ class Report:
     notes: Sequence[str]
     content: Mapping[str, Any]
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    captions: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
 def write_report(report: Report, out: Path) -> Path:
-    """Write the three forms into `out` (made if missing); returns the path of report.md."""
+    """Write all forms into `out` (made if missing); returns the path of report.md."""
     out.mkdir(parents=True, exist_ok=True)
     write_figures(report.figures, out)
+    for name, content in report.files.items():
+        if content is None:
+            (out / name).unlink(missing_ok=True)
+        else:
+            (out / name).write_bytes(content)
     verdicts = [asdict(verdict) | {"answer": verdict.answer} for verdict in report.verdicts]
     head = {"experiment": report.experiment, "criterion": report.criterion, "verdicts": verdicts}
     write_json(out / "report.json", strict_json({**head, "notes": list(report.notes), **report.content}))
@@ -80,6 +89,8 @@ def report_markdown(report: Report) -> str:
     lines += markdown(_verdict_table(report))
     for name in report.figures:
         lines += ["", f"![{name}]({name}.png)"]
+        if name in report.captions:
+            lines += ["", report.captions[name]]
     for table in report.tables:
         lines += ["", f"## {table.title}", "", *markdown(table)]
     lines += ["", "## Notes", "", *(f"* {note}" for note in report.notes), ""]

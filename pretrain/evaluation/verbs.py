@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pretrain.evaluation.report import Report
     from pretrain.evaluation.trained_model import TrainedModel
     from pretrain.ranks.groups import ParallelContext
+    from pretrain.runs.finished import FinishedRun
 
 evaluate = typer.Typer(
     no_args_is_help=True,
@@ -39,18 +40,25 @@ def diversity(
     samples: Annotated[int, typer.Option(min=1, help="Held-out samples of each source.")] = 8,
     cosine: Annotated[float, typer.Option(min=0, help="Criterion: largest cosine between heads.")] = 0.3,
     divergence: Annotated[float, typer.Option(min=0, help="Criterion: least KL between heads, nats.")] = 1.0,
+    maps_layer: Annotated[
+        int | None, typer.Option(help="Layer whose attention is drawn, from 0; unset: the middle one.")
+    ] = None,
+    maps_positions: Annotated[int, typer.Option(min=2, help="So many first positions are drawn.")] = 64,
 ) -> None:
     """E4: how different the heads of a layer are, in their weights and in what they attend to.
 
     Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
     """
-    with _loaded(runs) as (models, groups, context):
+    with _loaded(runs) as (found, models, groups, context):
+        from pretrain.evaluation.attention_maps import chosen_layer, observe_maps
         from pretrain.evaluation.diversity import RunDiversity, measure_diversity
         from pretrain.evaluation.diversity_report import Limits, diversity_report
         from pretrain.model.build import build_model
 
-        measured = []
+        layer = chosen_layer(maps_layer, found)
+        measured, maps = [], []
         for trained, group in zip(models, groups, strict=True):
+            maps.append(observe_maps(trained, group, layer, maps_positions))
             untrained = build_model(trained.config, context).eval()
             measured.append(
                 RunDiversity(
@@ -61,7 +69,7 @@ def diversity(
                     measure_diversity(untrained, trained.data, samples),
                 )
             )
-    _finish(diversity_report(measured, Limits(cosine, divergence), samples), out)
+    _finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
 
 
 @evaluate.command()
@@ -80,7 +88,7 @@ def length(
 
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
-    with _loaded(runs) as (models, groups, _):
+    with _loaded(runs) as (_, models, groups, _):
         from pretrain.evaluation.length import measure_lengths
         from pretrain.evaluation.length_report import length_report
 
@@ -145,8 +153,11 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
 @contextmanager
 def _loaded(
     runs: Sequence[Path],
-) -> Iterator[tuple[Iterator[TrainedModel], list[str], ParallelContext]]:
-    """The runs' models, one in memory at a time, with their group names; everything refused at once first."""
+) -> Iterator[tuple[list[FinishedRun], Iterator[TrainedModel], list[str], ParallelContext]]:
+    """The runs and their models, one in memory at a time, with their group names.
+
+    What can be refused at once is, before the first model is loaded.
+    """
     from megatron_patches.compat import silence_expected_warnings
 
     silence_expected_warnings()
@@ -171,7 +182,7 @@ def _loaded(
                 work.begin(run.name)
                 yield load_trained_model(run.path, context)
 
-        yield models(), groups, context
+        yield found, models(), groups, context
 
 
 def _finish(report: Report, out: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from pretrain.errors import UserError
 from pretrain.evaluation.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
 from pretrain.evaluation.approximation_report import approximation_report
+from pretrain.evaluation.attention_maps import AttentionMaps, chosen_layer
 from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, WeightDiversity, weight_diversity
 from pretrain.evaluation.diversity_report import Limits, diversity_report
 from pretrain.evaluation.groups import group_names
@@ -121,7 +122,8 @@ def test_diversity_verdicts() -> None:
         run("scores only", 1, None, 1.5),
         run("one head", 1, None, None),
     ]
-    report = diversity_report(runs, Limits(), samples=1)
+    maps = [AttentionMaps(run.name, run.group, run.seed, 0, "prose", np.ones((1, 1, 1))) for run in runs]
+    report = diversity_report(runs, Limits(), 1, maps)
     answers = {verdict.group: verdict.answer for verdict in report.verdicts}
     assert answers == {
         "good": "in part (1 of 2)",
@@ -186,12 +188,13 @@ def test_sizes_must_ascend(text: str) -> None:
 
 
 def finished(
-    path: str, variant: str, seed: int = 1, adapters: list[str] | None = None, **model: str
+    path: str, variant: str, seed: int = 1, adapters: list[str] | None = None, **model: str | int
 ) -> FinishedRun:
-    """As much of a finished run as its group depends on."""
+    """As much of a finished run as its group and the layer that is drawn depend on."""
     config = {"attention": {"variant": variant, "adapters": adapters}, "model": {"num_layers": 2, **model}}
     blank = dict.fromkeys((field.name for field in dataclasses.fields(FinishedRun)), None)
-    return FinishedRun(**{**blank, "path": Path(path), "variant": variant, "seed": seed, "config": config})
+    known = {"path": Path(path), "name": path, "variant": variant, "seed": seed, "config": config}
+    return FinishedRun(**{**blank, **known})
 
 
 def test_groups_are_seeds_of_one_another() -> None:
@@ -208,3 +211,12 @@ def test_groups_are_seeds_of_one_another() -> None:
         group_names([*runs, finished("f", "vanilla")])
     with pytest.raises(UserError, match="given twice"):
         group_names([*runs, runs[0]])
+
+
+def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:
+    runs = [finished("deep", "vanilla", num_layers=12), finished("flat", "orthogonal", num_layers=5)]
+    assert chosen_layer(None, runs) == 2
+    assert [chosen_layer(asked, runs) for asked in (0, 4)] == [0, 4]
+    for asked in (-1, 5, 11):
+        with pytest.raises(UserError, match=f"--maps-layer is {asked}, but run 'flat' has 5 layers"):
+            chosen_layer(asked, runs)

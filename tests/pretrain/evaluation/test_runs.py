@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.command_line import assert_refused, cli
@@ -102,7 +103,8 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
 
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
-    done = cli(["evaluate", "diversity", *paths, "--samples", "2", "--out", str(tmp_path)])
+    options = ["--samples", "2", "--maps-positions", "20", "--out", str(tmp_path)]
+    done = cli(["evaluate", "diversity", *paths, *options])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     groups = [(verdict["group"], verdict["n"]) for verdict in report["verdicts"]]
@@ -117,6 +119,23 @@ def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -
     assert vanilla["trained"][0]["query"] != vanilla["untrained"][0]["query"]
     assert "criterion held" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "diversity.png").stat().st_size > 10_000
+    assert_maps(tmp_path, report)
+
+
+def assert_maps(out: Path, report: dict[str, Any]) -> None:
+    """Of each of three variants, the first 20 of 32 positions of three heads, in the second of two layers."""
+    assert (out / "maps.png").stat().st_size > 10_000
+    text = (out / "report.md").read_text()
+    assert "![maps](maps.png)\n\nAttention of the first 3 heads of layer 1 in one sample" in text
+    with np.load(out / "maps.npz") as numbers:
+        for drawn in report["maps"]:
+            assert (drawn["layer"], drawn["heads"], drawn["positions"]) == (1, 3, 20)
+            maps = numbers[f"{drawn['group']}, seed {drawn['seed']}"]
+            assert maps.shape == (3, 20, 20) and maps.dtype == np.float32
+            assert maps.sum(-1) == pytest.approx(1, abs=1e-5)
+            assert not np.triu(maps, 1).any() and maps.min() >= 0
+            assert abs(maps[0] - maps[1]).max() > 1e-3  # heads differ
+        assert len(report["maps"]) == len(numbers.files) == 3
 
 
 def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
@@ -141,3 +160,12 @@ def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: 
 
 def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path) -> None:
     assert_refused(cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")
+
+
+def test_a_layer_that_is_not_there_cannot_be_drawn(
+    answers: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = cli(["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)])
+    assert_refused(done, "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1")
+    assert not out.exists()
