@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check clean help
+.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -19,7 +19,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 # --- demo: real text to two trained models, offline, on 4 local processes -------------------------------------------
 DEMO := demo
@@ -43,19 +43,14 @@ $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
 demo-clean: ## remove what demo and results made
 	rm -rf $(DEMO)
 
-# --- results: 60 runs (about an hour on two cores; those that are finished are not run again), then the four reports --
+# --- results: what is in which page, benchmarks/result_pages.py says; runs that are finished are not run again ------------
 JOBS ?= 2
 RESULTS ?= docs/results
-RESULT_RUNS := $(DEMO)/sweeps/variants
-EVALUATED := vanilla orthogonal gaussian low_rank_8
-results: $(DEMO)/shards/manifest.json ## the 60 runs and four reports of docs/results, an hour on two cores; JOBS=2
-	$(RUN) -m pretrain sweep demo_variants --jobs $(JOBS)
-	for position in rope learned; do \
-	  $(RUN) -m pretrain compare $(RESULT_RUNS)/*-$$position-seed_* --baseline vanilla --out $(RESULTS)/$$position || exit; \
-	done
-	for experiment in diversity length; do \
-	  $(RUN) -m pretrain evaluate $$experiment $(foreach variant,$(EVALUATED),$(RESULT_RUNS)/$(variant)-rope-seed_*) --out $(RESULTS)/$$experiment || exit; \
-	done
+results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
+	$(RUN) -m benchmarks.results --jobs $(JOBS) --out $(RESULTS)
+
+results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their reports, into build/results-quick, about ten minutes; JOBS=2
+	$(RUN) -m benchmarks.results --quick --jobs $(JOBS)
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 # What is in which, and how long each takes: tests/README.md. Two processes; TEST_JOBS=0 runs all tests in one.

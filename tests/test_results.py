@@ -1,0 +1,239 @@
+"""benchmarks/results.py: its table against grids and `compare`; what it makes, leaves out and stops at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.result_pages import PAGES, Page, PlacedRun, runs_of
+from benchmarks.results import main, reports, sweeps
+from pretrain.compare.labels import group_runs, settings_of
+from pretrain.sweep.grid import read_grid, shipped_grids
+from pretrain.sweep.plan import PlannedRun, plan_sweep
+from tests.fabricated_runs import write_run
+from tests.ranks import ROOT, rank_environment
+
+NAMED = {page.name: page for page in PAGES}
+QUICK = [page for page in PAGES if page.in_quick]
+ABLATIONS = Path("demo/sweeps/ablations")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Grids name their runs from the working directory; and the program puts signal handlers of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@cache
+def planned(grid: str) -> dict[Path, PlannedRun]:
+    found = plan_sweep(read_grid(grid), None, [], lambda _: 1, check_data=False)
+    return {run.path: run for run in found}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run as `compare` would find it."""
+
+    path: Path
+    name: str
+    variant: str
+    seed: int
+    config: Mapping[str, Any]
+
+
+def as_trained(run: PlacedRun) -> Trained:
+    config = planned(run.grid)[run.path].config
+    return Trained(run.path, run.path.name, config.attention.variant, config.run.seed, config.resolved())
+
+
+def value_of(run: Trained, subject: str) -> Any:
+    settings = settings_of(run)
+    if subject == "tokens":
+        keys = ("schedule.steps", "data.global_batch_size", "data.sequence_length")
+        return settings[keys[0]] * settings[keys[1]] * settings[keys[2]]
+    heads, width = settings["model.num_attention_heads"], settings["model.hidden_size"]
+    return settings.get(subject) or {"model.head_dim": width // heads}[subject]
+
+
+# The table
+
+
+def test_every_shipped_grid_is_in_a_page_and_every_page_in_a_folder_of_its_own() -> None:
+    assert {selection.grid for page in PAGES for selection in page.runs} == set(shipped_grids())
+    folders = [step.out for page in PAGES for step in reports(page, Path("out"), quick=False)]
+    assert len(set(folders)) == len(folders)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMED)
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page, quick: bool) -> None:
+    runs = runs_of(page, quick)
+    for selection in page.quick if quick else page.runs:
+        seeds = 1 if quick else len(read_grid(selection.grid).content.seeds or [])
+        own = [run for run in runs if run.grid == selection.grid]
+        counted = {cell: len(list(group)) for cell, group in groupby(own, lambda run: run.cell)}
+        assert set(selection.cells) <= set(counted) and set(counted.values()) == {seeds}
+        assert all(run.path in planned(run.grid) for run in own)
+    assert len({run.path for run in runs}) == len(runs)
+    for report in page.reports:
+        assert set(report.cells) <= {run.cell for run in runs_of(page)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMED)
+@pytest.mark.parametrize("quick", [False, True])
+def test_compare_finds_the_baseline_of_every_report(page: Page, quick: bool) -> None:
+    if quick and not page.in_quick:
+        return
+    placed = {str(run.path): run for run in runs_of(page, quick)}
+    for step in reports(page, Path("out"), quick):
+        words = list(step.arguments)
+        runs = [as_trained(placed[word]) for word in words if word in placed]
+        if words[0] != "compare":
+            assert runs or page.name == "approximation"
+            continue
+        subjects = [words[i + 1] for i, word in enumerate(words) if word == "--subject"]
+        values = {subject: [value_of(run, subject) for run in runs] for subject in subjects}
+        assert all(len(set(map(str, found))) > 1 for found in values.values())
+        groups = group_runs(runs, words[words.index("--baseline") + 1], values)
+        assert len(groups.groups) > 1
+        shapes = {
+            (
+                *(run.config["model"][key] for key in ("num_layers", "num_attention_heads")),
+                value_of(run, "tokens"),
+            )
+            for run in runs
+        }
+        assert subjects or len(shapes) == 1
+        seeds = {group.seeds for group in groups.groups}
+        assert len(seeds) == 1
+
+
+def test_quick_trains_a_few_short_runs_once_and_what_its_reports_need() -> None:
+    commands = [step.arguments for step in sweeps(QUICK, quick=True, jobs=1)]
+    trained = [(command[1], word) for command in commands for word in command[4:] if word != "--only"]
+    assert all(grid not in ("demo_tokens", "demo_variants") for grid, _ in trained)
+    paths = [read_grid(grid).content.directory / name for grid, name in trained]
+    assert len(set(paths)) == len(paths) == 14
+    assert set(paths) == {run.path for page in QUICK for run in runs_of(page, quick=True)}
+    steps_of = [
+        planned(grid)[path].config.schedule.steps for (grid, _), path in zip(trained, paths, strict=True)
+    ]
+    assert (steps_of.count(300), steps_of.count(600)) == (12, 2)
+
+
+def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:
+    assert [step.arguments for step in sweeps([NAMED["a1_init"]], quick=False, jobs=3)] == [
+        ("sweep", "a1_init", "--jobs", "3")
+    ]
+    (length,) = sweeps([NAMED["length"]], quick=False, jobs=2)
+    assert length.arguments[4:6] == ("--only", "vanilla_length_256-seed_1") and len(length.arguments) == 24
+
+
+# What it makes
+
+
+def fabricate(*names: str) -> None:
+    for name in names:
+        variant, _, seed = name.rpartition("-seed_")
+        write_run(ABLATIONS, name, variant, seed=int(seed), loss=4.0 + int(seed) / 100)
+
+
+def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits_for(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    variants = ("vanilla", "orthogonal", "gaussian", "gaussian_naive")
+    fabricate(*(f"{variant}-seed_{seed}" for variant in variants for seed in (1, 2, 3, 4, 5)))
+    (ABLATIONS / "gaussian-seed_9").mkdir()
+    assert main(["a1_init", "a7_construction", "approximation", "--no-training", "--out", "out"]) == 0
+    said = capfd.readouterr().out
+    assert "page a7_construction is left out: 15 of its 25 runs are not finished: " in said
+    assert (
+        f"{ABLATIONS}/cayley-seed_1, {ABLATIONS}/cayley-seed_2, {ABLATIONS}/cayley-seed_3 and 12 more" in said
+    )
+    assert "page approximation is left out" in said
+    assert "page a1_init: out/a1_init/report.md" in said and "1 pages in out after 0:" in said
+    assert [path.name for path in Path("out").iterdir()] == ["a1_init"]
+    report = Path("out/a1_init/report.md").read_text()
+    assert "Each of 20 runs" in report and "seed_9" not in report
+
+    (ABLATIONS / "gaussian_naive-seed_5" / "state").write_text("running\n")
+    assert main(["a1_init", "--no-training", "--out", "other"]) == 1
+    said = capfd.readouterr().out
+    assert "1 of its 20 runs are not finished: demo/sweeps/ablations/gaussian_naive-seed_5" in said
+    assert not Path("other").exists()
+    assert main(["a1_init", "--no-training", "--quick"]) == 0
+    assert "Each of 2 runs" in Path("build/results-quick/a1_init/report.md").read_text()
+
+
+def test_the_list_counts_what_is_finished_and_names_the_folders(capsys: pytest.CaptureFixture[str]) -> None:
+    fabricate("vanilla-seed_1", "orthogonal-seed_1")
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(NAMED)
+    assert lines[1].split() == ["a1_init", "2", "of", "20", "runs", "finished", "docs/results/a1_init"]
+    assert lines[-1].split()[-2:] == ["docs/results/rope", "docs/results/learned"]
+    assert main(["--list", "--quick", "tokens"]) == 0
+    assert capsys.readouterr().out.split()[1:4] == ["1", "of", "2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a1"], "there is no page 'a1'; there are structured, a1_init, "),
+        (["variants", "--quick"], "there is no page 'variants' with --quick"),
+        (["--jobs", "0"], "--jobs is 0"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("more", [["a2_trainability"], ["--quick"]])
+def test_a_sweep_that_fails_ends_it_with_its_exit_code_and_the_page(
+    more: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is no text to train on here."""
+    assert main(["a1_init", *more, "--out", "out"]) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("error: grid a1_init.yaml, run vanilla-seed_1: ")
+    assert lines[1:] == ["error: page a1_init: 'sweep a1_init' ended with 2"]
+    assert not Path("out").exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_ends_it_in_one_sentence_and_leaves_no_process(
+    number: signal.Signals, to_group: bool, tmp_path: Path
+) -> None:
+    """Ctrl-C comes to the whole group, another signal to one process."""
+    command = [sys.executable, "-m", "benchmarks.results", "approximation"]
+    with subprocess.Popen(
+        command, env=rank_environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("1/")  # its first model is trained
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        _, errors = process.communicate(timeout=60)  # which ends when nobody holds the pipe
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1] == f"error: {number.name} received; the same command goes on from here"
+    assert "Traceback" not in errors
