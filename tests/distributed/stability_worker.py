@@ -86,7 +86,7 @@ def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
 
 
 def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
-    """On two ranks: train each configuration with spikes planted: {step: "norm" or "loss"}."""
+    """On two ranks: train each configuration with spikes planted: {step: "small norm", "norm" or "loss"}."""
     answers = {}
     for name, (overrides, spikes) in payload["runs"].items():
         planted = {int(step): kind for step, kind in spikes.items()}
@@ -94,15 +94,20 @@ def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
     return answers
 
 
+_GRADIENT_TIMES = {"small norm": 1e3, "norm": 1e5}
+"""Far apart: what a gradient times a factor is, rounding of some 40 steps decides within a factor of ten."""
+
+
 def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
-    """A "norm": rank 1's gradient of one weight, times 1000. A "loss": the logits, times 30."""
+    """A "norm": rank 1's gradient of one weight, times a factor. A "loss": the logits, times 30."""
     with open_run(load_config("demo", overrides)) as run:
 
         def kind() -> str:
             return spikes.get(run.engine.global_steps + 1, "")
 
         def gradient(own: torch.Tensor) -> torch.Tensor | None:
-            return 1000 * own if kind() == "norm" and run.context.rank == 1 else None
+            times = _GRADIENT_TIMES.get(kind())
+            return times * own if times and run.context.rank == 1 else None
 
         def logits(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
             return 30 * output if kind() == "loss" else None
