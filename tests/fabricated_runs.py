@@ -126,6 +126,7 @@ def _files(
         "config": config.resolved(),
         "environment": {
             "device": "cpu",
+            "cpu_kernels": "AVX2",
             "world_size": 4,
             "tensor_model_parallel_size": 1,
             "data_parallel_size": 4,

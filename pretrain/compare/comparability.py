@@ -201,7 +201,8 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
         for key, value in settings_of(run).items()
         if key not in facts and not key.startswith(EXPECTED_TO_DIFFER)
     }
-    for key in ("device", "world_size", "tensor_model_parallel_size"):
+    settings["environment.device"] = run.device
+    for key in ("world_size", "tensor_model_parallel_size"):
         settings[f"environment.{key}"] = run.environment.get(key)
     settings["audit.zero_stage"] = run.zero_stage  # what deepspeed.config=auto was for this run
     return settings

@@ -77,6 +77,12 @@ class FinishedRun:
     states: StateBytes
     curves: RunCurves = field(repr=False)
 
+    @property
+    def device(self) -> str | None:
+        """What it was trained on; of a CPU also which of torch's kernels: each kind rounds otherwise."""
+        device, kernels = (self.environment.get(key) for key in ("device", "cpu_kernels"))
+        return f"{device} with {kernels}" if device == "cpu" and kernels else device
+
 
 def read_finished_run(path: Path) -> FinishedRun:
     """Read the run in `path`; UserError names what is missing or that the run has not finished."""

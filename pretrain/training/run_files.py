@@ -86,7 +86,11 @@ def write_run_files(
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
     write_audit(config, trainer)
-    layout = {"device": device_name(context.device), **Layout.of(config, context).as_dict()}
+    layout = {
+        "device": device_name(context.device),
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
+        **Layout.of(config, context).as_dict(),
+    }
     if trainer.structured_products is not None:
         layout["structured_products"] = trainer.structured_products.as_dict()
     environment = describe_environment(**layout)

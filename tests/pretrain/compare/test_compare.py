@@ -156,7 +156,7 @@ def test_what_else_differs_is_told(tmp_path: Path) -> None:
     assert compare_runs(paths, "vanilla").notes[1:] == (
         "orthogonal-1 and the baseline's run of the same run.seed have different data.seed: these pairs did "
         "not see the same samples in the same order.",
-        "The runs also differ in environment.device: cpu in vanilla, orthogonal-0; NVIDIA H100 in "
+        "The runs also differ in environment.device: cpu with AVX2 in vanilla, orthogonal-0; NVIDIA H100 in "
         "orthogonal-1.",
         "The runs also differ in optimizer.learning_rate: 0.001 in vanilla, orthogonal-0; 0.0003 in "
         "orthogonal-1.",
@@ -167,10 +167,11 @@ def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
     versions = {"torch": "2.13.0+cpu", "deepspeed": "0.19.8"}
     made = {"environment.git_commit": "0123456789abcdef", "environment.packages": versions}
     paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=made) for seed in (0, 1)]
-    paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0))
+    older = {"environment.cpu_kernels": None}
+    paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0, changes=older))
     lines = report_markdown(compare_runs(paths, "vanilla"), [], [["compare"]]).splitlines()
     assert lines[-2:] == [
-        "* 2 of 3 runs: commit 0123456789ab, torch 2.13.0+cpu, deepspeed 0.19.8, cpu × 4",
+        "* 2 of 3 runs: commit 0123456789ab, torch 2.13.0+cpu, deepspeed 0.19.8, cpu with AVX2 × 4",
         "* 1 of 3 runs: no commit recorded, cpu × 4",
     ]
 
