@@ -65,6 +65,12 @@ APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--
 TRAINED_OR_FROZEN = Report(
     "compare", "orthogonal", cells=("orthogonal", "orthogonal_trainable"), out="a2_trainability/to_orthogonal"
 )
+FURTHER_TRAINED_OR_FROZEN = Report(
+    "compare",
+    "orthogonal",
+    cells=("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate"),
+    out="a2_strengths/to_orthogonal",
+)
 FIRST_OR_LAST = Report(
     "compare", "last_half-seed_1", cells=("last_half", "first_half"), out="a9_layers/to_last_half"
 )
@@ -85,7 +91,7 @@ PAGES = (
     ),
     ablation("a1_init", "gaussian_naive"),
     ablation("a2_trainability", "unfreeze", more=(TRAINED_OR_FROZEN,)),
-    ablation("a2_strengths", "penalty_0.1"),
+    ablation("a2_strengths", "penalty_0.1", more=(FURTHER_TRAINED_OR_FROZEN,)),
     ablation("a3_heads", "orthogonal_2_heads", "model.num_attention_heads"),
     ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim"),
     ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
