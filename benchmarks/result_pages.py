@@ -74,6 +74,12 @@ FURTHER_TRAINED_OR_FROZEN = Report(
 FIRST_OR_LAST = Report(
     "compare", "last_half-seed_1", cells=("last_half", "first_half"), out="a9_layers/to_last_half"
 )
+OTHER_CONSTRUCTIONS = Report(
+    "compare",
+    "orthogonal-seed_1",
+    cells=("orthogonal", "cayley", "hadamard", "dct"),
+    out="a7_construction/to_orthogonal",
+)
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -96,7 +102,7 @@ PAGES = (
     ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim"),
     ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
     ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
-    ablation("a7_construction", "dct"),
+    ablation("a7_construction", "dct", more=(OTHER_CONSTRUCTIONS,)),
     ablation("a8_adapters", "all_adapters"),
     ablation("a8_ranks", "low_rank_16"),
     ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
