@@ -49,7 +49,7 @@ RESULTS ?= docs/results
 results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
 	$(RUN) -m benchmarks.results --jobs $(JOBS) --out $(RESULTS)
 
-results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their reports, into build/results-quick, about ten minutes; JOBS=2
+results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their reports, into build/results-quick, about eleven minutes; JOBS=2
 	$(RUN) -m benchmarks.results --quick --jobs $(JOBS)
 
 # --- checks -----------------------------------------------------------------------------------------------------------
