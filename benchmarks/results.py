@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all, in the order of --list")
     parser.add_argument(
-        "--quick", action="store_true", help="few runs of one seed: about ten minutes on two cores"
+        "--quick", action="store_true", help="few runs of one seed: about eleven minutes on two cores"
     )
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
     parser.add_argument("--out", type=Path, help=f"default: docs/results; with --quick {QUICK_OUT}")
