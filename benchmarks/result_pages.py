@@ -57,28 +57,31 @@ def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] 
     return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
 
 
+def among(baseline: str, out: str, *cells: str, subject: str = "") -> Report:
+    """`compare` on some of the page's runs, into a folder of their own."""
+    return Report("compare", baseline, subject, cells, out)
+
+
 FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
 CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
 VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
 BOTH = ("vanilla", "orthogonal")
 APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100")
-TRAINED_OR_FROZEN = Report(
-    "compare", "orthogonal", cells=("orthogonal", "orthogonal_trainable"), out="a2_trainability/to_orthogonal"
-)
-FURTHER_TRAINED_OR_FROZEN = Report(
-    "compare",
+TRAINED_OR_FROZEN = among("orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable")
+FURTHER_TRAINED_OR_FROZEN = among(
     "orthogonal",
-    cells=("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate"),
-    out="a2_strengths/to_orthogonal",
+    "a2_strengths/to_orthogonal",
+    *("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate"),
 )
-FIRST_OR_LAST = Report(
-    "compare", "last_half-seed_1", cells=("last_half", "first_half"), out="a9_layers/to_last_half"
+NARROW_HEADS = among(
+    "vanilla",
+    "a4_head_dim/16_to_32",
+    *("vanilla", "orthogonal", "vanilla_head_dim_16", "orthogonal_head_dim_16"),
+    subject="model.head_dim",
 )
-OTHER_CONSTRUCTIONS = Report(
-    "compare",
-    "orthogonal-seed_1",
-    cells=("orthogonal", "cayley", "hadamard", "dct"),
-    out="a7_construction/to_orthogonal",
+FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
+OTHER_CONSTRUCTIONS = among(
+    "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
 )
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
@@ -88,10 +91,8 @@ PAGES = (
         (Runs("demo_structured"),),
         (
             Report("compare", "vanilla"),
-            Report("compare", "orthogonal", cells=FROZEN, out="structured/to_orthogonal"),
-            Report(
-                "compare", "orthogonal+low_rank", cells=CORRECTED, out="structured/to_orthogonal_low_rank"
-            ),
+            among("orthogonal", "structured/to_orthogonal", *FROZEN),
+            among("orthogonal+low_rank", "structured/to_orthogonal_low_rank", *CORRECTED),
         ),
         STRUCTURED_QUICK,
     ),
@@ -99,7 +100,7 @@ PAGES = (
     ablation("a2_trainability", "unfreeze", more=(TRAINED_OR_FROZEN,)),
     ablation("a2_strengths", "penalty_0.1", more=(FURTHER_TRAINED_OR_FROZEN,)),
     ablation("a3_heads", "orthogonal_2_heads", "model.num_attention_heads"),
-    ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim"),
+    ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim", more=(NARROW_HEADS,)),
     ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
     ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
     ablation("a7_construction", "dct", more=(OTHER_CONSTRUCTIONS,)),
@@ -139,7 +140,7 @@ PAGES = (
         "variants",
         (Runs("demo_variants"),),
         tuple(
-            Report("compare", "vanilla", cells=tuple(f"{name}-{position}" for name in VARIANTS), out=position)
+            among("vanilla", position, *(f"{name}-{position}" for name in VARIANTS))
             for position in ("rope", "learned")
         ),
     ),
