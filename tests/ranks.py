@@ -55,9 +55,16 @@ def train_on_warm_ranks(
 
 
 def rank_environment() -> dict[str, str]:
-    """One thread a rank, and no launcher's variables inherited from outside."""
+    """One thread a rank, and no launcher's variables inherited from outside.
+
+    May be called from any thread: pytest's own sets a variable at each test's begin and removes it at its
+    end (PYTEST_CURRENT_TEST), so that one may be gone between its name and its value.
+    """
+    values = {key: os.environ.get(key) for key in os.environ}
     inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
+        key: value
+        for key, value in values.items()
+        if value is not None and not key.startswith(("SLURM_", "TORCHELASTIC"))
     }
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         inherited.pop(name, None)

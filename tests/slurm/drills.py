@@ -19,6 +19,8 @@ from tests.tiny import tiny_overrides
 
 STEPS = 8
 """So short that a step never is what a drill waits for."""
+EVERY = 2
+"""Steps from checkpoint to checkpoint."""
 
 
 def training_overrides(shards: Path, runs: Path, name: str, ranks: int, **changes: object) -> list[str]:
@@ -33,7 +35,7 @@ def training_overrides(shards: Path, runs: Path, name: str, ranks: int, **change
             "parallel__tensor_model_parallel_size": ranks // 2,
             "parallel__timeout_seconds": 600,
             "schedule__steps": STEPS,
-            "checkpoint__every": 2,
+            "checkpoint__every": EVERY,
             **changes,
         },
     )
@@ -61,11 +63,15 @@ class Submitted:
         return "\n".join(parts)
 
     def wait_for_step(self, step: int, timeout: float = 500) -> None:
-        """Until rank 0 is held before the next step; fails at once where the job ends instead."""
+        """Until rank 0 is held before the next step, and the checkpoint up to there counts.
+
+        It is written behind the training. Fails at once where the job ends instead.
+        """
+        checkpoint = self.run / f"checkpoints/step_{step // EVERY * EVERY:08d}/COMPLETE"
 
         def reached() -> bool:
             assert not self.cluster.is_over(self.number), self.describe()
-            return step in logged_steps(self.run)
+            return step in logged_steps(self.run) and checkpoint.is_file()
 
         wait_until(reached, f"step {step}", timeout, self.describe, every=0.5)
 

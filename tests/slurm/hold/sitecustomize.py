@@ -2,7 +2,8 @@
 
 HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a
 signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment
-rank 1 kills itself there. HOLD_TASK=1: task 1 of a tokenize array, in its first life, waits before it writes.
+rank 1 kills itself there, once the checkpoint of step 2 counts. HOLD_TASK=1: task 1 of a tokenize array, in
+its first life, waits before it writes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,10 +47,20 @@ def held(train_step: Callable[..., Any]) -> Callable[..., Any]:
             while not (signals.stop or signals.continue_later):
                 time.sleep(0.02)
         if rank == "1" and number == int(os.environ.get("KILL_AT", "0")):
+            wait_for(run.config.run_path / f"checkpoints/step_{number - 1:08d}/COMPLETE")
             os.kill(os.getpid(), signal.SIGKILL)
         return train_step(run, progress, signals)
 
     return step
+
+
+def wait_for(path: Path, seconds: float = 120.0) -> None:
+    """Of what is written behind the training."""
+    deadline = time.monotonic() + seconds
+    while not path.is_file():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{path} was not there within {seconds:.0f} s")
+        time.sleep(0.02)
 
 
 def hold_at() -> int | None:
