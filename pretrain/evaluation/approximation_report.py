@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from pretrain.compare.significance import CONFIDENCE, paired_gap
 from pretrain.evaluation.approximation import (
     BANDWIDTH,
     BATCH,
@@ -85,13 +87,25 @@ def _ratio_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
     rows = []
     for width, depth in _places(experiment):
         reference = errors(trials, baseline, width, depth)
-        cells = []
-        for variant in others:
-            found = errors(trials, variant, width, depth)
-            cells.append(seeds_text([own / other for own, other in zip(found, reference, strict=True)], 2))
+        cells = [_ratio_text(errors(trials, variant, width, depth), reference) for variant in others]
         rows.append((str(width), str(depth), str(experiment.seeds), *cells))
     header = ("width", "depth", "n", *others)
-    return text_table(f"Error / error of {baseline} at the same size and seed, mean ± sd", header, rows)
+    title = (
+        f"Error / error of {baseline} at the same size and seed: geometric mean with its "
+        f"{100 * CONFIDENCE:g} % interval"
+    )
+    return text_table(title, header, rows)
+
+
+def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
+    """Of errors at the same seeds; the interval is taken on a logarithmic scale, as ratios spread."""
+    logarithms, others = (dict(enumerate(map(math.log, values))) for values in (own, reference))
+    gap = paired_gap("", logarithms, others, nats=False)
+    assert gap is not None
+    mean = f"{math.exp(gap.mean):.2f}"
+    if gap.low is None or gap.high is None:
+        return mean
+    return f"{mean} [{math.exp(gap.low):.2f}, {math.exp(gap.high):.2f}]"
 
 
 def _places(experiment: Experiment) -> list[tuple[int, int]]:

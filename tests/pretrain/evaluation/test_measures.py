@@ -157,6 +157,11 @@ def test_approximation_verdicts() -> None:
     report = approximation_report(experiment, trials, tolerance=0.1)
     assert [v.answer for v in report.verdicts] == ["yes (2 of 2)", "in part (1 of 2)"]
     assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
+    equal, large = report.tables[1].rows
+    assert equal == ("8", "1", "2", "1.00 [1.00, 1.00]")
+    logarithms = np.log([1.09, 1.2])  # ± t(0.975, 1) sd / √2; of two, sd / √2 is half their distance
+    mean, half = logarithms.mean(), 12.7062 * (logarithms[1] - logarithms[0]) / 2
+    assert large[-1] == f"{np.exp(mean):.2f} [{np.exp(mean - half):.2f}, {np.exp(mean + half):.2f}]"
 
 
 def test_numbers_are_shown_with_their_spread() -> None:
