@@ -6,10 +6,8 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -33,18 +31,12 @@ def killed_at_open(payload: dict[str, Any]) -> str:
 
 
 def killed_at_size(payload: dict[str, Any]) -> str:
-    """The rank kills itself once `file` has `bytes` bytes."""
-
-    def watch() -> None:
-        while True:
-            try:
-                if Path(payload["file"]).stat().st_size >= payload["bytes"]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            except FileNotFoundError:
-                pass
-            time.sleep(0.0002)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """The kernel kills the rank at the byte of `file` that would be one more than `bytes`."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    limits = (payload["bytes"], hard)
+    _when_opened(payload["file"], lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
     return train(load_config("demo", payload["overrides"]), StopSignals())
 
 
