@@ -104,9 +104,10 @@ PAGES = (
     ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
     ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
     ablation("a7_construction", "dct", more=(OTHER_CONSTRUCTIONS,)),
-    ablation("a8_adapters", "all_adapters"),
-    ablation("a8_ranks", "low_rank_16"),
+    ablation("a8_adapters", "low_rank_8"),
+    ablation("a8_ranks", "low_rank_8"),
     ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
+    ablation("a9_first_layers", "low_rank_8"),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),

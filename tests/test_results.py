@@ -128,12 +128,12 @@ def test_quick_trains_a_few_short_runs_once_and_what_its_reports_need() -> None:
     trained = [(command[1], word) for command in commands for word in command[4:] if word != "--only"]
     assert all(grid not in ("demo_tokens", "demo_variants") for grid, _ in trained)
     paths = [read_grid(grid).content.directory / name for grid, name in trained]
-    assert len(set(paths)) == len(paths) == 16
+    assert len(set(paths)) == len(paths) == 15
     assert set(paths) == {run.path for page in QUICK for run in runs_of(page, quick=True)}
     steps_of = [
         planned(grid)[path].config.schedule.steps for (grid, _), path in zip(trained, paths, strict=True)
     ]
-    assert (steps_of.count(300), steps_of.count(600)) == (14, 2)
+    assert (steps_of.count(300), steps_of.count(600)) == (13, 2)
 
 
 def test_a_whole_grid_needs_no_names_and_a_part_of_one_names_its_runs() -> None:
