@@ -100,6 +100,20 @@ def allow_graphs(count: int) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
+def keep_kernels_apart() -> None:
+    """Let torch.compile's cache on disk tell CPUs apart whose vectors differ.
+
+    Its key leaves them out (torch 2.13): a graph that was cut for vectors of 16 numbers is found again where
+    they have 8, and gives NaN. So it is on nodes that share a cache, or with ATEN_CPU_CAPABILITY set.
+    """
+    import torch.compiler.config
+
+    kernels = torch.backends.cpu.get_cpu_capability()
+    tags = torch.compiler.config.cache_key_tag.split()
+    if kernels not in tags:
+        torch.compiler.config.cache_key_tag = " ".join((*tags, kernels))
+
+
 def _cpu_rng_tracker() -> object:
     """A megatron-core random-number tracker whose streams live in the CPU generator."""
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker

@@ -8,7 +8,7 @@ from shutil import which
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_patches.compat import allow_graphs
+from megatron_patches.compat import allow_graphs, keep_kernels_apart
 from megatron_patches.gpt import GPT
 from megatron_patches.initialize import initialize_parameters
 from megatron_patches.install import gpt_block_spec
@@ -80,6 +80,7 @@ def compile_layers(model: GPT, backend: str) -> None:
             "it in CXX, or set performance.compile=none"
         )
     allow_graphs(4 * len(model.decoder.layers) + 8)
+    keep_kernels_apart()
     for layer in model.decoder.layers:
         layer.compile_parts(backend)
 
