@@ -232,6 +232,7 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
         "megatron_patches/compat.py": {
             "torch.cuda.current_device",
             "torch._dynamo.config.recompile_limit",
+            "torch.compiler.config.cache_key_tag",
             "megatron_random._CUDA_RNG_STATE_TRACKER",
             "megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED",
         },
