@@ -60,7 +60,7 @@ TEST_FAST := -m "not distributed and not slurm and not gpu and not full"
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
 	$(RUN) $(PYTEST)
 
-test-fast: $(VENV)/installed ## tests without processes of their own, and one training on two ranks: two minutes
+test-fast: $(VENV)/installed ## tests without processes of their own, and one training on two ranks: three to four minutes
 	$(RUN) $(PYTEST) $(TEST_FAST)
 
 test-all: $(VENV)/installed ## the whole cross products too

@@ -131,6 +131,7 @@ def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path
         group_models([models[0], open_pretrained(tmp_path / "again", False)])
 
 
+@pytest.mark.distributed
 def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Path, tmp_path: Path) -> None:
     """A second command trains the seed that is new, and only that."""
     names = ("vanilla-1", "vanilla-2", "orthogonal-1", "orthogonal-2")

@@ -104,6 +104,7 @@ def test_a_sweep_gives_out_only_gpus_that_torch_can_use(
 
 @without_cuda
 @pytest.mark.skipif(not Path("/proc/driver").is_dir(), reason="needs /proc/driver to lay a directory over")
+@pytest.mark.distributed
 @pytest.mark.parametrize("verb", ["train", "doctor"])
 def test_the_verbs_refuse_a_gpu_machine_without_usable_cuda(
     tmp_path: Path, tiny_shards: Path, verb: str
