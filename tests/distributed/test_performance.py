@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megatron_patches.compat import keep_kernels_apart
 from megatron_patches.documents import Documents, attend_within_documents
 from pretrain.config.load import load_config
 from pretrain.config.refusals import check_layout
@@ -246,8 +245,11 @@ def test_a_missing_compiler_is_named_before_the_first_step(
 
 def test_the_cache_of_compiled_layers_tells_kinds_of_cpus_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.compiler.config.cache_key_tag", "ours")  # as TORCH_COMPILE_CACHE_KEY_TAG
-    keep_kernels_apart()
-    keep_kernels_apart()
+    model = torch.nn.Linear(1, 1)
+    model.decoder = torch.nn.Module()
+    model.decoder.layers = torch.nn.ModuleList()
+    for _ in range(2):
+        compile_layers(model, "aot_eager")  # type: ignore[arg-type]
     kernels = torch.backends.cpu.get_cpu_capability()
     assert torch.compiler.config.cache_key_tag == f"ours {kernels}"
 
