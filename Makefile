@@ -43,7 +43,7 @@ $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
 demo-clean: ## remove what demo and results made
 	rm -rf $(DEMO)
 
-# --- results: what is in which page, benchmarks/result_pages.py says; runs that are finished are not run again ------------
+# --- results: what is in which page, benchmarks/results/pages.py says; runs that are finished are not run again ------------
 JOBS ?= 2
 RESULTS ?= docs/results
 results: $(DEMO)/shards/manifest.json ## every page of docs/results, with its runs: hours on two cores; JOBS=2 RESULTS=DIRECTORY
@@ -106,11 +106,11 @@ format: $(VENV)/installed ## format the code, and mend what ruff can mend
 bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
 	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[bench]' \
 		|| echo "datasets cannot be installed: its row is left out"
-	$(RUN) benchmarks/bank.py
-	$(RUN) benchmarks/step_time.py
-	$(RUN) benchmarks/checkpoint.py
-	$(RUN) -m benchmarks.samples
-	$(RUN) benchmarks/tokenize.py $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+	$(RUN) -m benchmarks.bank
+	$(RUN) -m benchmarks.step.measure
+	$(RUN) -m benchmarks.checkpoint
+	$(RUN) -m benchmarks.data.samples
+	$(RUN) -m benchmarks.data.tokenizing $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
 
 # --- a machine with a GPU -------------------------------------------------------------------------------------------------
 # It may have no network: then it brings Python and torch with CUDA, and the rest is a folder of wheels, installed beside
@@ -124,10 +124,10 @@ OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
 GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
 
 gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
-	$(VENV)/bin/python benchmarks/gpu_wheels.py --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
+	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
 
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
-	$(GPU_RUN) benchmarks/gpu_check.py $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
+	$(GPU_RUN) -m benchmarks.gpu.check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
 # No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
 $(GPU_PACKAGES)/installed: $(OFFLINE)

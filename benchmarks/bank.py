@@ -1,6 +1,6 @@
 """What making the frozen bank costs, and whether its bits depend on the CPU.
 
-    python benchmarks/bank.py [--json FILE]
+    python -m benchmarks.bank [--json FILE]
 
 Three measurements, on one thread, in CPU seconds (so that other work on the machine disturbs little); each is
 the least of a few repetitions:
@@ -30,10 +30,10 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from megatron_patches.exact import FloatArray
-from megatron_patches.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
-from megatron_patches.shards import layer_shard, rank_factors, split_heads
-from megatron_patches.structured import is_power_of_two
+from megatron_patches.bank.exact import FloatArray
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
+from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
+from megatron_patches.bank.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
@@ -122,7 +122,7 @@ def measure_bits() -> dict[str, int]:
                 "OPENBLAS_NUM_THREADS": threads,
                 "OMP_NUM_THREADS": threads,
             }
-            command = [sys.executable, __file__, "--print-bits"]
+            command = [sys.executable, "-m", "benchmarks.bank", "--print-bits"]
             done = subprocess.run(
                 command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True
             )

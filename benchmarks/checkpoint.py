@@ -1,6 +1,6 @@
 """How long training stands still for a checkpoint, written behind it and not, side by side in one process.
 
-    OMP_NUM_THREADS=1 python benchmarks/checkpoint.py --directory runs
+    OMP_NUM_THREADS=1 python -m benchmarks.checkpoint --directory runs
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory runs --deepspeed zero3
 
 A real engine saves real checkpoints by the program's own code, in rounds: a save that training waits for,
@@ -23,17 +23,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.compat import silence_expected_warnings
+from megatron_patches.engine.compat import silence_expected_warnings
 
 silence_expected_warnings()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from step_contenders import Layout, Shape, benchmark_config  # noqa: E402
 
+from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
 from pretrain.checkpoint.bank import bank_digests  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
-from pretrain.checkpoint.trouble import Trouble  # noqa: E402
+from pretrain.checkpoint.deferred_error import Trouble  # noqa: E402
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
@@ -45,7 +45,7 @@ from pretrain.ranks.groups import (  # noqa: E402
     shutdown_distributed,
 )
 from pretrain.runs.position import Position  # noqa: E402
-from pretrain.training.engines import Trainer  # noqa: E402
+from pretrain.training.phase_engine import Trainer  # noqa: E402
 
 WARM_UP_ROUNDS = 1
 PLAIN_STEPS = 3

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from megatron_patches.compat import silence_expected_warnings
+from megatron_patches.engine.compat import silence_expected_warnings
 from pretrain.config.load import load_config
 from pretrain.export.packages import require_transformers
 
@@ -47,7 +47,7 @@ def export_untrained(config_name: str, variant: str, out: Path) -> None:
     from pretrain.export.architectures import architecture_of
     from pretrain.export.weight_files import write_weights
     from pretrain.model.build import build_model
-    from pretrain.ranks.alone import one_process
+    from pretrain.ranks.single_process import one_process
 
     overrides = [f"attention.variant={variant}", "data.directory=none", "precision.dtype=fp32"]
     config = load_config(config_name, overrides)

@@ -11,7 +11,6 @@ import typer
 
 from data_pipeline.download_verb import download
 from data_pipeline.errors import DataError
-from data_pipeline.huge_pages import restart_with_huge_pages
 from data_pipeline.options import (
     Chunks,
     DefaultSource,
@@ -22,8 +21,9 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources import RecordKeys, select_all_inputs
-from data_pipeline.tokenize_verbs import merge_manifests, show_passed_over, tokenize
+from data_pipeline.sources.discovery import RecordKeys, select_all_inputs
+from data_pipeline.tokenizing.huge_pages import restart_with_huge_pages
+from data_pipeline.tokenizing.verbs import merge_manifests, show_passed_over, tokenize
 
 app = typer.Typer(
     help="Text to tokens: build a corpus, train a tokenizer, write Megatron shards, check them.",
@@ -78,7 +78,7 @@ def train_tokenizer(
     Example: python -m data_pipeline train-tokenizer data/demo/corpus --out data/demo/tokenizer --vocab-size
     4096
     """
-    from data_pipeline import trainer
+    from data_pipeline.tokenizer import train as trainer
 
     settings = trainer.TrainerSettings(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
@@ -116,9 +116,9 @@ def verify(
 
     Example: python -m data_pipeline verify data/demo/shards
     """
-    from data_pipeline.manifest import read_manifest
-    from data_pipeline.source_check import compare_with_source
-    from data_pipeline.verify import find_problems
+    from data_pipeline.shards.manifest import read_manifest
+    from data_pipeline.shards.verify import find_problems
+    from data_pipeline.tokenizing.source_check import compare_with_source
 
     manifest = read_manifest(directory)
     problems = find_problems(manifest, tokenizer)
@@ -148,8 +148,8 @@ def stats(
     """
     from rich.console import Console
 
-    from data_pipeline.manifest import read_manifest
-    from data_pipeline.stats import histogram_text, length_histogram, save_plot, stats_table
+    from data_pipeline.shards.manifest import read_manifest
+    from data_pipeline.shards.stats import histogram_text, length_histogram, save_plot, stats_table
 
     manifest = read_manifest(directory)
     histogram = length_histogram(manifest)

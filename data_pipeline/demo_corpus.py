@@ -23,7 +23,7 @@ from typing import Any
 import zstandard
 
 from data_pipeline.errors import DataError
-from data_pipeline.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
 
 MINIMUM_BYTES = 1_500_000
 RECORD_NAME = "corpus.json"

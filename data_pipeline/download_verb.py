@@ -9,7 +9,7 @@ import typer
 
 from data_pipeline.errors import DataError
 from data_pipeline.options import Chunks
-from data_pipeline.sources import parse_chunks
+from data_pipeline.sources.discovery import parse_chunks
 
 
 def download(
@@ -33,9 +33,9 @@ def download(
 
     Example: python -m data_pipeline download slimpajama --out data/slimpajama --fraction 0.2
     """
-    from data_pipeline import hub
-    from data_pipeline.catalogue import Wanted
-    from data_pipeline.progress import DownloadLine
+    from data_pipeline.io.progress import DownloadLine
+    from data_pipeline.sources import hub
+    from data_pipeline.sources.catalogue import Wanted
 
     if mirror is not None and (hub_id or revision):
         raise DataError("--mirror takes the place of the hub: leave out --hub-id and --revision")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
 from megatron_patches.errors import MethodError
-from megatron_patches.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
 
@@ -79,7 +79,7 @@ def _print_digests(recipe: BankRecipe, num_layers: int, tensor_parallel_size: in
     # torch is heavy: --help and the errors above should be quick.
     import torch
 
-    from megatron_patches import shards
+    from megatron_patches.bank import shards
 
     for layer in range(num_layers):
         for role in ROLES:

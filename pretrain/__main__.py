@@ -89,7 +89,7 @@ def train(
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
     signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
     from pretrain.config.load import load_config
@@ -215,7 +215,7 @@ def _doctor_on_this_rank(request: Request) -> int:
     """The preflight's exit code. What must come before torch is imported comes first."""
     # The doctor says itself, in a sentence, what torch's sockets would warn of.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
     from megatron_patches.errors import MethodError
     from pretrain.config.load import load_config
 

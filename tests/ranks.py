@@ -1,6 +1,6 @@
 """Real ranks (gloo processes) for tests, from a server that has imported torch and the rest once.
 
-    answer = run_ranks(4, "tests.distributed.parity_worker:losses", {"layouts": [...]})
+    answer = run_ranks(4, "tests.distributed.workers.parity:losses", {"layouts": [...]})
     done = train_on_warm_ranks(overrides, ranks=4)
 
 The first asks rank 0 for what a function answers, the second runs the program's own `train`, as

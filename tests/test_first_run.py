@@ -26,7 +26,7 @@ def test_two_ranks_train_stop_and_resume_exactly(tiny_shards: Path, tmp_path: Pa
     done = train_on_warm_ranks(overrides("whole"), ranks=2)
     assert done.returncode == 0, done.stderr
     payload = {"runs": [{"overrides": overrides("stopped"), "interrupted": True}]}
-    run_ranks(2, "tests.distributed.designs_worker:train_all", payload)
+    run_ranks(2, "tests.distributed.workers.designs:train_all", payload)
     assert (stopped / "state").read_text() == (whole / "state").read_text() == "finished\n"
     assert logged_steps(stopped) == list(range(1, 7))
     assert deterministic_metrics(stopped) == deterministic_metrics(whole)

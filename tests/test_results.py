@@ -1,4 +1,4 @@
-"""benchmarks/results.py: its table against grids and `compare`; what it makes, leaves out and stops at."""
+"""benchmarks.results: its table against grids and `compare`; what it makes, leaves out and stops at."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.result_pages import PAGES, Page, PlacedRun, runs_of
 from benchmarks.results import main, reports, sweeps
+from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
 from pretrain.compare.labels import group_runs, settings_of
 from pretrain.sweep.grid import read_grid, shipped_grids
 from pretrain.sweep.plan import PlannedRun, plan_sweep

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import pretrain
-from megatron_patches.compat import SUPPORTED_MEGATRON_CORE, TESTED_TORCH, untested_torch
+from megatron_patches.engine.compat import SUPPORTED_MEGATRON_CORE, TESTED_TORCH, untested_torch
 from megatron_patches.errors import MethodError
 from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
 from tests.ranks import ROOT, rank_environment

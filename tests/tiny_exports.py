@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.shards.manifest import read_manifest
 from pretrain.export.tokenizer import write_tokenizer
 from tests.tiny import VOCAB_SIZE
 

@@ -60,13 +60,13 @@ def serve(address: str) -> None:
 
 
 def _import_everything() -> None:
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
     from pretrain.ranks.groups import import_deepspeed
 
     import_deepspeed()
-    for module in ("pretrain.__main__", "pretrain.training.loop", "pretrain.evaluation.trained_model"):
+    for module in ("pretrain.__main__", "pretrain.training.loop", "pretrain.evaluation.heads.trained_model"):
         importlib.import_module(module)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_patches.freeze import frozen_layers
-from megatron_patches.shards import head_digests, role_digest
+from megatron_patches.bank.shards import head_digests, role_digest
+from megatron_patches.engine.freeze import frozen_layers
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 
 

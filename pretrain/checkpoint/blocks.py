@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_patches.adapters import QueryKeyAdapters
-from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.orthonormal import ROLES
-from megatron_patches.shards import HeadSplit, split_heads
+from megatron_patches.attention.adapters import QueryKeyAdapters
+from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.shards import HeadSplit, split_heads
 from pretrain.checkpoint.format import Block
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pretrain.checkpoint.deferred_error import Trouble
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
-from pretrain.checkpoint.trouble import Trouble
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.tree import Config
 from pretrain.errors import UserError

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from data_pipeline.blend import Blend
-from data_pipeline.changes import data_changes
-from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.unfreeze import last_steps
+from data_pipeline.shards.blend import Blend
+from data_pipeline.shards.blend_difference import data_changes
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.phases import last_steps
 from pretrain.checkpoint.format import About
 from pretrain.config.tree import Config
 from pretrain.errors import UserError

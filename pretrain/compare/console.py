@@ -55,7 +55,7 @@ def _footnotes(comparison: Comparison) -> list[str]:
     return [
         *notes,
         *trend_sentences(comparison.trends),
-        "Runs made one after the other share a machine with different company: benchmarks/step_time.py "
+        "Runs made one after the other share a machine with different company: benchmarks/step/measure.py "
         "measures a ratio of speeds side by side.",
     ]
 

@@ -43,7 +43,7 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
         f"{share(convergence.WARM_UP)}. By formula, a step would take time in proportion to its executed "
         "FLOPs. Runs made one after the other share a machine with different company: "
-        "benchmarks/step_time.py measures a ratio side by side.",
+        "benchmarks/step/measure.py measures a ratio side by side.",
         "Memory is what the live engine held, summed over ranks. By formula: with T trainable and F frozen "
         "parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: T w), frozen bank "
         "F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, checkpoint "

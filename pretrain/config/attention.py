@@ -1,7 +1,7 @@
 """The attention section of the configuration: the variant, its seed, and a key for each axis of the policy.
 
-The keys and what they mean follow from the declarations in `megatron_patches.policy`; here is only how the
-types of their values are written in YAML.
+The keys and what they mean follow from the declarations in `megatron_patches.recipe.policy`; here is only how
+the types of their values are written in YAML.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 
-from megatron_patches.axes import Axis
-from megatron_patches.policy import AXES, QKPolicy
-from megatron_patches.unfreeze import Unfreeze
+from megatron_patches.recipe.axes import Axis
+from megatron_patches.recipe.phases import Unfreeze
+from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Number, Section, as_tuple
 
 
@@ -104,7 +104,7 @@ def _with_axes(section: _SectionType) -> _SectionType:
 class AttentionSection(Section):
     """Which policy, and what is changed of it: the keys named here, and those of `policy.AXES`."""
 
-    variant: str = Field(description="Query/Key policy: a name in megatron_patches.policy.VARIANTS.")
+    variant: str = Field(description="Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.")
     seed: Int | None = Field(
         default=None, ge=0, le=SEED_MAX, description="Seed of the Query/Key bank; unset: run.seed."
     )

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from megatron_patches.policy import QKPolicy
-from megatron_patches.recipes import score_recipe
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.recipes import score_recipe
 
 CAUSAL = 0.5
 # The backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass.

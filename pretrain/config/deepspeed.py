@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.text import is_file
+from pretrain.config.sources import is_file
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 

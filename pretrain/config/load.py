@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from megatron_patches.errors import MethodError
+from pretrain.config.messages import refuse_unknown_keys, validation_sentence
 from pretrain.config.refusals import check_tree
-from pretrain.config.sentences import refuse_unknown_keys, validation_sentence
-from pretrain.config.text import Draft, apply_overrides, locate, read_yaml
+from pretrain.config.sources import Draft, apply_overrides, locate, read_yaml
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 

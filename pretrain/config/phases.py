@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from megatron_patches.unfreeze import last_steps, newly_trainable
+from megatron_patches.recipe.phases import last_steps, newly_trainable
 from pretrain.config.tree import Config
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from megatron_patches.errors import MethodError
-from megatron_patches.unfreeze import check_unfreeze
+from megatron_patches.recipe.phases import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
 from pretrain.config.initial_weights import check_initial_weights
 from pretrain.config.tree import Config

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from megatron_patches.factors import block_sizes
+from megatron_patches.bank.factors import block_sizes
 from pretrain.config.counting import (
     count_attention,
     count_parameters,

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.given import GivenWeights
-from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import QKPolicy, policy_for
-from megatron_patches.recipes import bank_recipe, score_recipe
-from megatron_patches.score_recipe import ScoreRecipe
+from megatron_patches.bank.initial_weights_file import GivenWeights
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.policy import QKPolicy, policy_for
+from megatron_patches.recipe.recipes import bank_recipe, score_recipe
+from megatron_patches.recipe.score_recipe import ScoreRecipe
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.counting import ModelShape
 from pretrain.config.performance import PerformanceSection

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from data_pipeline.loader import Loader
-from data_pipeline.order import Int64Array
+from data_pipeline.shards.loader import Loader
+from data_pipeline.shards.permutation import Int64Array
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData
 from pretrain.ranks.groups import ParallelContext

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from data_pipeline.blend import Blend, Member, make_blend
-from data_pipeline.manifest import read_manifest
+from data_pipeline.shards.blend import Blend, Member, make_blend
+from data_pipeline.shards.manifest import read_manifest
 from pretrain.config.refusals import check_layout
 from pretrain.config.tree import Config
 from pretrain.data.prompts import read_prompts

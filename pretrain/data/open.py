@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from data_pipeline.blend import Blend, BlendedSamples
-from data_pipeline.samples import ValidationSamples
+from data_pipeline.shards.blend import Blend, BlendedSamples
+from data_pipeline.shards.samples import ValidationSamples
 from pretrain.config.tree import Config
 
 

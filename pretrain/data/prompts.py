@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data_pipeline.blend import Blend
-from data_pipeline.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.shards.blend import Blend
+from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from megatron_patches.orthonormal import ROLES, BankRecipe, Role
-from megatron_patches.policy import QKPolicy
-from megatron_patches.shards import head_digests, head_rows_in, split_heads
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
+from megatron_patches.bank.shards import head_digests, head_rows_in, split_heads
+from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.tree import Config
 from pretrain.model.build import DTYPES
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from data_pipeline.manifest import expected_files, file_problem
+from data_pipeline.shards.manifest import expected_files, file_problem
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.doctor.bank import bank_facts
 from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, shm_facts, version_facts
-from pretrain.doctor.meeting import Place, bounded
+from pretrain.doctor.rendezvous import Place, bounded
 from pretrain.doctor.request import Request
 from pretrain.ranks.devices import ask_for
 

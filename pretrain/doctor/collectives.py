@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pretrain.doctor.meeting import Meeting, bounded
+from pretrain.doctor.rendezvous import Meeting, bounded
 from pretrain.ranks.devices import use_cuda
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain.doctor.checks import local_facts
 from pretrain.doctor.collectives import Collectives
-from pretrain.doctor.meeting import Meeting, NoAnswer, Place
+from pretrain.doctor.rendezvous import Meeting, NoAnswer, Place
 from pretrain.doctor.report import print_report, write_head_node_report, write_report
 from pretrain.doctor.request import Request
 from pretrain.doctor.verdict import (

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pretrain.errors import UserError
-from pretrain.evaluation.bert.verbs import bert_reservoir, bert_small
-from pretrain.evaluation.fine_tuning_verbs import glue, translation
-from pretrain.evaluation.tasks_verb import tasks
+from pretrain.evaluation.tasks.verb import tasks
+from pretrain.finetuning.bert.verbs import bert_reservoir, bert_small
+from pretrain.finetuning.verbs import glue, translation
 
 if TYPE_CHECKING:
-    from pretrain.evaluation.report import Report
-    from pretrain.evaluation.trained_model import TrainedModel
+    from pretrain.evaluation.heads.trained_model import TrainedModel
     from pretrain.ranks.groups import ParallelContext
     from pretrain.runs.finished import FinishedRun
+    from pretrain.study.report import Report
 
 evaluate = typer.Typer(
     no_args_is_help=True,
@@ -50,9 +50,9 @@ def diversity(
     Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
     """
     with _loaded(runs) as (found, models, groups, context):
-        from pretrain.evaluation.attention_maps import chosen_layer, observe_maps
-        from pretrain.evaluation.diversity import RunDiversity, measure_diversity
-        from pretrain.evaluation.diversity_report import Limits, diversity_report
+        from pretrain.evaluation.heads.attention_maps import chosen_layer, observe_maps
+        from pretrain.evaluation.heads.diversity import RunDiversity, measure_diversity
+        from pretrain.evaluation.heads.diversity_report import Limits, diversity_report
         from pretrain.model.build import build_model
 
         layer = chosen_layer(maps_layer, found)
@@ -89,8 +89,8 @@ def length(
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
     with _loaded(runs) as (_, models, groups, _):
-        from pretrain.evaluation.length import measure_lengths
-        from pretrain.evaluation.length_report import length_report
+        from pretrain.evaluation.heads.length import measure_lengths
+        from pretrain.evaluation.heads.length_report import length_report
 
         measured = [
             measure_lengths(trained, group, samples) for trained, group in zip(models, groups, strict=True)
@@ -102,7 +102,7 @@ def length(
 def approximation(
     out: Out = Path("evaluation/approximation"),
     variants: Annotated[
-        str, typer.Option(help="Names in megatron_patches.policy.VARIANTS; the first is the baseline.")
+        str, typer.Option(help="Names in megatron_patches.recipe.policy.VARIANTS; the first is the baseline.")
     ] = "vanilla,orthogonal",
     widths: Annotated[str, typer.Option(help="hidden_size values, ascending.")] = "16,32,64",
     depths: Annotated[str, typer.Option(help="num_layers values, ascending.")] = "1,2,4",
@@ -117,11 +117,11 @@ def approximation(
 
     Example: python -m pretrain evaluate approximation --out runs/approximation
     """
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.evaluation.approximation import Experiment, run_experiment
-    from pretrain.evaluation.approximation_report import approximation_report
+    from pretrain.evaluation.heads.approximation import Experiment, run_experiment
+    from pretrain.evaluation.heads.approximation_report import approximation_report
 
     experiment = Experiment(
         variants=tuple(variants.split(",")),
@@ -158,13 +158,13 @@ def _loaded(
 
     What can be refused at once is, before the first model is loaded.
     """
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.evaluation.groups import group_names
-    from pretrain.evaluation.trained_model import load_trained_model
-    from pretrain.evaluation.work import WorkDisplay
-    from pretrain.ranks.alone import one_process
+    from pretrain.evaluation.heads.groups import group_names
+    from pretrain.evaluation.heads.trained_model import load_trained_model
+    from pretrain.ranks.single_process import one_process
+    from pretrain.reporting.progress import WorkDisplay
     from pretrain.runs.finished import read_finished_run
 
     found = [read_finished_run(path) for path in runs]
@@ -188,7 +188,7 @@ def _loaded(
 def _finish(report: Report, out: Path) -> None:
     from rich.console import Console
 
-    from pretrain.evaluation.report import print_report, write_report
+    from pretrain.study.report import print_report, write_report
 
     path = write_report(report, out)
     print_report(report, Console())

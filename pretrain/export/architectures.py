@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from megatron.core.models.gpt import GPTModel
 
-from megatron_patches.orthonormal import ROLES
+from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.projections import Part, gains, rows

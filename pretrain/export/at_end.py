@@ -12,8 +12,8 @@ import sys
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.architectures import architecture_of
-from pretrain.export.choice import find_checkpoint
 from pretrain.export.packages import require_transformers
+from pretrain.export.select_checkpoint import find_checkpoint
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.runs.directory import FINISHED, RunDirectory
 

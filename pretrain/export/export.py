@@ -28,10 +28,10 @@ from pretrain.export.agreement import (
 )
 from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
-from pretrain.export.choice import CHECKPOINT_FACT, FACTS, checkpoint_modified
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers, versions
 from pretrain.export.projections import folds
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights

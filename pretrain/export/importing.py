@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_patches.given import FORMAT, head_digest
+from megatron_patches.bank.initial_weights_file import FORMAT, head_digest
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError

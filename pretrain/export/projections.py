@@ -1,6 +1,6 @@
 """Query, key and value rows of one layer, head by head, whatever holds them, with their adapters folded in.
 
-    W_q ← s_h C_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.adapters`)
+    W_q ← s_h C_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
 
 Folding is done in float64 from the weights in the run's compute dtype. A norm of queries and keys is not
 linear: its gains stay apart, and a logit scale after it goes into the queries' gains.
@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from megatron.core.transformer.attention import SelfAttention
 
-from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.orthonormal import ROLES, Role
+from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.bank.orthonormal import ROLES, Role
 
 Part = Literal["query", "key", "value"]
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from megatron_patches.given import bank_name
+from megatron_patches.bank.initial_weights_file import bank_name
 from pretrain.errors import UserError
 from pretrain.export.weight_files import Weight
 
@@ -126,7 +126,7 @@ class SourceModel(ABC):
 
     @abstractmethod
     def weights(self) -> Iterator[Weight]:
-        """Every weight under the name of its stream (see `megatron_patches.initialize`)."""
+        """Every weight under the name of its stream (see `megatron_patches.model.initialize`)."""
 
     def check_biases(self) -> None:
         """Raises UserError: a bias is not zero; our layers have none."""

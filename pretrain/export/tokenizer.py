@@ -16,10 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.manifest import Manifest
-from data_pipeline.reader import open_shard
-from data_pipeline.tokenizer import open_tokenizer, read_model
-from data_pipeline.tokenizer_identity import HUGGING_FACE
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.reading import open_shard
+from data_pipeline.tokenizer.identity import HUGGING_FACE
+from data_pipeline.tokenizer.tokenizer import open_tokenizer, read_model
 from pretrain.errors import UserError
 from pretrain.runs.directory import write_json
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from megatron.core.models.gpt import GPTModel
 
-from data_pipeline.blend import Blend
+from data_pipeline.shards.blend import Blend
 from pretrain.checkpoint.bank import bank_digests
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank
@@ -21,10 +21,10 @@ from pretrain.config.phases import phase_at
 from pretrain.config.tree import Config
 from pretrain.data.inputs import read_blend
 from pretrain.errors import UserError
-from pretrain.export.choice import find_checkpoint
+from pretrain.export.select_checkpoint import find_checkpoint
 from pretrain.model.build import build_model
-from pretrain.ranks.alone import ONE_PROCESS
 from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.single_process import ONE_PROCESS
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import VALIDATION_LOSS

@@ -50,13 +50,13 @@ def export(
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
     """`export_run` on one process without a GPU, wherever the run was trained."""
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
     from pretrain.ranks.devices import ask_for
 
     silence_expected_warnings()
     ask_for("cpu")
     from pretrain.export.export import export_run
-    from pretrain.ranks.alone import one_process
+    from pretrain.ranks.single_process import one_process
 
     with one_process() as context:
         return export_run(run, out, context, step, dtype)
@@ -77,7 +77,7 @@ def import_(
 
     Example: python -m pretrain import exported/orthogonal --out imported --config demo
     """
-    from megatron_patches.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
     from pretrain.export.importing import CONFIG, WEIGHTS, import_model

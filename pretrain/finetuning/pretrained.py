@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.export.cache import exported_apart
-from pretrain.export.choice import FACTS
+from pretrain.export.select_checkpoint import FACTS
 from pretrain.finetuning.frozen_rows import Rows
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")

@@ -15,9 +15,9 @@ import typer
 
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
+from pretrain.job.job_kinds import Tokenizing, Training, Work, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.job.shape import Batches, Shape, shape_to_use
-from pretrain.job.work import Tokenizing, Training, Work, errors_in
 from pretrain.runs.directory import FINISHED, RunDirectory
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def sweep_runs(
     ranks_per_node: RanksPerNode = 1,
 ) -> None:
     """The runs of one task of a sweep. Answer: a line per run, its config and overrides separated by tabs."""
-    from pretrain.config.text import parse_overrides
+    from pretrain.config.sources import parse_overrides
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep
 

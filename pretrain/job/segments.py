@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.job.work import Work
+from pretrain.job.job_kinds import Work
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 
 REQUEUE = "requeue"

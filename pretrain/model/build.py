@@ -8,12 +8,12 @@ from shutil import which
 import torch
 from megatron.core.transformer import TransformerConfig
 
-from megatron_patches.compat import allow_graphs, keep_kernels_apart
-from megatron_patches.gpt import GPT
-from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import gpt_block_spec
-from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.rotary import RotaryAngles
+from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.engine.compat import allow_graphs, keep_kernels_apart
+from megatron_patches.model.gpt import GPT
+from megatron_patches.model.initialize import initialize_parameters
+from megatron_patches.model.install import gpt_block_spec
 from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from megatron_patches.documents import Documents
+from megatron_patches.engine.documents import Documents
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 import torch.distributed as dist
 
-from megatron_patches.attention import FrozenQueryKeyValueLinear
-from megatron_patches.monarch import Factors, add_input_grad, project
-from megatron_patches.monarch_kernel import TILES, Tile, why_not
+from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.bank.monarch import Factors, add_input_grad, project
+from megatron_patches.bank.monarch_kernel import TILES, Tile, why_not
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from pretrain.config.counting import PEAK_BF16_TFLOPS
-from pretrain.config.text import is_file, read_yaml
+from pretrain.config.sources import is_file, read_yaml
 from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
 

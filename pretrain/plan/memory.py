@@ -15,7 +15,7 @@ CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill."""
 
 LOGITS_AT_A_TIME = 2**23
-"""Of `megatron_patches.output`, which imports torch."""
+"""Of `megatron_patches.model.output`, which imports torch."""
 
 BUCKET = 500_000_000
 """Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""

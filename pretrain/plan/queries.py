@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from megatron_patches.policy import QKPolicy
+from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.tree import Config
 from pretrain.plan.sizes import Sizes
 from pretrain.plan.states import FP32
@@ -84,7 +84,7 @@ def _frozen_projection(policy: QKPolicy, sizes: Sizes, heads: LayerHeads, head: 
 
 
 def _adapt(policy: QKPolicy, sizes: Sizes, heads: LayerHeads, trace: _Trace) -> None:
-    """In the order of `megatron_patches.adapters`."""
+    """In the order of `megatron_patches.attention.adapters`."""
     queries, keys = heads.frozen_queries * trace.head, heads.frozen_keys * trace.head
     if "low_rank" in policy.adapters:
         trace.save(Storage("low-rank products", sizes.tokens * 2 * policy.low_rank * sizes.element))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron_patches.policy import QKPolicy
-from megatron_patches.unfreeze import phases_of_layers
+from megatron_patches.recipe.phases import phases_of_layers
+from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.phases import phases_of
 from pretrain.config.tree import Config
 

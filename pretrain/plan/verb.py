@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from megatron_patches.policy import ORDINARY
+from megatron_patches.recipe.policy import ORDINARY
 
 
 def plan(

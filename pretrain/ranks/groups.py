@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_patches.compat import prepare_megatron_core, seed_dropout, untested_torch
+from megatron_patches.engine.compat import prepare_megatron_core, seed_dropout, untested_torch
 from pretrain.errors import UserError
 from pretrain.ranks.devices import gpu_index, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point

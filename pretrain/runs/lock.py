@@ -1,7 +1,7 @@
 """One training at a time in a run directory, on any machine: `RUN/lock`, a lease that is renewed.
 
-It needs no flock, so it holds over NFS and Lustre too; data_pipeline/lease.py says how. A thread renews it,
-however long a step takes. It does not outlive a job: a process of this machine that is gone holds nothing,
+It needs no flock, so it holds over NFS and Lustre too; data_pipeline/io/lease.py says how. A thread
+renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone holds nothing,
 nor does an earlier start of the same Slurm job, and on another machine it runs out.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from data_pipeline.lease import EXPIRES_AFTER, BusyError, Lease
+from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Lease
 from pretrain.errors import UserError
 
 PAUSE = 1.0

@@ -12,7 +12,7 @@ from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
 from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
-from pretrain.config.text import locate, place_value, read_yaml
+from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.errors import UserError

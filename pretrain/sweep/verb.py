@@ -57,8 +57,8 @@ def sweep(
     from pretrain.sweep.running import SignalRelay, run_sweep
 
     signals = SignalRelay().install()  # first of all: a signal while the plan is made must not be lost
-    from data_pipeline.tokenize_verbs import which_task
-    from pretrain.config.text import parse_overrides
+    from data_pipeline.tokenizing.verbs import which_task
+    from pretrain.config.sources import parse_overrides
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_patches.freeze import parameter_groups
+from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.sections import OptimizerSection
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from megatron_patches.freeze import audit, reduce_partial_gradients
+from megatron_patches.engine.freeze import audit, reduce_partial_gradients
 from pretrain.config.deepspeed import deepspeed_config, zero_stage
 from pretrain.config.tree import Config
 from pretrain.ranks.groups import ParallelContext, import_deepspeed

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_pipeline.samples import ValidationSamples
+from data_pipeline.shards.samples import ValidationSamples
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData
 from pretrain.model.build import token_losses

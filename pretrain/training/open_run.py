@@ -13,15 +13,15 @@ from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from data_pipeline.blend import Blend
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import check_shards
+from data_pipeline.shards.blend import Blend
+from data_pipeline.shards.manifest import check_shards
 from megatron_patches.errors import MethodError
 from pretrain.checkpoint.bank import bank_digests
 from pretrain.checkpoint.checkpoints import Checkpoints
+from pretrain.checkpoint.deferred_error import Trouble
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
-from pretrain.checkpoint.trouble import Trouble
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
 from pretrain.data.inputs import check_inputs
@@ -45,7 +45,7 @@ from pretrain.runs.storage import OF_THE_STORAGE, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.engines import Trainer
+from pretrain.training.phase_engine import Trainer
 from pretrain.training.run_files import (
     changes_since,
     check_steps_left,

@@ -39,7 +39,7 @@ from pretrain.runs.tags import RESULTS, VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams
 from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.engines import Trainer
+from pretrain.training.phase_engine import Trainer
 
 ENDINGS = {
     FINISHED: "",

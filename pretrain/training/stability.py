@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NoReturn
 
-from pretrain.checkpoint.health import weights_are_finite
+from pretrain.checkpoint.markers import weights_are_finite
 from pretrain.errors import UserError
 from pretrain.runs.directory import DIVERGED
 from pretrain.runs.position import Position

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from data_pipeline.demo_corpus import build_corpus
-from data_pipeline.manifest import FORMAT_VERSION, Manifest, shard_from_json
-from data_pipeline.shards import ShardWriter, shard_name
-from data_pipeline.sources import RecordKeys, find_inputs
-from data_pipeline.tokenizer_identity import TokenizerIdentity
-from data_pipeline.trainer import TrainerSettings, train_tokenizer
+from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, shard_from_json
+from data_pipeline.shards.writing import ShardWriter, shard_name
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.tokenizer.identity import TokenizerIdentity
+from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.__main__ import main
-from data_pipeline.encoded import Encoded
-from data_pipeline.manifest import Manifest
-from data_pipeline.plan import TokenizeOptions
-from data_pipeline.pool import Progress
-from data_pipeline.records import Document, read_documents
-from data_pipeline.shards import ShardWriter, pack
-from data_pipeline.sources import RecordKeys, find_all_inputs, find_inputs
-from data_pipeline.tokenize import tokenize
+from data_pipeline.io.pool import Progress
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.writing import ShardWriter, pack
+from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, find_inputs
+from data_pipeline.sources.records import Document, read_documents
+from data_pipeline.tokenizer.encoded import Encoded
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from data_pipeline.tokenizing.run import tokenize
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ import pytest
 
 from data_pipeline.demo_corpus import MINIMUM_BYTES, build_corpus
 from data_pipeline.errors import DataError
-from data_pipeline.records import read_documents
-from data_pipeline.sources import RecordKeys, find_inputs
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.records import read_documents
 from tests.data_pipeline.helpers import Workshop, contents
 
 

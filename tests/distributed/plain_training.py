@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from megatron_patches.freeze import parameter_groups
+from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 

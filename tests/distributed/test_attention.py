@@ -25,7 +25,9 @@ Reports = tuple[int, dict[tuple[str, int, bool], dict[str, Any]]]
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def reports(request: pytest.FixtureRequest) -> Reports:
     cases = [case for case in CASES if request.param > 1 or not case["sequence_parallel"]]
-    answers = run_ranks(request.param, "tests.distributed.attention_worker:attention_cases", {"cases": cases})
+    answers = run_ranks(
+        request.param, "tests.distributed.workers.attention:attention_cases", {"cases": cases}
+    )
     by_case = {
         (c["variant"], c["groups"], c["sequence_parallel"]): a for c, a in zip(cases, answers, strict=True)
     }
@@ -82,7 +84,7 @@ def test_initial_values_do_not_depend_on_layout_or_variant() -> None:
     variants = ["vanilla", "orthogonal", "orthogonal_trainable", "gaussian"]
     payload = {"variants": variants, "groups": 4}
     by_size = {
-        n: run_ranks(n, "tests.distributed.attention_worker:weight_digests", payload) for n in (1, 2, 4)
+        n: run_ranks(n, "tests.distributed.workers.attention:weight_digests", payload) for n in (1, 2, 4)
     }
     assert by_size[1] == by_size[2] == by_size[4]
     weights = by_size[1]

@@ -80,7 +80,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             for variant, stage, sequence_parallel in CLIPPING
         ],
     }
-    answer = run_ranks(RANKS, "tests.distributed.audit_worker:all_cases", payload)
+    answer = run_ranks(RANKS, "tests.distributed.workers.audit:all_cases", payload)
     answer["engines"] = dict(zip(ENGINES, answer["engines"], strict=True))
     answer["clipping"] = dict(zip(CLIPPING, answer["clipping"], strict=True))
     return answer

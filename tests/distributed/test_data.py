@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.shards.manifest import read_manifest
 from tests.conftest import data_pipeline
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
@@ -52,7 +52,7 @@ def test_global_batches_are_the_same_for_any_layout(
             )
             for size in micro_batches
         ]
-        answers = run_ranks(ranks, "tests.distributed.data_worker:global_batches", {"runs": overrides})
+        answers = run_ranks(ranks, "tests.distributed.workers.data:global_batches", {"runs": overrides})
         for size, answer in zip(micro_batches, answers, strict=True):
             if tensor_parallel == 2:  # both ranks of the pair read the same
                 rounds = [answer[start : start + 2 * size] for start in range(0, len(answer), 2 * size)]
@@ -83,7 +83,7 @@ def test_a_resume_on_other_data_is_refused_with_what_changed(
     }
     changed = [overrides(name, schedule__steps=3, **changes) for name, changes in cases.items()]
     payload = {"runs": [overrides("trained"), *changed]}
-    answers = dict(zip(cases, run_ranks(1, "tests.distributed.data_worker:resumes", payload), strict=True))
+    answers = dict(zip(cases, run_ranks(1, "tests.distributed.workers.data:resumes", payload), strict=True))
 
     words = {name: answers[name]["error"] for name in ("directory", "blend", "length", "seed")}
     for text in words.values():

@@ -111,7 +111,7 @@ class Trained:
                 {"overrides": self._overrides(case, self.path(case, name).name), "interrupted": interrupted}
                 for case in some
             ]
-            worker = "tests.distributed.designs_worker:train_all"
+            worker = "tests.distributed.workers.designs:train_all"
             found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=1200), strict=True))
         return found
 

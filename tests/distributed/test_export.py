@@ -38,7 +38,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
             tiny_overrides(tiny_shards, runs, name, **{**QUIET, **more}) for name, more in changes.items()
         ]
 
-    states = run_ranks(2, "tests.distributed.export_worker:train_all", {"runs": all_of(TWO_RANKS)})
+    states = run_ranks(2, "tests.distributed.workers.export:train_all", {"runs": all_of(TWO_RANKS)})
     assert states == ["finished"] * len(TWO_RANKS)
     exports: dict[str, Any] = {name: [str(runs / name), {}] for name in (*ONE_RANK, *TWO_RANKS)}
     exports["rounded"] = [str(runs / "orthogonal"), {"dtype": "bf16"}]
@@ -51,7 +51,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
         "bf16": str(runs / "penalty"),
         "run": str(runs / "unfreeze"),
     }
-    answers: dict[str, Any] = run_ranks(1, "tests.distributed.export_worker:export_all", payload)
+    answers: dict[str, Any] = run_ranks(1, "tests.distributed.workers.export:export_all", payload)
     assert answers["states"] == ["finished"] * len(ONE_RANK)
     return answers
 
@@ -251,7 +251,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 ) -> None:
     """Code that an export needs is our own and runs; the items are of both runs, the labels as in compare."""
     pytest.importorskip("lm_eval")
-    from pretrain.evaluation.tasks_verb import tasks
+    from pretrain.evaluation.tasks.verb import tasks
 
     files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)

@@ -25,7 +25,7 @@ def test_the_check_runs_on_a_cpu(
     benchmarks: None, tiny_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "benchmarks/gpu_check.py", "--out", str(out), "--shards", str(tiny_shards)]
+    command = [sys.executable, "-m", "benchmarks.gpu.check", "--out", str(out), "--shards", str(tiny_shards)]
     done = subprocess.run(
         [*command, "--stages", *STAGES],
         cwd=ROOT,

@@ -58,7 +58,7 @@ def pair(tiny_shards: Path, runs: Path) -> dict[str, Any]:
             for sequence_parallel in (False, True)
         ],
     }
-    return run_ranks(2, "tests.distributed.training_worker:held_out", payload)
+    return run_ranks(2, "tests.distributed.workers.training:held_out", payload)
 
 
 def test_held_out_losses_are_those_of_the_samples_one_by_one(pair: dict[str, Any]) -> None:

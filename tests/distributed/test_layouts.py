@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from megatron_patches.policy import VARIANTS
+from megatron_patches.recipe.policy import VARIANTS
 from tests.command_line import checkpoint_tensors, equal
 from tests.distributed.designs import DESIGNS, design_overrides
 from tests.distributed.layouts import Chain, Layout, chains, facts, layouts
@@ -17,7 +17,7 @@ from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 
-WORKER = "tests.distributed.layouts_worker:go_on"
+WORKER = "tests.distributed.workers.layouts:go_on"
 STEPS = 20
 LINKS = (6, 7, 7)
 """Steps at each layout of a chain."""

@@ -33,7 +33,7 @@ def test_a_second_starter_is_refused_on_all_ranks_and_changes_nothing(
 
 def test_a_training_that_has_lost_its_lock_stops_on_all_ranks(overrides: list[str], tmp_path: Path) -> None:
     payload = {"overrides": overrides, "holder": json.dumps(ELSEWHERE)}
-    said = run_ranks(2, "tests.distributed.waiting_worker:loses_its_lock", payload)
+    said = run_ranks(2, "tests.distributed.workers.waiting:loses_its_lock", payload)
     assert "process 4711 on n17 is training" in said and "stops without saving" in said
     assert json.loads((tmp_path / "run/lock").read_text()) == ELSEWHERE
     assert not list((tmp_path / "run").rglob("COMPLETE"))

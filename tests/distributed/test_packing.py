@@ -35,7 +35,7 @@ def reports() -> dict[tuple[Any, ...], dict[str, float]]:
         ]
         names = ("variant", "positions", "groups", "sequence_parallel")
         payload = {"cases": [dict(zip(names, case, strict=True)) for case in cases]}
-        answers = run_ranks(size, "tests.distributed.packing_worker:cases", payload)
+        answers = run_ranks(size, "tests.distributed.workers.packing:cases", payload)
         found.update({(size, *case): answer for case, answer in zip(cases, answers, strict=True)})
     return found
 
@@ -86,7 +86,7 @@ def curves(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             )
             for number, case in enumerate(cases)
         ]
-        answers = run_ranks(ranks, "tests.distributed.parity_worker:train_all", {"runs": overrides})
+        answers = run_ranks(ranks, "tests.distributed.workers.parity:train_all", {"runs": overrides})
         found.update(zip(cases, answers, strict=True))
     return found
 

@@ -83,7 +83,7 @@ class Trainings:
             some = [case for case in cases if case.layout.ranks == ranks]
             if some:
                 runs = [self._overrides(case) for case in some]
-                worker = "tests.distributed.parity_worker:train_all"
+                worker = "tests.distributed.workers.parity:train_all"
                 found.update(zip(some, run_ranks(ranks, worker, {"runs": runs}, timeout=800), strict=True))
         return found
 

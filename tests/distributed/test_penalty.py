@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.penalty_worker import TAGS
+from tests.distributed.workers.penalty import TAGS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -67,7 +67,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
             },
         )
 
-    worker = "tests.distributed.penalty_worker"
+    worker = "tests.distributed.workers.penalty"
     one = run_ranks(
         1,
         f"{worker}:curves_and_reference",

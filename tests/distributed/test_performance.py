@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from megatron_patches.documents import Documents, attend_within_documents
+from megatron_patches.engine.documents import Documents, attend_within_documents
 from pretrain.config.load import load_config
 from pretrain.config.refusals import check_layout
 from pretrain.errors import UserError
@@ -21,7 +21,7 @@ from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
-WORKER = "tests.distributed.performance_worker"
+WORKER = "tests.distributed.workers.performance"
 LAYOUTS = [(1, False), (2, False), (2, True), (4, True)]  # tensor parallel, sequence parallel
 
 
@@ -202,7 +202,7 @@ def test_a_compiled_run_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> No
         }
         for name in ("straight", "interrupted")
     ]
-    straight, interrupted = run_ranks(1, "tests.distributed.designs_worker:train_all", {"runs": runs})
+    straight, interrupted = run_ranks(1, "tests.distributed.workers.designs:train_all", {"runs": runs})
     for quantity in ("loss", "gradient_norm"):
         assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
 

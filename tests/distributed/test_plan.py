@@ -127,7 +127,7 @@ def of_passes(
     found: dict[int, Any] = {}
     for size in {case[2] for case in cases}:
         own = [overrides(ROUND, *case) for case in cases if case[2] == size]
-        found[size] = iter(run_ranks(size, f"tests.distributed.plan_worker:{target}", {"configs": own}))
+        found[size] = iter(run_ranks(size, f"tests.distributed.workers.plan:{target}", {"configs": own}))
     return [(load_config("demo", overrides(ROUND, *case)), next(found[case[2]])) for case in cases]
 
 
@@ -137,7 +137,7 @@ def audits() -> list[list[dict[str, Any]]]:
         overrides(ODD, design, dtype, size, {"deepspeed.config": f"zero{stage}", **changes})
         for design, stage, dtype, size, changes in ENGINES
     ]
-    return run_ranks(RANKS, "tests.distributed.plan_worker:audits", {"configs": configs})
+    return run_ranks(RANKS, "tests.distributed.workers.plan:audits", {"configs": configs})
 
 
 @pytest.mark.parametrize(

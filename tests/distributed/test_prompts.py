@@ -65,7 +65,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
 
     for ranks, changes in ((2, TWO_RANKS), (1, ONE_RANK)):
-        states = run_ranks(ranks, "tests.distributed.prompts_worker:train_all", {"runs": both(changes)})
+        states = run_ranks(ranks, "tests.distributed.workers.prompts:train_all", {"runs": both(changes)})
         assert states == ["finished"] * 2 * len(changes)
     return runs
 
@@ -74,7 +74,7 @@ def runs(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(runs: Path) -> dict[str, Any]:
     """What one rank says of each prompt, with the model of the checkpoint of the same step."""
     payload = {"paths": {name: str(runs / name) for name in EXACT}, "steps": [2, 4]}
-    answer: dict[str, Any] = run_ranks(1, "tests.distributed.prompts_worker:continue_all", payload)
+    answer: dict[str, Any] = run_ranks(1, "tests.distributed.workers.prompts:continue_all", payload)
     return answer
 
 

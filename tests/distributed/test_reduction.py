@@ -31,7 +31,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         for number, (name, engine) in enumerate(ENGINES.items())
         for overlap in ("true", "false")
     }
-    return run_ranks(4, "tests.distributed.reduction_worker:steps", {"runs": planned})
+    return run_ranks(4, "tests.distributed.workers.reduction:steps", {"runs": planned})
 
 
 @pytest.mark.parametrize("engine", ENGINES)

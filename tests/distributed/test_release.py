@@ -32,7 +32,7 @@ def test_threads_and_files_of_a_process_do_not_grow_with_its_trainings(
         )
         for number in range(TRAININGS)
     ]
-    ranks = run_ranks(2, "tests.distributed.release_worker:held_after_each", {"runs": overrides})
+    ranks = run_ranks(2, "tests.distributed.workers.release:held_after_each", {"runs": overrides})
     assert len(ranks) == 2
     for held in ranks:
         assert len(held) == TRAININGS

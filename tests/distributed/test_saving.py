@@ -16,7 +16,7 @@ from tests.command_line import checkpoint_tensors, deterministic_metrics, equal,
 from tests.ranks import function_on_warm_ranks, run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
-WORKER = "tests.distributed.saving_worker:"
+WORKER = "tests.distributed.workers.saving:"
 STEPS = 6
 LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and steps that take no time
     "model__hidden_size": 512,

@@ -15,7 +15,7 @@ from tests.ranks import ROOT, rank_environment, run_ranks
 from tests.tiny import tiny_overrides
 
 STEPS = 20
-WORKER = "tests.distributed.speed_worker"
+WORKER = "tests.distributed.workers.speed"
 
 
 def overrides(directory: Path, **changes: object) -> list[str]:
@@ -91,7 +91,7 @@ def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> 
         }
         for name in ("straight", "interrupted")
     ]
-    straight, interrupted = run_ranks(1, "tests.distributed.designs_worker:train_all", {"runs": runs})
+    straight, interrupted = run_ranks(1, "tests.distributed.workers.designs:train_all", {"runs": runs})
     for quantity in ("loss", "gradient_norm"):
         assert interrupted[quantity] == straight[quantity] and len(straight[quantity]) == 6
     ours, theirs = (
@@ -104,7 +104,7 @@ def test_a_run_at_stage_0_resumes_exactly(tiny_shards: Path, tmp_path: Path) -> 
 
 def test_the_benchmark_measures_every_contender(tmp_path: Path) -> None:
     report_file, plot = tmp_path / "report.json", tmp_path / "report.png"
-    command = [sys.executable, "benchmarks/step_time.py", "--steps", "2", "--shape", "1x64x1x16"]
+    command = [sys.executable, "-m", "benchmarks.step.measure", "--steps", "2", "--shape", "1x64x1x16"]
     environment = rank_environment() | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [

@@ -30,7 +30,7 @@ UNCHECKED = {  # DeepSpeed itself would make this update
     "precision__grad_accum_dtype": "bf16",
 }
 WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
-WORKER = "tests.distributed.stability_worker:"
+WORKER = "tests.distributed.workers.stability:"
 STEADY = {"schedule__kind": "constant", "schedule__warmup_steps": 1, "telemetry__tensorboard": "false"}
 
 Overrides = Callable[..., list[str]]

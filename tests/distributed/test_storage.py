@@ -16,7 +16,7 @@ from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 STEPS, EVERY = 12, 4
-WORKER = "tests.distributed.storage_worker:"
+WORKER = "tests.distributed.workers.storage:"
 Overrides = Callable[..., list[str]]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pretrain.config.text import parse_overrides
+from pretrain.config.sources import parse_overrides
 from pretrain.config.yaml_values import dump_yaml
 from pretrain.sweep.grid import expand, read_grid
 from tests.command_line import cli, files_under, logged_steps, wait_until
@@ -139,7 +139,7 @@ def beginnings(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     entries = [{"name": name, **values} for name, values in KINDS.items()]
     grid = write_grid(directory, tiny_shards, {"telemetry.tensorboard": False}, list=entries, seeds=[1, 2])
     runs = {run.name: run.overrides() for run in expand(read_grid(grid))}
-    return run_ranks(1, "tests.distributed.sweep_worker:beginnings", {"base": "demo", "runs": runs})
+    return run_ranks(1, "tests.distributed.workers.sweep:beginnings", {"base": "demo", "runs": runs})
 
 
 def test_runs_of_one_seed_see_the_same_samples_in_the_same_order(beginnings: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ def found() -> dict[int, dict[str, Any]]:
             if (ranks > 1 or not case["sequence_parallel"]) and case["groups"] % ranks == 0
         ]
         payload = {"cases": cases, "variants": VARIANTS}
-        answers[ranks] = run_ranks(ranks, "tests.distributed.synthesizer_worker:everything", payload)
+        answers[ranks] = run_ranks(ranks, "tests.distributed.workers.synthesizer:everything", payload)
         answers[ranks]["cases"] = list(zip(cases, answers[ranks]["cases"], strict=True))
     return answers
 
@@ -178,7 +178,7 @@ def resumed(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         )
         for variant, trainable, stage in cases
     ]
-    answers = run_ranks(2, "tests.distributed.resuming_worker:resumed_runs", {"runs": overrides})
+    answers = run_ranks(2, "tests.distributed.workers.resuming:resumed_runs", {"runs": overrides})
     return dict(zip(cases, answers, strict=True))
 
 

@@ -80,7 +80,7 @@ def single(tiny_shards: Path, runs: Path) -> dict[str, Any]:
     marker = overrides("marker", **quiet)
     model = overrides("model", model__hidden_size=256, model__position_embedding="learned")
     payload = {"runs": planned, "damaged marker": marker, "model": model}
-    return run_ranks(1, "tests.distributed.training_worker:runs_and_models", payload)
+    return run_ranks(1, "tests.distributed.workers.training:runs_and_models", payload)
 
 
 def records(run: Path) -> list[dict[str, Any]]:

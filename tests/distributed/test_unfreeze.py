@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.unfreeze_worker import TAGS
+from tests.distributed.workers.unfreeze import TAGS
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -60,7 +60,7 @@ def found(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         )
 
     kept = {"checkpoint__every": 1, "checkpoint__keep_last": STEPS}
-    worker = "tests.distributed.unfreeze_worker"
+    worker = "tests.distributed.workers.unfreeze"
     one = run_ranks(
         1,
         f"{worker}:one_rank",

@@ -11,7 +11,7 @@ from tests.ranks import function_on_warm_ranks, run_ranks
 from tests.tiny import tiny_overrides
 
 SECONDS = 6
-WORKER = "tests.distributed.waiting_worker:"
+WORKER = "tests.distributed.workers.waiting:"
 
 
 def test_a_stopped_rank_is_named_and_all_processes_end(tiny_shards: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_patches.compat import prepare_megatron_core, silence_expected_warnings
+from megatron_patches.engine.compat import prepare_megatron_core, silence_expected_warnings
 
 
 @pytest.fixture(scope="package")

@@ -8,12 +8,12 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 
-from megatron_patches.initialize import initialize_parameters
-from megatron_patches.install import gpt_block_spec
-from megatron_patches.orthonormal import BankRecipe
-from megatron_patches.policy import policy_for
-from megatron_patches.recipes import bank_recipe, score_recipe
-from megatron_patches.rotary import RotaryAngles
+from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.model.initialize import initialize_parameters
+from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.recipe.policy import policy_for
+from megatron_patches.recipe.recipes import bank_recipe, score_recipe
 
 LAYERS, HIDDEN, HEADS, HEAD_DIM, SEQ, VOCAB, SEED, STD = 2, 40, 4, 6, 10, 64, 5, 0.02
 

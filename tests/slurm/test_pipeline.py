@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from data_pipeline.manifest import read_manifest
+from data_pipeline.shards.manifest import read_manifest
 from tests.command_line import cli
 from tests.data_pipeline.helpers import contents
 from tests.slurm.cluster import wait_until

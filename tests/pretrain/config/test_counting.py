@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megatron_patches.policy import VARIANTS
+from megatron_patches.recipe.policy import VARIANTS
 from pretrain.config.counting import (
     AttentionCount,
     ModelShape,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from megatron_patches.errors import MethodError
-from megatron_patches.policy import policy_for
-from megatron_patches.recipes import score_recipe
-from megatron_patches.score_recipe import ScoreRecipe
+from megatron_patches.recipe.policy import policy_for
+from megatron_patches.recipe.recipes import score_recipe
+from megatron_patches.recipe.score_recipe import ScoreRecipe
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.counting import (

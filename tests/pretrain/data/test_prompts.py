@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.tokenizer import open_tokenizer
+from data_pipeline.tokenizer.tokenizer import open_tokenizer
 from pretrain.config.load import load_config
 from pretrain.data.inputs import check_inputs, read_blend
 from pretrain.data.prompts import read_prompts

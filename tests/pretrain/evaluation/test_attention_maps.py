@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.evaluation import attention_maps
-from pretrain.evaluation.attention_maps import (
+from pretrain.evaluation.heads import attention_maps
+from pretrain.evaluation.heads.attention_maps import (
     AttentionMaps,
     caption,
     lowest_seeds,
     maps_figure,
     numbers_file,
 )
-from pretrain.evaluation.report import Report, write_report
+from pretrain.study.report import Report, write_report
 
 
 def uniform(group: str, seed: int = 1, heads: int = 3, positions: int = 8) -> AttentionMaps:

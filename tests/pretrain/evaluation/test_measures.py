@@ -9,24 +9,29 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.evaluation.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
-from pretrain.evaluation.approximation_report import approximation_report
-from pretrain.evaluation.attention_maps import AttentionMaps, chosen_layer
-from pretrain.evaluation.diversity import LayerDiversity, RunDiversity, WeightDiversity, weight_diversity
-from pretrain.evaluation.diversity_report import Limits, diversity_report
-from pretrain.evaluation.groups import group_names
-from pretrain.evaluation.length import LengthLoss, RunLengths, cut
-from pretrain.evaluation.length_report import length_report
-from pretrain.evaluation.measures import (
+from pretrain.evaluation.heads.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
+from pretrain.evaluation.heads.approximation_report import approximation_report
+from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer
+from pretrain.evaluation.heads.diversity import (
+    LayerDiversity,
+    RunDiversity,
+    WeightDiversity,
+    weight_diversity,
+)
+from pretrain.evaluation.heads.diversity_report import Limits, diversity_report
+from pretrain.evaluation.heads.groups import group_names
+from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut
+from pretrain.evaluation.heads.length_report import length_report
+from pretrain.evaluation.heads.measures import (
     entropy,
     flat_cosines,
     pairwise_divergence,
     principal_angles,
     row_cosines,
 )
-from pretrain.evaluation.report import seeds_text
 from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
+from pretrain.study.report import seeds_text
 
 
 def test_principal_angles_of_known_planes() -> None:

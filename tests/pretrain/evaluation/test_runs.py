@@ -55,14 +55,14 @@ def answers(tiny_shards: Path, runs: Path) -> dict[str, Any]:
         return [tiny_overrides(tiny_shards, runs, name, **QUIET, **more) for name, more in changes.items()]
 
     payload = {"runs": all_of(FOUR_RANKS)}
-    assert run_ranks(4, "tests.distributed.evaluation_worker:train_all", payload) == ["finished"] * 4
+    assert run_ranks(4, "tests.distributed.workers.evaluation:train_all", payload) == ["finished"] * 4
     payload = {
         "runs": all_of({**ONE_RANK, **BF16}),
         "load": [str(runs / name) for name in (*ONE_RANK, *BF16, *FOUR_RANKS)],
         "models": [tiny_overrides(tiny_shards, runs, "model", **more) for more in MODELS],
         "spoilt": str(runs / "spoilt"),
     }
-    return run_ranks(1, "tests.distributed.evaluation_worker:evaluate_all", payload)
+    return run_ranks(1, "tests.distributed.workers.evaluation:evaluate_all", payload)
 
 
 def test_every_layout_loads_on_one_process_with_the_loss_the_run_logged(answers: dict[str, Any]) -> None:

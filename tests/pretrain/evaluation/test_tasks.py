@@ -17,10 +17,10 @@ import yaml
 from scipy import stats
 
 from pretrain.compare.significance import holm
-from pretrain.evaluation.harness import load_tasks, require_harness
-from pretrain.evaluation.subjects import fingerprint
-from pretrain.evaluation.task_statistics import mcnemar
-from pretrain.evaluation.tasks_verb import tasks
+from pretrain.evaluation.tasks.harness import load_tasks, require_harness
+from pretrain.evaluation.tasks.models import fingerprint
+from pretrain.evaluation.tasks.statistics import mcnemar
+from pretrain.evaluation.tasks.verb import tasks
 from tests.pretrain.evaluation.tiny_models import WORDS, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.command_line import assert_refused, cli
-from tests.data_pipeline.hub_server import serve
+from tests.data_pipeline.sources.hub_server import serve
 from tests.pretrain.evaluation.tiny_models import write_model
 
 pytest.importorskip("lm_eval")

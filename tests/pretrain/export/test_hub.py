@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from tests.data_pipeline.hub_server import listening
+from tests.data_pipeline.sources.hub_server import listening
 from tests.ranks import ROOT, rank_environment
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

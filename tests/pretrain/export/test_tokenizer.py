@@ -13,8 +13,8 @@ import pytest
 import sentencepiece
 
 from data_pipeline.errors import DataError
-from data_pipeline.manifest import Manifest, read_manifest
-from data_pipeline.tokenizer import identify
+from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.tokenizer.tokenizer import identify
 from pretrain.errors import UserError
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from tests.conftest import data_pipeline

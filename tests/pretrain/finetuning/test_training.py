@@ -19,11 +19,10 @@ import sacrebleu
 import torch
 
 from pretrain.errors import UserError
-from pretrain.evaluation.glue import run_glue
-from pretrain.evaluation.translation import Texts, run_translation
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
 from pretrain.finetuning.encoding import Collate, encode_examples, shorten
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
+from pretrain.finetuning.glue import run_glue
 from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, load_tokenizer
 from pretrain.finetuning.packages import require_packages
 from pretrain.finetuning.plan import Plan
@@ -31,6 +30,7 @@ from pretrain.finetuning.pretrained import Pretrained, open_pretrained
 from pretrain.finetuning.settings import Settings
 from pretrain.finetuning.training import Examples, begin, fine_tune
 from pretrain.finetuning.translating import Prompt, translate
+from pretrain.finetuning.translation import Texts, run_translation
 from pretrain.finetuning.translation_data import Pair
 from pretrain.finetuning.trials import TrialFiles
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import UserError
+from pretrain.job.job_kinds import Training, errors_in
 from pretrain.job.segments import REQUEUE, STOP, Decision, Ending, Segments, SlurmJob
-from pretrain.job.work import Training, errors_in
 from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 
 FIRST = SlurmJob("7", 0, "n[1-2]")

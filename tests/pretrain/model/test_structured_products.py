@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_patches.monarch import Factors, project
-from megatron_patches.monarch_kernel import TILES, Tile
-from megatron_patches.orthonormal import BankRecipe, factors_of_heads
+from megatron_patches.bank.monarch import Factors, project
+from megatron_patches.bank.monarch_kernel import TILES, Tile
+from megatron_patches.bank.orthonormal import BankRecipe, factors_of_heads
 from pretrain.model import structured_products
 from pretrain.model.structured_products import PRODUCTS, fastest, way_of
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline import lease
-from data_pipeline.lease import EXPIRES_AFTER, Holder
+from data_pipeline.io import lease
+from data_pipeline.io.lease import EXPIRES_AFTER, Holder
 from pretrain.errors import UserError
 from pretrain.runs.lock import RunLock
 from tests.ranks import ROOT

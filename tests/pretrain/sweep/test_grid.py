@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.tokenize_verbs import which_task
+from data_pipeline.tokenizing.verbs import which_task
 from pretrain.config.load import load_config
-from pretrain.config.text import override_text, parse_overrides
+from pretrain.config.sources import override_text, parse_overrides
 from pretrain.config.yaml_values import dump_yaml
 from pretrain.errors import UserError
 from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron_patches.policy import VARIANTS
+from megatron_patches.recipe.policy import VARIANTS
 from pretrain.config.load import load_config
 from pretrain.telemetry.hparams import FIRST, _text, hparams
 

@@ -1,0 +1,248 @@
+"""What one card reaches: products, attention and memory traffic, measured here; for gpu_check.py.
+
+    python -m benchmarks.gpu.card --json rates.json --card card.json
+
+The second file is a card as `pretrain plan --gpu FILE` reads it. What one GPU cannot tell (collectives, GPUs
+of a node) is taken from the known card of nearest name, and `notes` in the first file says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pretrain.config.counting import peak_flops
+from pretrain.plan.devices import GPUS, Gpu
+from pretrain.plan.roofline import FLASH_BACKWARD
+from pretrain.ranks.gpu_settings import use_arithmetic
+
+TERA = 1e12
+HEADS, HEAD_DIM = 16, 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--card", type=Path, help="write the card too; only on a GPU")
+    arguments = parser.parse_args()
+    use_arithmetic(deterministic=False, reduced_precision_reduction=False)
+    found: dict[str, Any] = {"facts": facts(), "rates": {}, "failed": {}}
+    for name, measure in MEASUREMENTS.items():
+        try:
+            found["rates"][name] = measure()
+        except Exception as error:  # the other rates are still worth having
+            found["failed"][name] = f"{type(error).__name__}: {error}"
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(name, found["rates"].get(name, found["failed"].get(name)), flush=True)
+    if arguments.card and torch.cuda.is_available():
+        card, notes = card_of(found["rates"], found["facts"])
+        arguments.card.write_text(json.dumps(card.model_dump(), indent=1) + "\n")
+        found["card"], found["notes"] = card.model_dump(), notes
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def facts() -> dict[str, Any]:
+    """What the card and its software call themselves."""
+    if not torch.cuda.is_available():
+        return {"name": "CPU", "torch": torch.__version__, "threads": torch.get_num_threads()}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "capability": f"{properties.major}.{properties.minor}",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "fp32 products": torch.get_float32_matmul_precision(),
+        **_asked_of_the_driver(),
+    }
+
+
+def _asked_of_the_driver() -> dict[str, str]:
+    fields = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "mig.mode.current")
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    values = [value.strip() for value in done.stdout.partition("\n")[0].split(",")]
+    return dict(zip(fields, values, strict=True)) if len(values) == len(fields) else {}
+
+
+def products() -> float:
+    """TFLOP/s over the bf16 products of one layer of `large` and its logits, forward."""
+    tokens, d, vocabulary = _sizes()
+    pairs = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d), (d, vocabulary)]
+    return _rate([_product(tokens, inner, outer, torch.bfloat16) for inner, outer in pairs])
+
+
+def weight_gradients() -> float:
+    """TFLOP/s of the products that make the gradients of those weights."""
+    tokens, d, vocabulary = _sizes()
+    pairs = [(3 * d, d), (d, d), (4 * d, d), (d, 4 * d), (vocabulary, d)]
+    return _rate([_weight_gradient(tokens, rows, columns) for rows, columns in pairs])
+
+
+def square_product() -> float:
+    """TFLOP/s of one large bf16 product: the most that this card does."""
+    size = 8192 if torch.cuda.is_available() else 256
+    return _rate([_product(size, size, size, torch.bfloat16)])
+
+
+def fp32_products() -> float:
+    """TFLOP/s of fp32 products, no TF32."""
+    tokens, d, _ = _sizes()
+    return _rate([_product(tokens, d, 4 * d, torch.float32)])
+
+
+def attention() -> dict[str, float]:
+    """TFLOP/s of causal flash attention, forward and backward, by length; the causal half is counted."""
+    on_gpu = torch.cuda.is_available()
+    lengths, tokens = ((512, 2048, 8192), 16384) if on_gpu else ((64, 128), 256)
+    return {str(length): _attention(length, tokens // length) for length in lengths}
+
+
+def elementwise() -> float:
+    """TB/s of an addition that reads two tensors and writes one, in bf16."""
+    one, other, sums = (_random(2**28 if torch.cuda.is_available() else 2**20) for _ in range(3))
+    return 3 * one.numel() * one.element_size() / _seconds(lambda: torch.add(one, other, out=sums)) / TERA
+
+
+def copy() -> float:
+    """TB/s of a copy, bytes read and written."""
+    one, other = (_random(2**28 if torch.cuda.is_available() else 2**20) for _ in range(2))
+    return 2 * one.numel() * one.element_size() / _seconds(lambda: other.copy_(one)) / TERA
+
+
+def host_copy() -> float:
+    """TB/s of a copy from pinned memory to the GPU."""
+    on_gpu = torch.cuda.is_available()
+    size = 2**28 if on_gpu else 2**20
+    host = torch.ones(size, dtype=torch.uint8, pin_memory=on_gpu)
+    there = torch.empty_like(host, device=_device())
+    return size / _seconds(lambda: there.copy_(host, non_blocking=True)) / TERA
+
+
+MEASUREMENTS: dict[str, Callable[[], Any]] = {
+    "gemm_tflops": products,
+    "weight_gradient_tflops": weight_gradients,
+    "square_gemm_tflops": square_product,
+    "bandwidth_tb_s": elementwise,
+    "copy_tb_s": copy,
+    "attention_tflops_by_length": attention,
+    "fp32_tflops": fp32_products,
+    "host_to_device_tb_s": host_copy,
+}
+
+
+def card_of(rates: dict[str, Any], facts: dict[str, Any]) -> tuple[Gpu, list[str]]:
+    """The card for `pretrain plan`, and what of it was not measured."""
+    name = facts["name"]
+    near = next((card for key, card in GPUS.items() if key.split("-")[0] in name.lower()), GPUS["h100-80gb"])
+    peak = peak_flops(name)
+    values = near.model_dump() | {
+        "name": name.lower().replace(" ", "-")[:60],
+        "memory_gb": facts["memory_bytes"] / 1e9,
+        "peak_tflops": near.peak_tflops if peak is None else peak / TERA,
+    }
+    measured = ("gemm_tflops", "weight_gradient_tflops", "fp32_tflops", "bandwidth_tb_s")
+    values |= {key: float(f"{rates[key]:.4g}") for key in measured if key in rates}
+    notes = [f"{key} is that of {near.name}: not measured" for key in measured if key not in rates]
+    notes.append(f"node_gb_s, network_gb_s and gpus_per_node are those of {near.name}: one GPU cannot tell")
+    if "attention_tflops_by_length" in rates:
+        by_length = {int(length): rate for length, rate in rates["attention_tflops_by_length"].items()}
+        most, half = attention_curve(by_length)
+        values |= {"attention_tflops": float(f"{most:.4g}"), "attention_half_length": float(f"{half:.4g}")}
+    try:
+        values["watts"] = float(facts["power.limit"])
+    except (KeyError, ValueError):
+        notes.append(f"watts is that of {near.name}: the driver does not say")
+    return Gpu.model_validate(values), notes
+
+
+def attention_curve(rates: dict[int, float]) -> tuple[float, float]:
+    """(most, half length) of `most * length / (length + half)` through the shortest and the longest."""
+    short, long = min(rates), max(rates)
+    slope = (1 / rates[short] - 1 / rates[long]) / (1 / short - 1 / long)
+    most = 1 / max(1 / rates[long] - slope / long, 1e-9)
+    return most, max(0.0, slope * most)
+
+
+Work = tuple[Callable[[], object], float]
+"""What is timed, and its FLOPs."""
+
+
+def _product(tokens: int, inner: int, outer: int, dtype: torch.dtype) -> Work:
+    x, weight = _random(tokens, inner, dtype=dtype), _random(outer, inner, dtype=dtype)
+    return lambda: torch.nn.functional.linear(x, weight), 2.0 * tokens * inner * outer
+
+
+def _weight_gradient(tokens: int, rows: int, columns: int) -> Work:
+    gradient, x = _random(tokens, rows), _random(tokens, columns)
+    return lambda: gradient.t().matmul(x), 2.0 * tokens * rows * columns
+
+
+def _attention(length: int, batch: int) -> float:
+    heads = [_random(batch, HEADS, length, HEAD_DIM).requires_grad_() for _ in range(3)]
+    gradient = _random(batch, HEADS, length, HEAD_DIM)
+
+    def both_ways() -> None:
+        scaled_dot_product_attention(*heads, is_causal=True).backward(gradient)
+
+    forward = 2 * 2.0 * batch * HEADS * length * length * HEAD_DIM / 2
+    return _rate([(both_ways, forward * (1 + FLASH_BACKWARD))])
+
+
+def _rate(work: Sequence[Work]) -> float:
+    return sum(flops for _, flops in work) / sum(_seconds(run) for run, _ in work) / TERA
+
+
+def _seconds(work: Callable[[], object], rounds: int = 10) -> float:
+    """Median of `rounds` after three that do not count; on a GPU by its own clock."""
+    times = []
+    for number in range(rounds + 3):
+        if torch.cuda.is_available():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            seconds = begin.elapsed_time(end) / 1e3
+        else:
+            started = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - started
+        if number >= 3:
+            times.append(seconds)
+    return statistics.median(times)
+
+
+def _random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*sizes, device=_device(), dtype=dtype)
+
+
+def _sizes() -> tuple[int, int, int]:
+    """Tokens of a micro batch, hidden size and vocabulary: those of `large`, or small ones for the CPU."""
+    return (25 * 512, 1024, 32000) if torch.cuda.is_available() else (64, 64, 512)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()

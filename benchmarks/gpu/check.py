@@ -1,0 +1,307 @@
+"""Everything that a GPU must show before its numbers count, in at most eight minutes on one GPU, offline.
+
+    make gpu-wheels                                              # where there is a network: other packages
+    make gpu-check                                               # on the GPU machine
+    python -m benchmarks.gpu.check                               # the same, in an environment that is there
+
+First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled layers,
+documents, the profile. Then what it costs: the card's own rates, steps of `large` and `base` beside plain
+PyTorch, each switch alone. Every stage has processes and a time of its own; what fails or finds no time is
+in the report, with its traceback, and the others go on. Without a GPU the same stages run in small sizes.
+
+    OUT/gpu-check.json  everything measured      OUT/card.json  for `pretrain plan --gpu OUT/card.json`
+    OUT/README.md       the page, of a GPU only
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import trainings as gpu_trainings
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.stage import ROOT, Found, Memo, Room, StageError
+
+SECONDS = 480.0
+PATIENCE_ON_CPU = 6
+"""Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
+LEAST = 20.0
+"""Seconds without which a stage is not begun."""
+TO_START = 25.0
+"""Seconds for a process to import everything and, at its end, to write what it found."""
+SWITCHES = (
+    "performance.compile=none",
+    "performance.recompute=full",
+    "performance.cross_entropy=chunked",
+    "performance.cross_entropy=megatron",
+    "deepspeed.config=zero2",
+    "performance.recompute=attention",
+    "performance.reduced_precision_reduction=true",
+    "model.position_embedding=learned model.dropout=0.1",
+    "deepspeed.config=zero3",
+    "precision.grad_accum_dtype=bf16",
+)
+"""Each against its default on one GPU, the most telling first. On one GPU nothing is reduced over ranks
+(performance.overlap_reduction), and document_attention is a stage of its own. Learned positions with dropout
+are how `large` is configured; the plain peer has neither."""
+SMALL_SHAPE = "1x64x1x16x256"
+SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
+SMALL_SWITCHES = ("performance.recompute=full", "deepspeed.config=zero1")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A name, what it does, and the seconds after which it must be over."""
+
+    name: str
+    work: Callable[[Room], Found]
+    seconds: float
+
+
+def card(room: Room) -> Found:
+    """The rates of this card."""
+    file, described = room.work / "card-rates.json", room.work / "card.json"
+    room.run(
+        "card", [sys.executable, "-m", "benchmarks.gpu.card", "--json", str(file), "--card", str(described)]
+    )
+    found = json.loads(file.read_text())
+    return Found(found, {"every rate was measured": not found["failed"]})
+
+
+def compile_layers(room: Room) -> Found:
+    """Every kind of attention compiled: no break, and the numbers of eager layers."""
+    file = room.work / "compile.json"
+    words = ["--seconds", f"{room.seconds_left - TO_START:.0f}", "--json", str(file)]
+    words += ["--variants", "orthogonal"] if room.small else []
+    found = _measured(room, "compile", [sys.executable, "-m", "benchmarks.gpu.compile", *words], file)
+    near = 0.02 if room.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
+    checks = {
+        name: entry["breaks"] == 0
+        and entry["graphs"] > 0
+        and bool(entry["finite"])
+        and entry.get("loss", 0.0) <= near
+        and entry.get("gradients", 0.0) <= 10 * near
+        for name, entry in found["variants"].items()
+    }
+    return Found(found, checks | dict.fromkeys(found["failed"], False))
+
+
+def structured(room: Room) -> Found:
+    """The kernel of structured banks beside two products and the dense one, forward and backward."""
+    file = room.work / "structured.json"
+    words = ["--seconds", f"{max(1.0, room.seconds_left - TO_START):.0f}", "--json", str(file)]
+    found = _measured(room, "structured", [sys.executable, "-m", "benchmarks.gpu.structured", *words], file)
+    checks = {
+        # By norm. Angles of bf16 are rounded too.
+        f"{size}, {name}, {way}": apart
+        <= (2.0 ** (-7 if name == "rotated" else -8) if "bf" in size else 1e-6)
+        for size, passes in found["sizes"].items()
+        for name in ("forward", "backward", "rotated")
+        for way, apart in passes.get(name, {}).get("apart", {}).items()
+    }
+    return Found(found, checks | dict.fromkeys(found["failed"], False))
+
+
+def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[Room], Found]:
+    """Steps of one shape; `more` are further arguments of gpu_steps.py."""
+
+    def work(room: Room) -> Found:
+        file = room.work / f"{name}.json"
+        seconds = f"{max(1.0, room.seconds_left - TO_START):.0f}"
+        words = ["--shape", SMALL_SHAPE if room.small else shape, "--seconds", seconds, "--json", str(file)]
+        further = (
+            ["--look-inside", "--contenders", *SMALL_CONTENDERS, "--settings", *SMALL_SWITCHES]
+            if room.small
+            else more
+        )
+        command = [sys.executable, "-m", "benchmarks.gpu.steps", *words, *further]
+        found = _measured(room, name, command, file)
+        return Found(found, {"nothing failed": not found["failed"]})
+
+    return work
+
+
+def _measured(room: Room, name: str, command: Sequence[str], file: Path) -> Any:
+    """What the command wrote, also if it was then killed or failed: the report says so beside it."""
+    failure = None
+    try:
+        room.run(name, command)
+    except StageError as error:
+        failure = str(error)
+        if not file.exists():
+            raise
+    found = json.loads(file.read_text())
+    if failure is not None:
+        found["failed"]["the process itself"] = failure
+    return found
+
+
+WAVES: tuple[tuple[Stage, ...], ...] = (
+    (Stage("shards", gpu_trainings.shards, 60), Stage("card", card, 60)),
+    (
+        Stage("parity", gpu_trainings.parity, 110),
+        Stage("demo", gpu_trainings.demo, 110),
+        Stage("resume_compiled", gpu_trainings.resume_compiled, 110),
+        Stage("compile", compile_layers, 110),
+        Stage("resume_eager", gpu_trainings.resume_eager, 110),
+        Stage("documents", gpu_trainings.documents, 110),
+        Stage("profile", gpu_trainings.profile, 110),
+    ),
+    (Stage("structured", structured, 60),),
+    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", ["--look-inside"]), 110),),
+    (Stage("large_512", steps("large_512", "24x1024x25x512x32000", ["--settings", *SWITCHES]), 170),),
+    (Stage("base_512", steps("base_512", "12x768x20x512x32000", []), 60),),
+    (Stage("large_1024", steps("large_1024", "24x1024x12x1024x32000", []), 60),),
+)
+"""Stages of a wave run at the same time: those that measure time are alone in theirs, but for the shards,
+which only the CPU makes."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    on_gpu, gpu = gpu_of_torch()
+    small = not on_gpu
+    out: Path = arguments.out or ROOT / ("docs/results/gpu" if on_gpu else "build/gpu-check")
+    out.mkdir(parents=True, exist_ok=True)
+    patience = PATIENCE_ON_CPU if small else 1
+    seconds = patience * SECONDS if arguments.seconds is None else arguments.seconds
+    memo = Memo(out / "gpu-check.json")
+    memo.values |= {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpu": gpu,
+        "small": small,
+    }
+    memo.values |= {
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "seconds_allowed": seconds,
+    }
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
+        room = Room(
+            work=Path(work),
+            shards=Path(work) / "shards" if arguments.shards is None else arguments.shards.absolute(),
+            until=started + seconds,
+            on_gpu=on_gpu,
+            small=small,
+            at_once=max(1, min(8, (os.cpu_count() or 1) // 2)),
+            environment=environment(),
+        )
+        run_waves(room, memo, arguments.stages, ["shards"] if arguments.shards else [])
+        if (room.work / "card.json").exists():
+            shutil.copy(room.work / "card.json", out / "card.json")
+    memo.values["seconds"] = time.monotonic() - started
+    memo.write()
+    if on_gpu:
+        write_page(memo.values, out / "README.md")
+    bad = [name for name, stage in memo.values["stages"].items() if stage["state"] != "ok"]
+    print(f"{memo.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}", flush=True)
+    sys.exit(1 if bad else 0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [stage.name for wave in WAVES for stage in wave]
+    parser.add_argument(
+        "--out", type=Path, help="a directory; docs/results/gpu, without a GPU build/gpu-check"
+    )
+    parser.add_argument(
+        "--seconds", type=float, help=f"for all stages together; default: {SECONDS:.0f} on a GPU"
+    )
+    parser.add_argument("--stages", nargs="+", choices=names, default=names)
+    parser.add_argument("--shards", type=Path, help="tokenized already; else they are made")
+    return parser.parse_args()
+
+
+def run_waves(room: Room, memo: Memo, wanted: Sequence[str], made: Sequence[str]) -> None:
+    """All stages; the waves one after another."""
+    for wave in WAVES:
+        chosen = [stage for stage in wave if stage.name in wanted and stage.name not in made]
+        if not chosen:
+            continue
+        if room.small:  # a CPU has not the cores of a GPU machine
+            for stage in chosen:
+                run_stage(stage, room, memo)
+            continue
+        shared = room
+        if len(chosen) > 1:  # else every process of theirs would take all cores
+            shared = replace(room, environment={"OMP_NUM_THREADS": "2", **room.environment})
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            list(pool.map(run_stage, chosen, [shared] * len(chosen), [memo] * len(chosen)))
+
+
+def run_stage(stage: Stage, room: Room, memo: Memo) -> None:
+    """One stage, to its report; raises nothing."""
+    if room.seconds_left < LEAST:
+        memo.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})
+        return
+    started = time.monotonic()
+    patience = PATIENCE_ON_CPU if room.small else 1
+    entry: dict[str, Any]
+    try:
+        found = stage.work(replace(room, until=min(room.until, started + patience * stage.seconds)))
+        state = "ok" if all(found.checks.values()) else "failed"
+        entry = {"state": state, "checks": found.checks, "found": found.values}
+    except StageError as error:
+        entry = {"state": "failed", "error": str(error)}
+    except Exception:
+        entry = {"state": "failed", "error": traceback.format_exc()}
+    memo.put(stage.name, entry | {"seconds": time.monotonic() - started})
+    print(f"{stage.name}: {entry['state']} ({time.monotonic() - started:.0f} s)", flush=True)
+    for name, holds in entry.get("checks", {}).items():
+        if not holds:
+            print(f"  not so: {name}", flush=True)
+    if "error" in entry:
+        print("  " + entry["error"].replace("\n", "\n  "), flush=True)
+
+
+def environment() -> dict[str, str]:
+    """That of every process: no launcher's variables, and few workers where many processes compile."""
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
+    }
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        inherited.pop(name, None)
+    paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+    inherited.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+def gpu_of_torch() -> tuple[bool, str]:
+    """Whether torch has a GPU, and its name; asked in a process of its own, so that this one holds none."""
+    question = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        sys.exit(f"error: torch cannot be imported by {sys.executable}:\n{done.stderr}")
+    name = done.stdout.strip()
+    return bool(name), name or "none"
+
+
+def commit() -> str:
+    """Of the checkout, or "unknown" where there is no git."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=20
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What a stage of gpu_check.py works with: a folder, an end, commands, and what it found.
+
+Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or hangs,
+takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TAIL = 60
+
+
+class StageError(Exception):
+    """A stage's command failed or ran out of time; says which, with the end of its log."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a stage measured, and whether what must hold does."""
+
+    values: dict[str, Any]
+    checks: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where a stage works, and until when.
+
+    Attributes:
+        until: of `time.monotonic`.
+        on_gpu: whether the processes will find a GPU.
+        small: sizes for a CPU.
+    """
+
+    work: Path
+    shards: Path
+    until: float
+    on_gpu: bool
+    small: bool
+    at_once: int
+    environment: Mapping[str, str]
+
+    @property
+    def runs(self) -> Path:
+        return self.work / "runs"
+
+    @property
+    def precision(self) -> list[str]:
+        """bf16 where there are kernels for it."""
+        return [f"precision.dtype={'bf16' if self.on_gpu else 'fp32'}"]
+
+    @property
+    def seconds_left(self) -> float:
+        return self.until - time.monotonic()
+
+    def require_time(self) -> None:
+        """Raises StageError when the stage's time is over."""
+        if self.seconds_left <= 0:
+            raise StageError("the time of this stage was over")
+
+    def run(self, name: str, command: Sequence[str]) -> None:
+        """Run a command to its end.
+
+        Raises:
+            StageError: it failed, or the stage's time was over first.
+        """
+        with self.started(name, command) as process:
+            try:
+                code = process.wait(max(0.1, self.seconds_left))
+            except subprocess.TimeoutExpired:
+                raise StageError(f"{name}: the time of this stage was over:\n{self.tail(name)}") from None
+        if code:
+            raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
+
+    @contextmanager
+    def started(self, name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """A command that is running; whatever of it is left at the end is killed."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        with self._log(name).open("wb") as log:
+            process = subprocess.Popen(
+                list(command),
+                cwd=ROOT,
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                yield process
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def tail(self, name: str) -> str:
+        """The end of a command's log."""
+        lines = self._log(name).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL:])
+
+    def _log(self, name: str) -> Path:
+        return self.work / f"{name}.log"
+
+
+class Memo:
+    """The one report of all stages, written after each; stages that run together share it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self.values: dict[str, Any] = {"stages": {}}
+
+    def put(self, stage: str, entry: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.values["stages"][stage] = dict(entry)
+            self.write()
+
+    def write(self) -> None:
+        beside = self._file.with_suffix(".tmp")
+        beside.write_text(json.dumps(self.values, indent=1) + "\n")
+        beside.replace(self._file)

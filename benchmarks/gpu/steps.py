@@ -1,0 +1,242 @@
+"""Training steps of one shape on this device, beside plain PyTorch, and each switch alone; for gpu_check.py.
+
+    python -m benchmarks.gpu.steps --shape 24x1024x25x512x32000 --seconds 100 --json steps.json
+
+First our engines and the plain peers are built, and the peak memory of each is taken while it warms up. They
+take turns. Then one switch at a time: an engine with it is built beside the ordinary one, the two take turns,
+and it is let go. What cannot be built is recorded with its traceback, and the rest goes on; the file is
+written after everything, so that it holds what there is when time is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from megatron_patches.engine.compat import silence_expected_warnings
+
+silence_expected_warnings()
+
+import torch  # noqa: E402
+
+from benchmarks.step.contenders import (  # noqa: E402
+    AGAIN,
+    COMPILED,
+    Contender,
+    Layout,
+    Shape,
+    benchmark_config,
+    build_contender,
+    contender_name,
+)
+from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
+from benchmarks.step.turns import WARM_UP_ROUNDS, batches, ratio, take_turns, waiting  # noqa: E402
+from pretrain.config.counting import (  # noqa: E402
+    count_attention,
+    executed_flops_per_token,
+    model_flops_per_token,
+    peak_flops,
+)
+from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
+from pretrain.ranks.groups import initialize_distributed, shutdown_distributed  # noqa: E402
+
+OURS = "orthogonal"
+SWITCHED = "vanilla"
+"""What the switches are tried on: it is built in half of the time."""
+CONTENDERS = (OURS, COMPILED, "vanilla", f"{OURS}{AGAIN}", "plain")
+"""The most telling first."""
+ROUNDS = 20
+ROUNDS_OF_A_SWITCH = 10
+BUILDING = 0.6
+"""Share of the time in which contenders are built: those that are there by then must still take turns."""
+PART_ROUNDS = 5
+PROFILED_STEPS = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", type=Shape.parse, required=True)
+    parser.add_argument("--seconds", type=float, required=True, help="after which nothing new begins")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
+    parser.add_argument("--settings", nargs="*", default=[], help="each switch, as overrides")
+    parser.add_argument("--look-inside", action="store_true", help="time by part and by kernel class too")
+    arguments = parser.parse_args()
+    Session(arguments.shape, arguments.seconds, arguments.json).run(
+        arguments.contenders, arguments.settings, arguments.look_inside
+    )
+
+
+class Session:
+    """Everything that is measured of one shape, in one process."""
+
+    def __init__(self, shape: Shape, seconds: float, file: Path) -> None:
+        self.shape = shape
+        self._until = time.monotonic() + seconds
+        self._file = file
+        self._context = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=600)
+        self._layout = Layout(tensor_parallel=1, data_parallel=1)
+        self._batch = batches(shape, self._context)
+        self._wait = waiting(self._context)
+        self._alive: dict[str, Contender] = {}
+        self._step_seconds: dict[str, float] = {}
+        self.found: dict[str, Any] = {
+            "shape": str(shape),
+            "device": self._device_name(),
+            "dtype": "bf16" if self._on_gpu else "fp32",
+            "contenders": {},
+            "switches": {},
+            "failed": {},
+            "left_out": [],
+        }
+
+    def run(self, contenders: list[str], settings: list[str], look_inside: bool) -> None:
+        whole = self._until
+        self._until -= (1 - BUILDING) * (whole - time.monotonic())
+        for kind in contenders:
+            self._attempt(kind, self._build, kind, "")
+        self._until = whole
+        if self._alive:
+            self._attempt("turns", self._compare)
+        for words in settings:
+            self._attempt(words, self._switch, words)
+        if look_inside:
+            for kind in (OURS, COMPILED):
+                if kind in self._alive:
+                    self._attempt(f"inside {kind}", self._look_inside, kind)
+        self._save()
+        for contender in self._alive.values():
+            contender.close()
+        shutdown_distributed(self._context)
+
+    def _attempt(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
+        """One measurement: what fails is recorded, what no time is left for is named."""
+        if time.monotonic() > self._until:
+            self.found["left_out"].append(name)
+        else:
+            try:
+                work(*arguments)
+            except Exception:
+                self.found["failed"][name] = traceback.format_exc(limit=-12)
+                print(f"{name} failed", flush=True)
+        self._clean()
+        self._save()
+
+    def _build(self, kind: str, settings: str) -> None:
+        """Build a contender, and take its memory and its first steps."""
+        before = torch.cuda.memory_allocated() if self._on_gpu else 0
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        contender = build_contender(kind, settings, self.shape, self._layout, self._context)
+        built = time.perf_counter()
+        loss, one_step = torch.zeros(()), 0.0
+        for _ in range(WARM_UP_ROUNDS):
+            begun = time.perf_counter()
+            loss = contender.forward(self._batch())
+            contender.backward(loss)
+            contender.update()
+            self._wait()
+            one_step = time.perf_counter() - begun
+        peak = torch.cuda.max_memory_allocated() - before if self._on_gpu else None
+        if not torch.isfinite(loss):
+            raise RuntimeError(f"the loss of {kind} {settings} is {loss.item()}")
+        name = contender_name(kind, settings)
+        self._alive[name] = contender
+        self._step_seconds[name] = one_step
+        self.found["contenders"][name] = {
+            "settings": settings,
+            "peak_bytes": peak,
+            "zero_stage": contender.zero_stage,
+            "seconds_to_build": built - started,
+            "seconds_to_warm_up": time.perf_counter() - built,
+            "loss_after_warm_up": loss.item(),
+        }
+        print(name, self.found["contenders"][name], flush=True)
+
+    def _compare(self) -> None:
+        rounds = self._rounds(self._alive, ROUNDS)
+        times = take_turns(self._alive, self._batch, rounds, time.perf_counter, self._wait)
+        for name, seconds in times.items():
+            self.found["contenders"][name] |= self._rates(name, "", statistics.median(seconds)) | {
+                "step_seconds": statistics.median(seconds),
+                "step_time_over": {
+                    base: ratio(seconds, times[base])
+                    for base in (OURS, COMPILED, "plain")
+                    if base in times and base != name
+                },
+            }
+
+    def _switch(self, settings: str) -> None:
+        """One setting against its default, both engines of the same variant."""
+        name = contender_name(SWITCHED, settings)
+        try:
+            self._build(SWITCHED, settings)
+            pair = {one: self._alive[one] for one in (SWITCHED, name)}
+            rounds = self._rounds(pair, ROUNDS_OF_A_SWITCH)
+            times = take_turns(pair, self._batch, rounds, time.perf_counter, self._wait)
+            seconds = statistics.median(times[name])
+            self.found["switches"][settings] = self.found["contenders"].pop(name) | {
+                "step_seconds": seconds,
+                "step_time_over_default": ratio(times[name], times[SWITCHED]),
+                **self._rates(SWITCHED, settings, seconds),
+            }
+        finally:
+            self.found["contenders"].pop(name, None)
+            if name in self._alive:
+                self._alive.pop(name).close()
+
+    def _look_inside(self, kind: str) -> None:
+        contender = self._alive[kind]
+        self.found["contenders"][kind]["parts"] = seconds_by_part(
+            contender, self._batch, PART_ROUNDS, time.perf_counter, self._wait
+        )
+        self.found["contenders"][kind]["kernels"] = seconds_by_kernel(contender, self._batch, PROFILED_STEPS)
+
+    def _rates(self, kind: str, settings: str, seconds: float) -> dict[str, float | None]:
+        """tokens/s; MFU with causal attention counted by half and in full; HFU."""
+        variant = "vanilla" if kind.startswith("plain") else kind.removesuffix(AGAIN)
+        config = benchmark_config(self.shape, variant, self._layout, settings)
+        theory = config.shape()
+        tokens = self.shape.batch * self.shape.length / seconds
+        rates: dict[str, float | None] = {"tokens_per_second": tokens}
+        peak = peak_flops(self._device_name()) if self._on_gpu else None
+        executed = executed_flops_per_token(theory, count_attention(theory, config.policy()))
+        for name, flops in (
+            ("mfu", model_flops_per_token(theory)),
+            ("mfu_full_attention", model_flops_per_token(theory, causal_share=1.0)),
+            ("hfu", executed),
+        ):
+            rates[name] = tokens * flops / peak if peak else None
+        return rates
+
+    def _rounds(self, names: Iterable[str], most: int) -> int:
+        """As many rounds as half of the time that is left allows, five at least."""
+        one = sum(self._step_seconds[name] for name in names)
+        return max(5, min(most, int((self._until - time.monotonic()) / 2 / max(one, 1e-3))))
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._context.device.type == "cuda"
+
+    def _device_name(self) -> str:
+        return torch.cuda.get_device_name() if self._on_gpu else "CPU"
+
+    def _clean(self) -> None:
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+
+    def _save(self) -> None:
+        self._file.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The pages of docs/results: the runs of each, and its reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pretrain.runs.directory import RunDirectory
+from pretrain.sweep.grid import expand, read_grid
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of a shipped grid, all seeds: those whose name is CELL-seed_N with one of `cells`, or all."""
+
+    grid: str
+    cells: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """`python -m pretrain VERB` on the page's runs of `cells`, or on all; `out` unless in the page's folder.
+
+    `options` are further ones of the verb, `quick` those in their place with --quick.
+    """
+
+    verb: str
+    baseline: str = ""
+    subject: str = ""
+    cells: tuple[str, ...] = ()
+    out: str = ""
+    options: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """A folder of docs/results. With --quick it has its first report alone, of `quick`, the baseline first.
+
+    A page without runs has reports that train models of their own.
+    """
+
+    name: str
+    runs: tuple[Runs, ...]
+    reports: tuple[Report, ...]
+    quick: tuple[Runs, ...] = ()
+
+    @property
+    def in_quick(self) -> bool:
+        """Whether --quick makes it: its runs may be too many, or too long."""
+        return bool(self.quick) or not self.runs
+
+
+def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] = ()) -> Page:
+    """A page of one grid, everything against vanilla; `quick` is the run to try out beside it."""
+    report = Report("compare", "vanilla", subject)
+    return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
+
+
+def among(baseline: str, out: str, *cells: str, subject: str = "") -> Report:
+    """`compare` on some of the page's runs, into a folder of their own."""
+    return Report("compare", baseline, subject, cells, out)
+
+
+FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
+CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
+VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
+BOTH = ("vanilla", "orthogonal")
+APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100")
+TRAINED_OR_FROZEN = among("orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable")
+FURTHER_TRAINED_OR_FROZEN = among(
+    "orthogonal",
+    "a2_strengths/to_orthogonal",
+    *("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate"),
+)
+NARROW_HEADS = among(
+    "vanilla",
+    "a4_head_dim/16_to_32",
+    *("vanilla", "orthogonal", "vanilla_head_dim_16", "orthogonal_head_dim_16"),
+    subject="model.head_dim",
+)
+FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
+OTHER_CONSTRUCTIONS = among(
+    "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
+)
+STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
+
+PAGES = (
+    Page(
+        "structured",
+        (Runs("demo_structured"),),
+        (
+            Report("compare", "vanilla"),
+            among("orthogonal", "structured/to_orthogonal", *FROZEN),
+            among("orthogonal+low_rank", "structured/to_orthogonal_low_rank", *CORRECTED),
+        ),
+        STRUCTURED_QUICK,
+    ),
+    ablation("a1_init", "gaussian_naive"),
+    ablation("a2_trainability", "unfreeze", more=(TRAINED_OR_FROZEN,)),
+    ablation("a2_strengths", "penalty_0.1", more=(FURTHER_TRAINED_OR_FROZEN,)),
+    ablation("a3_heads", "orthogonal_2_heads", "model.num_attention_heads"),
+    ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim", more=(NARROW_HEADS,)),
+    ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
+    ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
+    ablation("a7_construction", "dct", more=(OTHER_CONSTRUCTIONS,)),
+    ablation("a8_adapters", "low_rank_8"),
+    ablation("a8_ranks", "low_rank_8"),
+    ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
+    ablation("a9_first_layers", "low_rank_8"),
+    Page(
+        "tokens",
+        (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
+        (Report("compare", "vanilla", "tokens"),),
+        (Runs("a1_init", ("vanilla",)), Runs("demo_structured", ("orthogonal",))),
+    ),
+    Page(
+        "rates",
+        (Runs("demo_rates"),),
+        (Report("compare", "vanilla", "optimizer.learning_rate"),),
+        (Runs("demo_rates", ("vanilla-learning_rate_0.0015", "vanilla-learning_rate_0.003")),),
+    ),
+    Page(
+        "diversity",
+        (Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
+        (Report("evaluate diversity"),),
+        STRUCTURED_QUICK,
+    ),
+    Page(
+        "length",
+        (Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),
+        (Report("evaluate length"),),
+        (Runs("a5_length", ("orthogonal_length_256",)),),
+    ),
+    Page(
+        "approximation",
+        (),
+        (Report("evaluate approximation", options=("--seeds", "5"), quick=APPROXIMATION_QUICK),),
+    ),
+    Page(
+        "variants",
+        (Runs("demo_variants"),),
+        tuple(
+            among("vanilla", position, *(f"{name}-{position}" for name in VARIANTS))
+            for position in ("rope", "learned")
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class PlacedRun:
+    """One run of a grid, and where it lies."""
+
+    grid: str
+    cell: str
+    path: Path
+
+    @property
+    def finished(self) -> bool:
+        return RunDirectory(self.path).is_finished()
+
+
+def runs_of(page: Page, quick: bool = False) -> list[PlacedRun]:
+    """The runs of a page, grid by grid, cell by cell and seed by seed; with `quick` one seed of a few."""
+    found = []
+    for selection in page.quick if quick else page.runs:
+        grid = read_grid(selection.grid)
+        runs = [(run.name.rpartition("-seed_"), run.name) for run in expand(grid)]
+        cells = selection.cells or tuple(dict.fromkeys(cell for (cell, _, _), _ in runs))
+        seeds = (grid.content.seeds or [])[: 1 if quick else None]
+        for wanted in cells:
+            for (cell, _, seed), name in runs:
+                if cell == wanted and int(seed) in seeds:
+                    found.append(PlacedRun(selection.grid, cell, grid.content.directory / name))
+    return found

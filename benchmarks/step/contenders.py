@@ -1,0 +1,197 @@
+"""What `step_time.py` measures: our engines and the plain peer, each as forward, backward, update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
+from pretrain.config.load import config_from_draft
+from pretrain.config.sources import Draft, apply_overrides
+from pretrain.config.tree import Config
+from pretrain.model.build import token_losses
+from pretrain.ranks.gpu_settings import use_arithmetic
+from pretrain.ranks.groups import ParallelContext
+from pretrain.training.phase_engine import Trainer
+
+HEAD_DIM = 64
+COMPILED = "plain compiled"
+AGAIN = " again"
+"""Ends the name of a control: the same thing once more, to show the noise."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One model and what a rank is given in a step."""
+
+    layers: int
+    hidden: int
+    batch: int
+    length: int
+    vocabulary: int = 2048
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
+
+        Raises:
+            ValueError: not four or five whole numbers from 1, or a hidden size that 64 does not divide.
+        """
+        sizes = [int(part) for part in text.split("x")]
+        if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
+            raise ValueError(text)
+        return cls(*sizes)
+
+    def __str__(self) -> str:
+        vocabulary = f"x{self.vocabulary}" if self.vocabulary != 2048 else ""
+        return f"{self.layers}x{self.hidden}x{self.batch}x{self.length}{vocabulary}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How our engines are spread."""
+
+    tensor_parallel: int
+    data_parallel: int
+
+
+def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str = "") -> Config:
+    """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU.
+
+    Args:
+        settings: overrides, separated by spaces.
+
+    Raises:
+        UserError: no run could have these settings.
+    """
+    draft = Draft(
+        "the benchmark's own run",
+        {
+            "run": {"name": variant},
+            "model": {
+                "num_layers": shape.layers,
+                "hidden_size": shape.hidden,
+                "num_attention_heads": shape.hidden // HEAD_DIM,
+                "vocab_size": shape.vocabulary,
+                "position_embedding": "rope",
+                "dropout": 0.0,
+            },
+            "attention": {"variant": variant},
+            "optimizer": {"learning_rate": 1e-4},
+            "schedule": {"steps": 1000, "kind": "constant", "warmup_steps": 0},
+            "data": {
+                "directory": "none",
+                "sequence_length": shape.length,
+                "micro_batch_size": shape.batch,
+                "global_batch_size": shape.batch * layout.data_parallel,
+                "validate_every": 0,
+                "validation_samples": 1,
+            },
+            "parallel": {"tensor_model_parallel_size": layout.tensor_parallel},
+            "precision": {"dtype": "bf16" if torch.cuda.is_available() else "fp32"},
+            "checkpoint": {"every": 0},
+        },
+    )
+    apply_overrides(draft, settings.split())
+    return config_from_draft(draft)
+
+
+class Contender(Protocol):
+    """A training step in three parts."""
+
+    model: torch.nn.Module
+    zero_stage: int | None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def update(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Ours:
+    """The program's own engine."""
+
+    def __init__(self, config: Config, context: ParallelContext) -> None:
+        self.config = config
+        self.trainer = Trainer(config, context, 0)
+        self.engine: Any = self.trainer.engine
+        self.model: torch.nn.Module = self.engine.module
+        self.zero_stage: int | None = self.engine.zero_optimization_stage()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        use_arithmetic(
+            deterministic=self.config.run.deterministic,
+            reduced_precision_reduction=self.config.performance.reduced_precision_reduction,
+        )
+        return token_losses(self.engine, tokens).mean()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.engine.backward(loss)
+
+    def update(self) -> None:
+        self.engine.step()
+
+    def close(self) -> None:
+        """Let go of model and engine; nothing else may be asked of it then."""
+        del self.engine, self.model
+        self.trainer.close()
+
+
+class Plain:
+    """The peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
+
+    Args:
+        compiled: layer by layer, as ours are.
+    """
+
+    def __init__(self, config: Config, device: torch.device, compiled: bool = False) -> None:
+        model = PlainGPT(config).to(device)
+        for weight in model.parameters():
+            if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
+                torch.nn.init.normal_(weight, std=config.model.init_std)
+        if compiled:
+            for block in model.blocks:
+                block.compile()
+        self.model: torch.nn.Module = model
+        self.optimizer = plain_adamw(self.model, config)
+        self.clip = config.optimizer.gradient_clip
+        self.autocast = device.type == "cuda"
+        self.zero_stage: int | None = None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        use_arithmetic(deterministic=False, reduced_precision_reduction=False)  # as ours by default
+        with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            return self.model(tokens)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def update(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """Let go of model and optimizer; nothing else may be asked of it then."""
+        del self.model, self.optimizer
+
+
+def contender_name(kind: str, settings: str) -> str:
+    """How a contender with these settings is called; keys go without their sections."""
+    short = ", ".join(word.partition(".")[2] for word in settings.split())
+    return f"{kind} ({short})" if short else kind
+
+
+def build_contender(
+    kind: str, settings: str, shape: Shape, layout: Layout, context: ParallelContext
+) -> Contender:
+    """`plain`, `plain compiled`, or our engine of that variant with these settings; " again" may follow."""
+    variant = kind.removesuffix(AGAIN)
+    if variant not in ("plain", COMPILED):
+        return Ours(benchmark_config(shape, variant, layout, settings), context)
+    return Plain(benchmark_config(shape, "vanilla", layout), context.device, compiled=variant == COMPILED)

@@ -1,0 +1,186 @@
+"""What a training step costs, measured side by side in one process: the arbiter of every claim about speed.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE --plot FILE
+    python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
+
+Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and, on one
+rank, the same vanilla model in plain PyTorch (plain_gpt.py) take turns on the same tokens, in an order that
+rotates every round. With several --settings there is an engine of every variant for each. Reported: the
+median over rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of
+each part of a step, and the time in each class of kernel. fp32 on the CPU, bf16 on GPUs.
+
+The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
+is for an idle machine, and for several ranks, who wait for each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from megatron_patches.engine.compat import silence_expected_warnings
+
+silence_expected_warnings()
+
+import torch  # noqa: E402
+
+from benchmarks.step.contenders import (  # noqa: E402
+    AGAIN,
+    Contender,
+    Layout,
+    Shape,
+    benchmark_config,
+    build_contender,
+    contender_name,
+)
+from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
+from benchmarks.step.plot import write_plot  # noqa: E402
+from benchmarks.step.turns import batches, ratio, take_turns, waiting  # noqa: E402
+from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
+from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
+from pretrain.ranks.groups import (  # noqa: E402
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
+from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
+
+CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
+OPTIONAL = ("monarch", f"monarch{AGAIN}")
+PART_ROUNDS = 8
+PROFILED_STEPS = 3
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    launch = LaunchEnvironment.read()
+    if arguments.ranks > 1 and launch.world_size == 1:
+        command = [sys.executable, "-m", "benchmarks.step.measure", *sys.argv[1:]]
+        sys.exit(launch_local_ranks(command, arguments.ranks))
+    context = initialize_distributed(launch, arguments.tensor_parallel, timeout_seconds=600)
+    layout = Layout(arguments.tensor_parallel, context.data_parallel_size)
+    clock = arguments.clock or ("cpu" if context.device.type == "cpu" and launch.world_size == 1 else "wall")
+    contenders = {
+        contender_name(kind, settings): build_contender(kind, settings, arguments.shape, layout, context)
+        for kind in arguments.contenders
+        for settings in (arguments.settings if kind != "plain" else [""])
+        if kind != "plain" or launch.world_size == 1
+    }
+    report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
+    if context.is_first:
+        print_report(report)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        if arguments.plot:
+            write_plot(report, arguments.plot)
+    shutdown_distributed(context)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=40, help="rounds that count")
+    parser.add_argument(
+        "--shape",
+        type=Shape.parse,
+        default="4x512x4x256",
+        help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)",
+    )
+    parser.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS))
+    parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        default=[""],
+        help='overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none',
+    )
+    parser.add_argument("--clock", choices=("cpu", "wall"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path, help="a PNG")
+    return parser.parse_args()
+
+
+def measure(
+    contenders: dict[str, Contender],
+    shape: Shape,
+    layout: Layout,
+    context: ParallelContext,
+    steps: int,
+    clock: str,
+) -> dict[str, Any]:
+    """Let the contenders take turns, then look into each."""
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    wait = waiting(context)
+    batch = batches(shape, context)
+    times = take_turns(contenders, batch, steps, now, wait)
+    theory = benchmark_config(shape, ORDINARY, layout).shape()
+    full = model_flops_per_token(theory)
+    own = {name.partition(" ")[0] for name in contenders} & VARIANTS.keys()
+    report: dict[str, Any] = {
+        "shape": str(shape),
+        "device": str(context.device),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "ranks": context.world_size,
+        "tensor_parallel": layout.tensor_parallel,
+        "zero_stage": {name: contender.zero_stage for name, contender in contenders.items()},
+        "clock": clock,
+        "rounds": steps,
+        "flops_saved": {
+            name: 1 - executed_flops_per_token(theory, count_attention(theory, VARIANTS[name])) / full
+            for name in sorted(own - {ORDINARY})
+        },
+        "seconds": {name: statistics.median(values) for name, values in times.items()},
+        "ratio": {},
+        "parts": {},
+        "kernels": {},
+    }
+    first = next((name for name in times if name != "plain"), "plain")
+    for base in ("plain", first):
+        if base in times and len(times) > 1:
+            others = {name: values for name, values in times.items() if name != base}
+            report["ratio"][base] = {name: ratio(values, times[base]) for name, values in others.items()}
+    for name, contender in contenders.items():
+        if AGAIN not in name:
+            report["parts"][name] = seconds_by_part(contender, batch, PART_ROUNDS, now, wait)
+            report["kernels"][name] = seconds_by_kernel(contender, batch, PROFILED_STEPS)
+    return report
+
+
+def print_report(report: dict[str, Any]) -> None:
+    ranks = f"{report['ranks']} rank{'s' if report['ranks'] > 1 else ''}"
+    if report["ranks"] > 1:
+        ranks += f" (tensor parallel {report['tensor_parallel']})"
+    how = f"{report['rounds']} rounds, {report['clock']} clock"
+    wide = max(24, *(len(name) + 2 for name in report["seconds"]))
+    print(f"{report['shape']} on {report['device']}, {ranks}, {how}")
+    for name, saved in report["flops_saved"].items():
+        print(f"theory: {name} executes {saved:.1%} fewer FLOPs than {ORDINARY}")
+    for base, ratios in report["ratio"].items():
+        print(f"\n{f'step time / {base}':{wide}}{'median':>9}{'quartiles':>18}{'ms a step':>12}")
+        for name, found in ratios.items():
+            quartiles = f"{found['low']:.3f} – {found['high']:.3f}"
+            milliseconds = 1e3 * report["seconds"][name]
+            print(f"{name:{wide}}{found['median']:9.3f}{quartiles:>18}{milliseconds:12.1f}")
+    print(f"\n{'ms by part':{wide}}" + "".join(f"{part:>12}" for part in PARTS))
+    for name, parts in report["parts"].items():
+        print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
+    print("\nms by kernel, under the profiler")
+    for name, kernels in report["kernels"].items():
+        print(
+            f"{name:{wide}}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items())
+        )
+
+
+if __name__ == "__main__":
+    main()

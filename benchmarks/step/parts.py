@@ -1,0 +1,84 @@
+"""Where the time of a training step goes: by part of the step, and by class of kernel."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.step.contenders import Contender
+from pretrain.telemetry.kernels import seconds_by_class
+
+PARTS = ("data", "forward", "backward", "reduction", "optimizer")
+
+
+class LastGradient:
+    """When autograd had the last gradient of a backward pass ready; what follows is reduction."""
+
+    def __init__(self, model: torch.nn.Module, now: Callable[[], float]) -> None:
+        self.at = 0.0
+        self._now = now
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._note)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+
+    def _note(self, _: torch.Tensor) -> None:
+        self.at = self._now()
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def seconds_by_part(
+    contender: Contender,
+    batch: Callable[[], torch.Tensor],
+    rounds: int,
+    now: Callable[[], float],
+    wait: Callable[[], None],
+) -> dict[str, float]:
+    """Median seconds of each part; `wait` brings ranks and GPUs to the same point."""
+
+    def here() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return now()
+
+    last = LastGradient(contender.model, here)
+    seconds: dict[str, list[float]] = {part: [] for part in PARTS}
+    for _ in range(rounds):
+        wait()
+        marks = [here()]
+        tokens = batch()
+        marks.append(here())
+        loss = contender.forward(tokens)
+        marks.append(here())
+        contender.backward(loss)
+        # Gradients that are reduced while others are still being made count as backward.
+        marks += [last.at, here()]
+        contender.update()
+        marks.append(here())
+        for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
+            seconds[part].append(end - begin)
+    last.remove()
+    return {part: statistics.median(values) for part, values in seconds.items()}
+
+
+def seconds_by_kernel(
+    contender: Contender, batch: Callable[[], torch.Tensor], rounds: int
+) -> dict[str, float]:
+    """Seconds of a step in each class of kernel.
+
+    On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the profiler
+    makes it larger than it is.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as found:
+        for _ in range(rounds):
+            contender.backward(contender.forward(batch()))
+            contender.update()
+    return {group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()}

@@ -1,0 +1,125 @@
+"""Two of the switches of section `performance` alone: the loss, and the attention of packed documents.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.step.switches
+
+Each way takes turns with the others on the same tensors, forward and backward. Printed: the median over
+rounds of (its CPU time / the first way's of the same round), and what autograd keeps of the loss. Whole steps
+under a switch: step_time.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from megatron_patches.engine.compat import silence_expected_warnings
+
+silence_expected_warnings()
+
+import torch  # noqa: E402
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: E402
+from megatron.core.transformer import TransformerConfig  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+
+from megatron_patches.engine.documents import Documents, attend_within_documents  # noqa: E402
+from megatron_patches.model.output import OutputLayer  # noqa: E402
+from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed  # noqa: E402
+
+Ways = Mapping[str, Callable[[], torch.Tensor]]
+LOSSES = ((2048, 512, torch.float32), (32000, 512, torch.float32), (8192, 256, torch.bfloat16))
+TOKENS, BATCH = 1024, 4
+DOCUMENTS = (32, 128, 512)
+SAMPLES, LENGTH, HEADS, HEAD_DIM = 4, 512, 8, 64
+
+
+def main() -> None:
+    alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
+    context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
+    for vocabulary, hidden, dtype in LOSSES:
+        ways = losses(context, vocabulary, hidden, dtype)
+        kept = {name: bytes_kept(way) / 2**20 for name, way in ways.items()}
+        report(f"loss, {TOKENS} x {hidden} x {vocabulary}, {dtype}", ways, rounds=6, kept=kept)
+    for mean in DOCUMENTS:
+        report(f"attention, documents of {mean} tokens on average", attention(mean), rounds=14)
+    shutdown_distributed(context)
+
+
+def losses(context: ParallelContext, vocabulary: int, hidden: int, dtype: torch.dtype) -> Ways:
+    """The mean loss by every way of `performance.cross_entropy`."""
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=hidden,
+        num_attention_heads=1,
+        params_dtype=dtype,
+        perform_initialization=False,
+        gradient_accumulation_fusion=False,
+    )
+    group = context.tensor_parallel_group
+    weight = (torch.randn(vocabulary, hidden) * 0.05).to(dtype).requires_grad_()
+    inputs = torch.randn(TOKENS // BATCH, BATCH, hidden).to(dtype).requires_grad_()
+    labels = torch.randint(vocabulary, (BATCH, TOKENS // BATCH))
+    in_place, chunked = (OutputLayer(config, vocabulary, True, group, own) for own in (True, False))
+
+    def megatron() -> torch.Tensor:
+        logits, _ = chunked(inputs, weight)
+        return vocab_parallel_cross_entropy(logits, labels.t().contiguous()).mean()
+
+    return {
+        "megatron": megatron,
+        "in_place": lambda: in_place(inputs, weight, labels=labels)[0].mean(),
+        "chunked": lambda: chunked(inputs, weight, labels=labels)[0].mean(),
+    }
+
+
+def attention(mean: int) -> Ways:
+    """The sum of what causal attention gives, by every way of `performance.document_attention`."""
+    begins = torch.rand(SAMPLES, LENGTH) < 1 / mean
+    starts = torch.where(begins, torch.arange(LENGTH), 0).cummax(1).values
+    heads = [torch.randn(LENGTH, SAMPLES, HEADS, HEAD_DIM, requires_grad=True) for _ in range(3)]
+
+    def mask() -> torch.Tensor:
+        query, key, value = (part.permute(1, 2, 0, 3) for part in heads)
+        seen = ~Documents(starts).mask()
+        return scaled_dot_product_attention(query, key, value, attn_mask=seen).permute(2, 0, 1, 3).sum()
+
+    def flash() -> torch.Tensor:
+        documents = Documents(starts).with_boundaries()
+        query, key, value = (part.transpose(0, 1).flatten(0, 1) for part in heads)
+        return attend_within_documents(query, key, value, documents, 0.0, HEAD_DIM**-0.5).sum()
+
+    return {"mask": mask, "flash": flash}
+
+
+def report(title: str, ways: Ways, rounds: int, kept: Mapping[str, float] | None = None) -> None:
+    """Let the ways take turns, after two rounds that do not count, and print their ratios."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(rounds + 2):
+        for offset in range(len(names)):
+            name = names[(number + offset) % len(names)]
+            started = time.process_time()
+            ways[name]().backward()
+            seconds[name].append(time.process_time() - started)
+    print(title)
+    for name, times in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(times[2:], seconds[names[0]][2:], strict=True))
+        print(f"  {name:10} {ratio:5.2f}" + (f"   {kept[name]:6.1f} MiB kept" if kept else ""))
+
+
+def bytes_kept(way: Callable[[], torch.Tensor]) -> int:
+    """What autograd keeps for backward, weights and inputs included."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        way()
+    return sum(kept.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""One worker at a time, also where `flock` does not hold (NFS, Lustre without it): a file with a heartbeat.
+
+A lease is a file that only one process can create (O_EXCL). Its holder renews it every few seconds, so one
+that was left by a process or a machine that is gone is known by its age, by the file server's own clock, and
+on the same machine at once, by the process that is not there any more. What is done under a lease is
+published atomically and always the same: should two ever hold one, work is done twice and nothing is harmed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import temporary_path
+
+RENEWED_EVERY = 10.0
+# So long without a renewal, and the holder is taken to be gone.
+EXPIRES_AFTER = 90.0
+# So long one waits at most for a machine that may be dead.
+GONE_AFTER = EXPIRES_AFTER + 2 * RENEWED_EVERY
+_MARKS = "/proc/self/ns/pid"
+
+
+class BusyError(DataError):
+    """Someone else holds the lease. `certain`: it is a living process of this machine."""
+
+    def __init__(self, message: str, certain: bool) -> None:
+        super().__init__(message)
+        self.certain = certain
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process. `space`: its host and, in a container, its own numbering of processes.
+
+    In a Slurm job `job` is the job's number, with the cluster's name where it has one, and `restarts` counts
+    how often the job was requeued before; otherwise they are "" and 0.
+    """
+
+    host: str
+    space: str
+    pid: int
+    job: str = ""
+    restarts: int = 0
+
+    @classmethod
+    def this(cls) -> Holder:
+        space = os.readlink(_MARKS) if os.path.exists(_MARKS) else ""
+        number, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+        return cls(
+            socket.gethostname(),
+            space,
+            os.getpid(),
+            f"{number} of {cluster}" if number and cluster else number,
+            int(restarts) if restarts.isdigit() else 0,
+        )
+
+    def __str__(self) -> str:
+        job = f", job {self.job}" if self.job else ""
+        return f"process {self.pid} on {self.host}{job}"
+
+    def is_here(self) -> bool:
+        """Whether it is a process of this machine."""
+        here = Holder.this()
+        return (self.host, self.space) == (here.host, here.space)
+
+    def is_gone(self) -> bool:
+        """Certainly gone: of this machine and not there any more, or of an earlier start of this job."""
+        here = Holder.this()
+        if self.job and self.job == here.job and self.restarts < here.restarts:
+            return True
+        if not self.is_here():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return _has_ended(self.pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process of this machine only waits for its parent to take note of its end (a zombie)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+
+
+class Lease:
+    """A context in which this process holds `path`.
+
+    Args:
+        what: what is done under it, for messages.
+        wait_seconds: so long is waited for another holder, at most.
+    """
+
+    def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
+        self._path = path
+        self._what = what
+        self._wait = wait_seconds
+        self._ended = threading.Event()
+        self._lost = False
+        self._renewal = threading.Thread(target=self._renew, daemon=True)
+
+    def __enter__(self) -> Lease:
+        """Raises:
+        BusyError: another process holds it, and has not let go while this one waited.
+        OSError: the file cannot be written.
+        """
+        deadline = time.monotonic() + self._wait
+        pause = 0.01
+        while not self._create():
+            state = self._state()
+            if state is None:
+                continue  # just let go
+            holder, gone = state
+            if gone:
+                self._remove_stale()
+            elif time.monotonic() >= deadline:
+                waited = f" after {self._wait:.0f} s of waiting" if self._wait else ""
+                raise BusyError(
+                    f"{holder} is {self._what}{waited}; leave it to that one, or end it and run this again "
+                    f"({self._path} is its lock)",
+                    certain=holder.is_here(),
+                )
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, 1.0)
+        self._renewal.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._renewal.join()
+        with contextlib.suppress(OSError):
+            if self._is_own():
+                self._path.unlink(missing_ok=True)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another process has taken it over, since this one was suspended for too long."""
+        return self._lost
+
+    def holder(self) -> Holder | None:
+        """Who holds it now, if anybody does.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        state = self._state()
+        return state[0] if state is not None else None
+
+    def age(self) -> float | None:
+        """Seconds since its last renewal, by the file server's clock; None if nobody holds it.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        try:
+            return self._server_time() - os.stat(self._path).st_mtime
+        except FileNotFoundError:
+            return None
+
+    def _create(self) -> bool:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(json.dumps(vars(Holder.this())).encode())
+        return True
+
+    def _state(self) -> tuple[Holder, bool] | None:
+        """(who holds it, whether it is gone); None: nobody does."""
+        try:
+            written = os.stat(self._path).st_mtime
+            holder = Holder(**json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            holder = Holder("an unknown host", "?", 0)  # created, and not yet written to
+        return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER
+
+    def _server_time(self) -> float:
+        """The time by the clock of whoever keeps the files: machines' clocks may differ."""
+        probe = temporary_path(self._path)
+        try:
+            probe.touch()
+            return os.stat(probe).st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def _remove_stale(self) -> None:
+        """Move it away before removing it: of several that find it stale, one can."""
+        aside = temporary_path(self._path)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, aside)
+            aside.unlink()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWED_EVERY):
+            with contextlib.suppress(OSError):
+                if not self._is_own():
+                    self._lost = True
+                    return
+                os.utime(self._path)
+
+    def _is_own(self) -> bool:
+        """Whether this process still holds it. OSError: it cannot be read, so nobody knows."""
+        try:
+            return Holder(**json.loads(self._path.read_bytes())) == Holder.this()
+        except (FileNotFoundError, ValueError, TypeError):
+            return False
+
+
+def held(path: Path, what: str) -> Lease:
+    """A lease for which one waits only where its holder may be a machine that is dead.
+
+    Raises:
+        BusyError: a living process of this machine holds it, or one of another machine that still renews it.
+    """
+    lease = Lease(path, what)
+    holder = lease.holder()
+    waits = holder is not None and not holder.is_here()
+    return Lease(path, what, GONE_AFTER) if waits else lease

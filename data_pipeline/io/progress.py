@@ -1,0 +1,135 @@
+"""Progress of long work: a live bar on a terminal, a plain line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.table import Column
+
+from data_pipeline.io.pool import Progress
+
+LOG_SECONDS = 10.0
+
+_Self = TypeVar("_Self", bound="_Line")
+
+
+class _Line:
+    """A share of some bytes, shown on stderr while it is entered as a context."""
+
+    def __init__(self, log_seconds: float) -> None:
+        self._console = Console(file=sys.stderr)
+        # The text first, and cut where the terminal ends: a share and a time are worth more than a bar.
+        columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn()
+        self._bar = Bar(*columns, console=self._console, transient=True)
+        self._job = self._bar.add_task("starting", total=None)
+        self._log_seconds = log_seconds
+        self._started = self._logged = time.monotonic()
+        self._lock = threading.Lock()  # shards are joined by threads
+
+    def __enter__(self: _Self) -> _Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:  # stopped or not, it would leave an empty line in a log
+            self._bar.stop()
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return max(time.monotonic() - self._started, 1e-9)
+
+    def show(self, text: str, done: int, total: int, left: str, remark: str = "") -> None:
+        """Show the share, the time that is left and `text` on the bar, or if it is time in the log.
+
+        The share is 100 % only when everything is done. `remark` is for the log.
+        """
+        share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
+        line = f"{share}, {left}: {text}"
+        self._bar.update(self._job, completed=done, total=max(1, total), description=escape(line))
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._logged >= self._log_seconds:
+            self._logged = now
+            self._console.print(line + remark, highlight=False, soft_wrap=True, markup=False)
+
+
+def time_left(seconds: float, done: int, left: int) -> str:
+    """`ETA 1:02:03`, when `done` bytes took these seconds and `left` bytes are to come."""
+    if not done:
+        return "ETA unknown"
+    whole = round(left * seconds / done)
+    return f"ETA {whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+class ProgressLine(_Line):
+    """Progress of tokenising, from what the workers report.
+
+    total_bytes: of the inputs as they lie on disk; the time that is left follows from the rate over them.
+    Inputs that were finished before do not count for the rate.
+    """
+
+    def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
+        super().__init__(log_seconds)
+        self._total_bytes = total_bytes
+        self._documents = self._tokens = self._text_bytes = self._input_bytes = self._skipped_bytes = 0
+        self._joined = self._to_join = 0
+        self._joining_since = 0.0
+
+    def update(self, progress: Progress) -> None:
+        """Take in one report; show a line if it is time."""
+        with self._lock:
+            self._documents += progress.documents
+            self._tokens += progress.tokens
+            self._text_bytes += progress.text_bytes
+            self._input_bytes += progress.input_bytes
+            self._skipped_bytes += progress.skipped_bytes
+            self._joined += progress.joined_tokens
+            if progress.tokens_to_join:
+                self._to_join, self._joining_since = progress.tokens_to_join, time.monotonic()
+            if self._to_join:
+                self._show_joining()
+            else:
+                self._show_units(progress.file)
+
+    def _show_units(self, file: str) -> None:
+        done = self._input_bytes + self._skipped_bytes
+        left = time_left(self.seconds(), self._input_bytes, self._total_bytes - done)
+        self.show(self.summary(), done, self._total_bytes, left, f"; reading {file}" if file else "")
+
+    def _show_joining(self) -> None:
+        seconds = time.monotonic() - self._joining_since
+        left = time_left(seconds, self._joined, self._to_join - self._joined)
+        text = f"{self._joined:,} of {self._to_join:,} tokens joined to shards"
+        self.show(text, self._joined, self._to_join, left)
+
+    def summary(self) -> str:
+        """Counts and rates so far."""
+        seconds = self.seconds()
+        return (
+            f"{self._documents:,} documents, {self._tokens:,} tokens, {self._text_bytes / 1e6:,.1f} MB "
+            f"in {seconds:.1f} s "
+            f"({self._tokens / seconds:,.0f} tokens/s, {self._text_bytes / 1e6 / seconds:.1f} MB/s)"
+        )
+
+
+class DownloadLine(_Line):
+    """Progress of a download."""
+
+    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
+        super().__init__(log_seconds)
+
+    def update(self, files: int, done: int, total: int) -> None:
+        """So many files and bytes are there and checked."""
+        seconds = self.seconds()
+        rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
+        self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))

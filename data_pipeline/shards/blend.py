@@ -1,0 +1,271 @@
+"""Several shard directories, and sources inside them, as one stream of samples in given proportions.
+
+    blend = make_blend([Member(one_manifest, 0.7), Member(another, 0.3, {"Wikipedia": 2, "Book": 1})])
+    samples = blend.training_samples(sequence_length=1024, seed=1234)
+
+A part is what has an order of its own: a whole directory (its sources in proportion to their tokens), or one
+source of it. Every part has its own epochs, each shuffled anew, and runs through them as fast as its weight
+says: a small part may be in its tenth epoch while a large one is in its first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.documents import FORGET_AFTER
+from data_pipeline.shards.manifest import Manifest, Shard
+from data_pipeline.shards.permutation import Int64Array
+from data_pipeline.shards.proportions import Proportions, exact_shares
+from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
+from data_pipeline.shards.unigram import perplexity, token_counts
+
+_UNIGRAM_TOKENS = 100_000_000
+
+
+@dataclass(frozen=True)
+class Member:
+    """A shard directory and its weight in a blend.
+
+    sources: weights of the sources to take from it, in any unit; None: all, in proportion to their tokens.
+    """
+
+    manifest: Manifest
+    weight: float | Fraction = 1
+    sources: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """What has an order of its own. `share`: of all samples; `source` None: the whole directory."""
+
+    manifest: Manifest
+    source: str | None
+    share: Fraction
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        directory = str(self.manifest.directory)
+        return directory if self.source is None else f"{directory} source {self.source}"
+
+    def shards(self, split: str) -> list[Shard]:
+        """Its shards of a split."""
+        return self.manifest.shards_of(split, self.source)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Parts whose shares sum to 1, in an order that does not depend on how the configuration lists them."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The shard directories, each once."""
+        return list({part.manifest.fingerprint: part.manifest for part in self.parts}.values())
+
+    @property
+    def eod_id(self) -> int:
+        """The id that ends every document."""
+        return self.parts[0].manifest.tokenizer.eod_id
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the data: of one whole directory its manifest's, else over all parts and shares."""
+        if _is_whole_directory(self.parts):
+            return self.parts[0].manifest.fingerprint
+        content = [[p.manifest.fingerprint, p.source, str(p.share)] for p in self.parts]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def training_samples(
+        self, sequence_length: int, seed: int, cache_directory: Path | None = None
+    ) -> BlendedSamples:
+        """The samples in their order.
+
+        Raises:
+            DataError: a part has too few tokens for one sample, or a shard cannot be opened.
+        """
+        alone = _is_whole_directory(self.parts)
+        members = [
+            TrainingSamples(
+                part.manifest,
+                sequence_length,
+                seed,
+                cache_directory=cache_directory,
+                source=part.source,
+                forget_after=max(16, FORGET_AFTER // len(self.parts)),
+                salt="" if alone else f"{part.manifest.fingerprint} {part.source or ''}",
+            )
+            for part in self.parts
+        ]
+        return BlendedSamples(members, Proportions([part.share for part in self.parts]))
+
+    def validation_samples(self, sequence_length: int, max_samples: int) -> dict[str, ValidationSamples]:
+        """A held-out set for every source that is trained on, over all directories that have it, by name.
+
+        Raises:
+            DataError: a source has too few held-out tokens for one block.
+        """
+        return {
+            source: ValidationSamples(manifests, source, sequence_length, max_samples)
+            for source, manifests in self._held_out().items()
+        }
+
+    def validation_tokens(self) -> dict[str, int]:
+        """Held-out tokens of every source."""
+        return {
+            source: sum(manifest.tokens("validation", source) for manifest in manifests)
+            for source, manifests in self._held_out().items()
+        }
+
+    def train_tokens(self) -> int:
+        """Training tokens that there are, over all parts."""
+        return sum(part.manifest.tokens("train", part.source) for part in self.parts)
+
+    def unigram_perplexity(self) -> float:
+        """As `unigram.unigram_perplexity`, the training tokens in the proportions of the blend.
+
+        Raises:
+            DataError: there are no held-out tokens.
+        """
+        limit = _UNIGRAM_TOKENS // len(self.parts)
+        train = [token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
+        held_out = [token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts]
+        total = sum(int(counts.sum()) for counts in train)
+        # With one part this is its counts themselves.
+        mixed = [
+            counts * (total * float(part.share) / int(counts.sum()))
+            for part, counts in zip(self.parts, train, strict=True)
+        ]
+        where = ", ".join(str(manifest.directory) for manifest in self.manifests)
+        return perplexity(np.sum(mixed, axis=0), np.sum(held_out, axis=0), where)
+
+    def describe(self) -> dict[str, Any]:
+        """What the blend is, as JSON; `data_pipeline.shards.blend_difference` compares two of them."""
+        return {
+            "tokenizer": self.parts[0].manifest.tokenizer.sha256,
+            "directories": [
+                {"directory": str(m.directory), "fingerprint": m.fingerprint, "sources": _sources(m)}
+                for m in self.manifests
+            ],
+            "parts": [
+                {"fingerprint": p.manifest.fingerprint, "source": p.source, "share": str(p.share)}
+                for p in self.parts
+            ],
+        }
+
+    def _held_out(self) -> dict[str, list[Manifest]]:
+        found: dict[str, list[Manifest]] = {}
+        for part in self.parts:
+            for source in part.manifest.sources("validation"):
+                if part.source in (None, source):
+                    found.setdefault(source, []).append(part.manifest)
+        return dict(sorted(found.items()))
+
+
+class BlendedSamples:
+    """Endless training samples of several parts; of a single part, its samples as they are."""
+
+    def __init__(self, members: Sequence[TrainingSamples], proportions: Proportions) -> None:
+        self.members = list(members)
+        self.sequence_length = members[0].sequence_length
+        self._proportions = proportions
+
+    def blocks(self, sample_numbers: Int64Array) -> Int64Array:
+        """[n] sample numbers -> [n, sequence_length + 1] ids, int64. Threads may share it."""
+        if len(self.members) == 1:
+            return self.members[0].blocks(sample_numbers)
+        result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
+        members, numbers = self._proportions.locate(sample_numbers)
+        for member in np.unique(members).tolist():
+            rows = members == member
+            result[rows] = self.members[member].blocks(numbers[rows])
+        return result
+
+    def prepare(self, sample_number: int) -> None:
+        """Make (or load) now the orders of the epochs that this sample's turn falls into.
+
+        Raises:
+            DataError: the cache cannot be written.
+        """
+        for member, consumed in zip(self.members, self._proportions.before(sample_number), strict=True):
+            member.epoch(consumed // member.samples_per_epoch)
+
+
+def make_blend(members: Sequence[Member]) -> Blend:
+    """Check that shard directories go together, and work out each part's share of the samples.
+
+    Raises:
+        DataError: no member, a weight that is not above 0, an unknown source, the same data twice, or
+            different tokenizers; names both where two disagree.
+    """
+    if not members:
+        raise DataError("a blend needs at least one shard directory")
+    first = members[0].manifest
+    parts = []
+    for member, share in zip(members, exact_shares([m.weight for m in members]), strict=True):
+        manifest = member.manifest
+        if manifest.tokenizer.sha256 != first.tokenizer.sha256 or manifest.dtype != first.dtype:
+            raise DataError(
+                f"{first.directory} and {manifest.directory} were made with different tokenizers; "
+                f"tokenise one of them again with the other's {first.tokenizer.file}"
+            )
+        if member.sources is None:
+            parts.append(Part(manifest, None, share))
+            continue
+        parts += _source_parts(member, share)
+    for position, part in enumerate(parts):
+        for other in parts[:position]:
+            if _overlap(part, other):
+                raise DataError(
+                    f"the blend has the same data twice, as {other.name} and {part.name}; drop one"
+                )
+    return Blend(tuple(sorted(parts, key=lambda p: (p.manifest.fingerprint, p.source or ""))))
+
+
+def _source_parts(member: Member, share: Fraction) -> list[Part]:
+    manifest, sources = member.manifest, member.sources or {}
+    if not sources:
+        raise DataError(
+            f"{manifest.directory} is in the blend with no sources; leave `sources` out to take all"
+        )
+    for source in sources:
+        if source not in manifest.sources("train"):
+            raise DataError(
+                f"{manifest.directory} has no train documents of source {source!r}; "
+                f"it has {', '.join(manifest.sources('train')) or 'none at all'}"
+            )
+    within = exact_shares(list(sources.values()))
+    return [Part(manifest, source, share * part) for source, part in zip(sources, within, strict=True)]
+
+
+def _overlap(a: Part, b: Part) -> bool:
+    same = a.manifest.fingerprint == b.manifest.fingerprint
+    return same and (a.source == b.source or None in (a.source, b.source))
+
+
+def _is_whole_directory(parts: Sequence[Part]) -> bool:
+    return len(parts) == 1 and parts[0].source is None
+
+
+def _sources(manifest: Manifest) -> dict[str, Any]:
+    """Of each source of the training split: documents, tokens, and a digest of the token files."""
+    found = {}
+    for source in manifest.sources("train"):
+        shards = manifest.shards_of("train", source)
+        content = "\n".join(f"{s.number} {s.bin_sha256}" for s in shards)
+        found[source] = {
+            "documents": sum(s.documents for s in shards),
+            "tokens": sum(s.tokens for s in shards),
+            "sha256": hashlib.sha256(content.encode()).hexdigest(),
+        }
+    return found

@@ -1,0 +1,156 @@
+"""The documents of a split as one address space, and reading of many blocks at once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array
+from data_pipeline.shards.reading import ShardPool
+from data_pipeline.shards.writing import read_lengths
+
+# A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
+# page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
+FORGET_AFTER = 256
+
+# Tokens from which on a stretch of a document is copied by itself: that takes as long as gathering so many.
+_LONG_STRETCH = 64
+
+
+class Documents:
+    """All documents of a split (or of one source of it), over all its shards, in the manifest's order.
+
+    Nothing is opened before it is needed. A document's address is where it begins in the ids of all shards,
+    one shard after the other.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        split: str,
+        source: str | None = None,
+        forget_after: int = FORGET_AFTER,
+        cache: ArrayCache | None = None,
+    ) -> None:
+        """`cache` keeps the documents' addresses."""
+        self._manifest = manifest
+        self._shards = manifest.shards_of(split, source)
+        self._pool = ShardPool(manifest, self._shards)
+        self._dtype = np.dtype(manifest.dtype)
+        self._first_token: Int64Array = np.cumsum([0] + [shard.tokens for shard in self._shards])
+        self.count = sum(shard.documents for shard in self._shards)
+        self._forget_after = forget_after
+        self._cache = cache
+        self._reads = 0
+        self._touched: set[int] = set()
+        self._lock = threading.Lock()
+
+    @functools.cached_property
+    def addresses(self) -> Int64Array:
+        """[documents + 1] int64, where every document begins, and where the last one ends.
+
+        Raises:
+            DataError: an index is missing, or not as the manifest says.
+        """
+        if self._cache is None:
+            return self._read_indices()
+        found = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
+        return found[0].view(np.int64)
+
+    def _read_indices(self) -> Int64Array:
+        addresses = np.zeros(self.count + 1, dtype=np.int64)
+        first = 1
+        for shard in self._shards:
+            prefix = self._manifest.prefix(shard)
+            lengths = read_lengths(prefix)
+            if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
+                raise DataError(f"{prefix}.idx is not as the manifest says; see verify")
+            addresses[first : first + len(lengths)] = lengths
+            first += len(lengths)
+        np.cumsum(addresses, out=addresses)
+        return addresses
+
+    def stream(self, documents: IndexArray, blocks: IndexArray) -> Epoch:
+        """An epoch in which the documents have this order."""
+        ends = np.zeros(len(documents) + 1, dtype=np.int64)
+        lengths = np.diff(self.addresses)
+        np.cumsum(lengths[documents], out=ends[1:])
+        return Epoch(documents, ends, blocks)
+
+    def in_order(self) -> Epoch:
+        """An epoch without blocks in which the documents are as they lie in the shards."""
+        documents = np.arange(self.count, dtype=np.int64)
+        return Epoch(documents, self.addresses, documents[:0])
+
+    def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
+        """Pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
+
+        Where the pieces' stretches of documents lie is worked out for all at once. Long stretches are then
+        copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
+        tiny documents cost no loop.
+
+        Raises:
+            DataError: a shard cannot be opened.
+        """
+        first = np.searchsorted(epoch.ends, starts, side="right") - 1
+        counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
+        row = np.repeat(np.arange(len(starts)), counts)
+        at = np.repeat(first, counts) + _within(counts)
+        begins = epoch.ends[at]
+        low = np.maximum(begins, starts[row])
+        sizes = np.minimum(epoch.ends[at + 1], starts[row] + length) - low
+        origins = self.addresses[np.asarray(epoch.documents[at], dtype=np.int64)] + (low - begins)
+        shard = np.searchsorted(self._first_token, origins, side="right") - 1
+        origins -= self._first_token[shard]
+        targets = np.cumsum(sizes) - sizes
+        flat = np.empty(len(starts) * length, dtype=self._dtype)
+        long = sizes >= _LONG_STRETCH
+        tokens = {number: self._pool.tokens(number) for number in np.unique(shard).tolist()}
+        for number, origin, target, size in zip(
+            *(array[long].tolist() for array in (shard, origins, targets, sizes)), strict=True
+        ):
+            flat[target : target + size] = tokens[number][origin : origin + size]
+        for number in np.unique(shard[~long]).tolist():
+            mine = ~long & (shard == number)
+            within = _within(sizes[mine])
+            found = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
+            flat[np.repeat(targets[mine], sizes[mine]) + within] = found
+        self._forget_now_and_then(len(shard), tokens.keys())
+        return flat.astype(np.int64).reshape(len(starts), length)
+
+    def _forget_now_and_then(self, reads: int, shards: Iterable[int]) -> None:
+        """Keep the resident size flat: a mapped page would otherwise stay in the process once it was read."""
+        with self._lock:
+            self._reads += reads
+            self._touched.update(shards)
+            if self._reads < self._forget_after:
+                return
+            forget, self._touched, self._reads = self._touched, set(), 0
+        self._pool.forget_pages(forget)
+
+
+def block_count(tokens: int, sequence_length: int, what: str) -> int:
+    """How many blocks of sequence_length + 1 ids, each sharing one with the next, `tokens` make.
+
+    Raises:
+        DataError: not one.
+    """
+    if sequence_length < 1:
+        raise DataError(f"sequence_length {sequence_length} must be at least 1")
+    blocks = (tokens - 1) // sequence_length
+    if blocks < 1:
+        raise DataError(
+            f"{what} has {tokens:,} tokens, too few for one block of sequence_length {sequence_length} + 1; "
+            f"shorten data.sequence_length or add data"
+        )
+    return blocks
+
+
+def _within(counts: IndexArray) -> Int64Array:
+    """[3, 1, 2] -> [0, 1, 2, 0, 0, 1]."""
+    return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

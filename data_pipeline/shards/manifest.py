@@ -1,0 +1,281 @@
+"""What is in a shard directory, and the cheap proof that it still is.
+
+DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
+DIR/tokenizer.model, or .json            the tokenizer the ids belong to
+DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
+DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
+DIR/plan.json, location.json             what a rerun and `verify` need; readers ignore them
+DIR/units/                               what is under way; gone when the directory is finished
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import (
+    read_checked_json,
+    read_json,
+    sha256_file,
+    to_checked_json,
+    write_atomically,
+)
+from data_pipeline.shards.manifest_entries import (
+    InputRecord,
+    Shard,
+    from_dict,
+    input_from_json,
+    shard_from_json,
+)
+from data_pipeline.tokenizer.identity import TokenizerIdentity
+
+FORMAT_VERSION = 3
+# One shard for every unit of work, split and source: still read, and checked, but not continued.
+OLD_FORMAT_VERSION = 2
+MANIFEST_NAME = "manifest.json"
+REJECTS_NAME = "rejects.jsonl"
+SPLITS = ("train", "validation", "test")
+
+# Below this the training start also hashes the token files themselves: a fraction of a second.
+SMALL_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished shard directory. Shards are ordered by split, then source, then number.
+
+    rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
+    excluded_documents: by source, those that the options left out.
+    passed_over: entries beside the inputs that were not read, each with its name and the reason.
+    rejects_sha256: of rejects.jsonl; empty if there is none.
+    encoding: documents by the program that encoded them, those that two did, and those that lost text.
+    origin: what `download` wrote about where the inputs came from, or None.
+    """
+
+    directory: Path
+    format_version: int
+    name: str
+    tokenizer: TokenizerIdentity
+    dtype: str
+    options: dict[str, Any]
+    inputs: tuple[InputRecord, ...]
+    shards: tuple[Shard, ...]
+    rejects: dict[str, int]
+    unusual: dict[str, int] = field(default_factory=dict)
+    excluded_documents: dict[str, int] = field(default_factory=dict)
+    origin: dict[str, Any] | None = None
+    passed_over: tuple[dict[str, str], ...] = ()
+    rejects_sha256: str = ""
+    encoding: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the tokenizer and every shard's identity and content."""
+        content = [self.tokenizer.sha256, self.dtype]
+        content += [f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+    def sources(self, split: str) -> list[str]:
+        """Names of the sources that have documents in this split, sorted."""
+        _check_split(split)
+        return sorted(source for of, source in self._by_source if of == split)
+
+    @property
+    def damaged(self) -> list[InputRecord]:
+        """The inputs that could not be read to their end."""
+        return [entry for entry in self.inputs if entry.damaged]
+
+    @cached_property
+    def _by_source(self) -> dict[tuple[str, str], list[Shard]]:
+        found: dict[tuple[str, str], list[Shard]] = {}
+        for shard in self.shards:
+            found.setdefault((shard.split, shard.source), []).append(shard)
+        return found
+
+    def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
+        """Shards of a split, or of one source of it.
+
+        Raises:
+            DataError: no such split.
+        """
+        _check_split(split)
+        if source is not None:
+            return self._by_source.get((split, source), [])
+        return [shard for shard in self.shards if shard.split == split]
+
+    def tokens(self, split: str, source: str | None = None) -> int:
+        """Tokens of a split, or of one source of it, end-of-document ids included."""
+        return sum(shard.tokens for shard in self.shards_of(split, source))
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The directory's copy of its tokenizer."""
+        return self.directory / self.tokenizer.stored_as
+
+    def prefix(self, shard: Shard) -> Path:
+        """The path of a shard without its ending, as megatron-core's readers want it."""
+        return self.directory / shard.name
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
+
+
+def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
+    """{split: {source: {documents, tokens, text_bytes}}}."""
+    result: dict[str, dict[str, dict[str, int]]] = {}
+    for shard in shards:
+        counts = result.setdefault(shard.split, {}).setdefault(
+            shard.source, {"documents": 0, "tokens": 0, "text_bytes": 0}
+        )
+        for key in counts:
+            counts[key] += getattr(shard, key)
+    return {split: dict(sorted(result[split].items())) for split in sorted(result)}
+
+
+def write_manifest(manifest: Manifest) -> None:
+    """Write manifest.json, unless the file already says the same."""
+    value = {
+        entry.name: getattr(manifest, entry.name) for entry in fields(manifest) if entry.name != "directory"
+    }
+    value["tokenizer"] = asdict(manifest.tokenizer)
+    value["end_of_document"] = (
+        f"every document ends with id {manifest.tokenizer.eod_id}; "
+        f"no beginning-of-text or padding id is written"
+    )
+    value["inputs"] = [asdict(entry) for entry in manifest.inputs]
+    value["shards"] = [asdict(shard) for shard in manifest.shards]
+    value["totals"] = totals(manifest.shards)
+    value["fingerprint"] = manifest.fingerprint
+    path, content = manifest.directory / MANIFEST_NAME, to_checked_json(value)
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a finished shard directory.
+
+    Raises:
+        DataError: the directory or its manifest is missing, unreadable or of another format version.
+    """
+    path = directory / MANIFEST_NAME
+    if not directory.is_dir():
+        raise DataError(
+            f"data directory {directory} does not exist; make it with `python -m data_pipeline tokenize`"
+        )
+    if not path.exists():
+        raise DataError(
+            f"{directory} has no {MANIFEST_NAME}: not a shard directory, or tokenising it has not finished; "
+            f"run `python -m data_pipeline tokenize` (again) with this --out"
+        )
+    value = read_json(path)
+    version = value.get("format_version")
+    if version not in (FORMAT_VERSION, OLD_FORMAT_VERSION):
+        raise DataError(
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION} and "
+            f"{OLD_FORMAT_VERSION}; tokenise again into a new directory"
+        )
+    try:
+        if version == OLD_FORMAT_VERSION:
+            value = _as_new(value)
+        manifest = Manifest(
+            directory=directory,
+            format_version=version,
+            name=value["name"],
+            tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
+            dtype=value["dtype"],
+            options=value["options"],
+            inputs=tuple(input_from_json(entry) for entry in value["inputs"]),
+            shards=tuple(shard_from_json(entry) for entry in value["shards"]),
+            rejects=value["rejects"],
+            unusual=value["unusual"],
+            excluded_documents=value["excluded_documents"],
+            origin=value["origin"],
+            passed_over=tuple(value["passed_over"]),
+            rejects_sha256=value["rejects_sha256"],
+            encoding=value["encoding"],
+        )
+        stated = value["fingerprint"], value["totals"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
+    if stated != (manifest.fingerprint, totals(manifest.shards)):
+        raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
+    if version == FORMAT_VERSION:
+        read_checked_json(path, "delete it and run the same tokenize command again")
+    return manifest
+
+
+def _as_new(value: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of the old format in the new one's words."""
+    shards = []
+    for old in value["shards"]:
+        shard = {key: entry for key, entry in old.items() if key != "unit"}
+        shard |= {"number": old["unit"], "units": [old["unit"]], "unit_documents": [old["documents"]]}
+        shards.append(shard)
+    inputs = [entry | {"rejected": 0, "unusual": 0, "damaged": ""} for entry in value["inputs"]]
+    return value | {
+        "shards": shards,
+        "inputs": inputs,
+        "passed_over": [],
+        "rejects_sha256": "",
+        "encoding": {},
+    }
+
+
+def check_shards(manifest: Manifest) -> None:
+    """The cheap check at the start of training: is the directory what its manifest says?
+
+    Every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too where the
+    token files are under 256 MiB together. (`verify` hashes everything always.)
+
+    Raises:
+        DataError: names the first file that differs.
+    """
+    remedy = f"`python -m data_pipeline verify {manifest.directory}` lists all damage and says what to do"
+    for path, size, digest in expected_files(manifest):
+        problem = file_problem(path, size, digest)
+        if problem:
+            raise DataError(f"{problem}; {remedy}")
+
+
+def expected_files(
+    manifest: Manifest, hash_everything: bool = False
+) -> list[tuple[Path, int | None, str | None]]:
+    """(path, size or None, SHA-256 or None) of every file that readers use."""
+    bin_total = sum(shard.bin_bytes for shard in manifest.shards)
+    files: list[tuple[Path, int | None, str | None]] = [
+        (manifest.tokenizer_path, None, manifest.tokenizer.sha256)
+    ]
+    for shard in manifest.shards:
+        prefix = str(manifest.prefix(shard))
+        bin_sha256 = shard.bin_sha256 if hash_everything or bin_total < SMALL_BYTES else None
+        files.append((Path(prefix + ".idx"), shard.idx_bytes, shard.idx_sha256))
+        files.append((Path(prefix + ".bin"), shard.bin_bytes, bin_sha256))
+    return files
+
+
+def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:
+    """What is wrong with one file, as a clause that starts with its path; None if nothing is."""
+    if not path.is_file():
+        return f"{path} is missing"
+    actual = path.stat().st_size
+    if size is not None and actual != size:
+        return f"{path} has {actual:,} bytes where the manifest says {size:,}"
+    if digest is not None and sha256_file(path) != digest:
+        return f"{path} does not have the SHA-256 that the manifest says"
+    return None
+
+
+def rejects_intact(manifest: Manifest) -> bool:
+    """Whether rejects.jsonl is as it was written."""
+    path = manifest.directory / REJECTS_NAME
+    if manifest.format_version == OLD_FORMAT_VERSION:
+        return True
+    if not manifest.rejects_sha256:
+        return not path.exists()
+    return path.is_file() and sha256_file(path) == manifest.rejects_sha256

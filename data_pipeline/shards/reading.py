@@ -1,0 +1,118 @@
+"""Reading shards: through megatron-core's own reader to check them, and many of them, bounded, to train."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import Manifest, Shard
+from data_pipeline.shards.mapping import FileMap
+
+# Maps need no descriptor, but the kernel allows a process 65,530 of them, and other libraries want some.
+_MOST_OPEN = 1024
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard, its ids memory-mapped.
+
+    tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
+    lengths: [documents] int64, tokens of each document, its end-of-document id included.
+    """
+
+    path: Path
+    tokens: npt.NDArray[np.integer]
+    lengths: npt.NDArray[np.int64]
+
+
+def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
+    """Open one shard through `megatron.core.datasets.indexed_dataset.IndexedDataset` (megatron-core 0.16.1).
+
+    Raises:
+        DataError: megatron-core cannot read it, or it holds something else than the manifest says.
+    """
+    with warnings.catch_warnings():
+        # On a machine without Apex and Transformer Engine, importing megatron.core says so four times.
+        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+    prefix = manifest.prefix(shard)
+    try:
+        index = IndexedDataset(str(prefix)).index
+        lengths = index.sequence_lengths.astype(np.int64)
+        offsets_agree = np.array_equal(
+            index.sequence_pointers // index.dtype_size, np.cumsum(lengths) - lengths
+        )
+        # IndexedDataset unmaps its files when it is collected, under the arrays it gave out (reading those is
+        # then a segmentation fault), so the ids are mapped again by an array that owns its map.
+        tokens = FileMap(Path(f"{prefix}.bin")).content.view(index.dtype)
+    except OSError as error:
+        raise DataError(f"cannot open {prefix}.bin/.idx: {error.strerror or error}") from error
+    except (ValueError, AssertionError, IndexError) as error:
+        raise DataError(f"{prefix}.bin/.idx: megatron-core cannot read it ({error})") from error
+    found = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
+    expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
+    if found != expected or len(tokens) != shard.tokens or not offsets_agree:
+        raise DataError(f"{prefix}.idx holds {found}, the manifest says {expected}")
+    return OpenShard(prefix, tokens, lengths)
+
+
+class ShardPool:
+    """The ids of many shards, each mapped when it is first asked for, the least used ones closed again.
+
+    Threads may share it. An array that was given out stays valid after its shard has been closed.
+    """
+
+    def __init__(self, manifest: Manifest, shards: Sequence[Shard], most_open: int = _MOST_OPEN) -> None:
+        self._manifest = manifest
+        self._shards = shards
+        self._most_open = most_open
+        self._dtype = np.dtype(manifest.dtype)
+        self._open: OrderedDict[int, FileMap] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def tokens(self, number: int) -> npt.NDArray[np.integer]:
+        """[tokens], the ids of the shard of this number.
+
+        Raises:
+            DataError: it cannot be opened, or is not as long as the manifest says.
+        """
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+            else:
+                self._open[number] = self._map(self._shards[number])
+                if len(self._open) > self._most_open:
+                    self._open.popitem(last=False)
+            return self._open[number].content.view(self._dtype)
+
+    def forget_pages(self, numbers: set[int]) -> None:
+        """Take what was read of these shards out of this process's memory."""
+        with self._lock:
+            maps = [self._open[number] for number in numbers if number in self._open]
+        for one in maps:
+            one.forget_pages()
+
+    def _map(self, shard: Shard) -> FileMap:
+        path = Path(f"{self._manifest.prefix(shard)}.bin")
+        try:
+            opened = FileMap(path)
+        except OSError as error:
+            raise DataError(
+                f"cannot open {path}: {error.strerror or error}; "
+                f"`python -m data_pipeline verify {self._manifest.directory}` says what is damaged"
+            ) from error
+        if len(opened.content) != shard.bin_bytes:
+            raise DataError(
+                f"{path} has {len(opened.content):,} bytes where the manifest says {shard.bin_bytes:,}; "
+                f"`python -m data_pipeline verify {self._manifest.directory}` says what to do"
+            )
+        opened.expect_random_access()
+        return opened

@@ -1,0 +1,174 @@
+"""Shards -> training samples in an order that is a function of (data, seed, sample number) only.
+
+A split's documents form one stream, each ended by the end-of-document id, and the stream is cut into blocks
+of sequence_length + 1 ids: inputs are the first sequence_length, targets the last. A block may hold several
+documents (GPT-2 style packing; what attention makes of their boundaries is the model's affair). Neighbouring
+blocks share one id, so every id but the stream's first is a target once; the tail too short for a block is
+dropped. For training, every epoch permutes the documents, then the blocks, anew.
+
+There is no state: whoever knows a sample's number can have its ids, so the order does not depend on data- or
+tensor-parallel size, and resuming at any number is exact.
+
+This takes the place of megatron-core's GPTDataset, whose index cache ignores the content of the shards (a
+replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files are those of
+megatron-core's IndexedDataset; they are opened when they are first read, and hold no descriptor.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.documents import FORGET_AFTER, Documents, block_count
+from data_pipeline.shards.manifest import Manifest
+from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array, permutation
+
+_PARTS = ("documents", "ends", "blocks")
+
+
+class TrainingSamples:
+    """Endless training samples: sample n is n % samples_per_epoch of epoch n // samples_per_epoch."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        sequence_length: int,
+        seed: int,
+        split: str = "train",
+        cache_directory: Path | None = None,
+        source: str | None = None,
+        salt: str = "",
+        forget_after: int = FORGET_AFTER,
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            cache_directory: where to keep each epoch's order as memory-mapped .npy files, so that the
+                processes of a machine share one; None keeps the current epochs' in memory (12 bytes a
+                document and 4 a sample).
+            source: only this source's documents; None: all.
+            salt: makes the order another one; members of a blend have different ones.
+            forget_after: reads of documents after which their pages leave the process's memory.
+
+        Raises:
+            DataError: the split has too few tokens for one sample, or a shard cannot be opened.
+        """
+        self.sequence_length = sequence_length
+        self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
+        what = f"split {split} of {manifest.directory}"
+        self.samples_per_epoch = block_count(
+            manifest.tokens(split, source), sequence_length, f"source {source} of {what}" if source else what
+        )
+        data = (manifest.fingerprint, split, source)
+        layout = self._cache = None
+        if cache_directory is not None:
+            layout = ArrayCache(cache_directory, repr(data))
+            self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
+        self._documents = Documents(manifest, split, source, forget_after, layout)
+        self._epochs: dict[int, Epoch] = {}
+        self._lock = threading.Lock()
+
+    def blocks(self, sample_numbers: Int64Array) -> Int64Array:
+        """[n] sample numbers, over epochs if need be -> [n, sequence_length + 1] ids, int64. Thread-safe."""
+        result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
+        epochs, within = np.divmod(sample_numbers, self.samples_per_epoch)
+        for number in np.unique(epochs).tolist():
+            rows = epochs == number
+            epoch = self.epoch(number)
+            starts = np.asarray(epoch.blocks[within[rows]], dtype=np.int64) * self.sequence_length
+            result[rows] = self._documents.read(epoch, starts, self.sequence_length + 1)
+        return result
+
+    def epoch(self, number: int) -> Epoch:
+        """The order of epoch `number`: from memory, from the cache, or made now.
+
+        Raises:
+            DataError: the cache cannot be written.
+        """
+        with self._lock:
+            if number not in self._epochs:
+                # A batch may cross into the next epoch; more than two at once are never needed.
+                while len(self._epochs) > 1:
+                    del self._epochs[min(self._epochs)]
+                if self._cache is None:
+                    self._epochs[number] = self._build(number)
+                else:
+                    found = self._cache.get(str(number), _PARTS, self._parts(number))
+                    self._epochs[number] = Epoch(found[0], found[1].view(np.int64), found[2])
+            return self._epochs[number]
+
+    def _build(self, number: int) -> Epoch:
+        documents = permutation(self._documents.count, "documents", *self._key, number)
+        blocks = permutation(self.samples_per_epoch, "blocks", *self._key, number)
+        return self._documents.stream(documents, blocks)
+
+    def _parts(self, number: int) -> Callable[[], list[IndexArray]]:
+        def build() -> list[IndexArray]:
+            epoch = self._build(number)
+            return [epoch.documents, epoch.ends, epoch.blocks]
+
+        return build
+
+
+class ValidationSamples:
+    """The first `max_samples` blocks of one source's held-out documents, in their order on disk.
+
+    Of several shard directories that have the source, each gives an equal share of the blocks.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest | list[Manifest],
+        source: str,
+        sequence_length: int,
+        max_samples: int,
+        split: str = "validation",
+    ) -> None:
+        """Open the shards.
+
+        Raises:
+            DataError: unknown source, or too few tokens for one block.
+        """
+        manifests = manifest if isinstance(manifest, list) else [manifest]
+        if max_samples < 1:
+            raise DataError(f"max_samples {max_samples} must be at least 1")
+        self.sequence_length = sequence_length
+        shares = [(max_samples + position) // len(manifests) for position in range(len(manifests))]
+        self._parts: list[tuple[Documents, Epoch]] = []
+        counts = []
+        for one, share in zip(manifests, reversed(shares), strict=True):
+            if source not in one.sources(split):
+                raise DataError(
+                    f"{one.directory} has no {split} documents of source {source!r}; "
+                    f"it has {', '.join(one.sources(split)) or 'none at all'}"
+                )
+            what = f"source {source} of split {split} of {one.directory}"
+            counts.append(min(block_count(one.tokens(split, source), sequence_length, what), share))
+            documents = Documents(one, split, source)
+            self._parts.append((documents, documents.in_order()))
+        self._first: Int64Array = np.cumsum([0, *counts])
+
+    def __len__(self) -> int:
+        """How many samples there are."""
+        return int(self._first[-1])
+
+    def blocks(self, sample_numbers: Int64Array) -> Int64Array:
+        """[n] sample numbers below len() -> [n, sequence_length + 1] ids, int64.
+
+        Raises:
+            IndexError: a number is not below len().
+        """
+        if len(sample_numbers) and int(sample_numbers.max()) >= len(self):
+            raise IndexError(f"validation sample {int(sample_numbers.max())} of {len(self)}")
+        result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
+        part = np.searchsorted(self._first, sample_numbers, side="right") - 1
+        for number in np.unique(part).tolist():
+            rows = part == number
+            documents, epoch = self._parts[number]
+            starts = (sample_numbers[rows] - self._first[number]) * self.sequence_length
+            result[rows] = documents.read(epoch, starts, self.sequence_length + 1)
+        return result

@@ -1,0 +1,86 @@
+"""The thorough check of a shard directory: rehash, reopen, recount, decode a sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import sha256_file
+from data_pipeline.shards.manifest import (
+    REJECTS_NAME,
+    Manifest,
+    Shard,
+    expected_files,
+    file_problem,
+    rejects_intact,
+)
+from data_pipeline.shards.reading import OpenShard, open_shard
+from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
+
+_SAMPLE_DOCUMENTS = 8
+_CHUNK_TOKENS = 1 << 24
+
+
+def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str]:
+    """Everything that is wrong with a shard directory, one clause each that begins with the file's path.
+
+    Args:
+        tokenizer: a model that is expected to be the directory's own.
+    """
+    problems = []
+    if tokenizer is not None and sha256_file(tokenizer) != manifest.tokenizer.sha256:
+        problems.append(
+            f"{tokenizer} is not the tokenizer of {manifest.directory} ({manifest.tokenizer.file})"
+        )
+    for path, size, digest in expected_files(manifest, hash_everything=True):
+        problem = file_problem(path, size, digest)
+        if problem:
+            problems.append(problem)
+    known = {f"{shard.name}.{ending}" for shard in manifest.shards for ending in ("bin", "idx")}
+    for path in sorted([*manifest.directory.glob("*.bin"), *manifest.directory.glob("*.idx")]):
+        if path.name not in known:
+            problems.append(f"{path} is not in the manifest")
+    if not rejects_intact(manifest):
+        problems.append(f"{manifest.directory / REJECTS_NAME} is not as the manifest says")
+    if problems:
+        # Files that are not what they were need not be opened, and a cut memory map would end the process.
+        return problems
+    try:
+        own = open_tokenizer(manifest.tokenizer_path)
+    except DataError as error:
+        return [str(error)]
+    for shard in manifest.shards:
+        try:
+            problem = _content_problem(open_shard(manifest, shard), shard, manifest, own)
+        except DataError as error:
+            problem = str(error)
+        if problem:
+            problems.append(problem)
+    return problems
+
+
+def _content_problem(opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer) -> str | None:
+    """Ids out of range, documents without their end, or a sample that does not survive decoding."""
+    path, tokens, eod_id = f"{opened.path}.bin", opened.tokens, manifest.tokenizer.eod_id
+    ends = np.cumsum(opened.lengths)
+    if not np.all(tokens[ends - 1] == eod_id):
+        return f"{path} has a document that does not end with the end-of-document id {eod_id}"
+    end_ids = 0
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        chunk = tokens[start : start + _CHUNK_TOKENS]
+        if int(chunk.max()) >= manifest.tokenizer.vocab_size or int(chunk.min()) < 0:
+            return (
+                f"{path} has an id that the tokenizer's {manifest.tokenizer.vocab_size:,} pieces do not cover"
+            )
+        end_ids += int(np.count_nonzero(chunk == eod_id))
+    if end_ids != shard.documents:
+        return f"{path} has {end_ids:,} end-of-document ids but {shard.documents:,} documents"
+    for number in np.linspace(0, shard.documents - 1, _SAMPLE_DOCUMENTS).astype(int):
+        ids = tokens[ends[number] - opened.lengths[number] : ends[number] - 1].tolist()
+        if manifest.options.get("allow_lossy"):
+            continue
+        if tokenizer.encode([tokenizer.decode(ids)])[0].tolist() != ids:
+            return f"{path}: document {number} does not decode to a text with the same ids"
+    return None

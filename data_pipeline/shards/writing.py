@@ -1,0 +1,162 @@
+"""Megatron .bin/.idx files, written without importing megatron-core (its import costs a worker seconds).
+
+The layout is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids
+one after the other; the .idx is
+
+    9 bytes "MMIDIDX\\0\\0" · uint64 version 1 · uint8 dtype code · uint64 sequences · uint64 documents + 1 ·
+    int32 length of each sequence · int64 byte offset of each sequence · int64 first sequence of each
+    document, and end
+
+with one sequence a document. The tests compare it, byte for byte, with megatron-core's own writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import sha256_file, sync, temporary_path
+
+# megatron.core.datasets.indexed_dataset.DType
+DTYPE_CODES = {"int32": 4, "uint16": 8}
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEADER_BYTES = 34
+_UINT16_VOCAB = 1 << 16
+_LONGEST_SOURCE = 40
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The type for ids below `vocab_size`: uint16 up to 65,536 pieces (largest id 65,535), else int32."""
+    return "uint16" if vocab_size <= _UINT16_VOCAB else "int32"
+
+
+def shard_name(name: str, split: str, source: str, number: int) -> str:
+    """NAME-SPLIT-SOURCE_00000.
+
+    Of the source, at most 40 letters, digits and dots, other characters made `_`; unless that is the whole
+    of it, twelve digits of its hash follow after a dash, which no source has in its own name.
+    """
+    plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
+    if plain != source:
+        plain += "-" + hashlib.blake2b(source.encode(), digest_size=6).hexdigest()
+    return f"{name}-{split}-{plain}_{number:05d}"
+
+
+def index_size(documents: int) -> int:
+    """Bytes of the .idx file of so many documents."""
+    return _HEADER_BYTES + 20 * documents + 8
+
+
+def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
+    """The .idx file of documents with these lengths (in tokens)."""
+    offsets = np.zeros(len(lengths), dtype=np.int64)
+    np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
+    offsets *= np.dtype(dtype).itemsize
+    header = _MAGIC + struct.pack("<QBQQ", 1, DTYPE_CODES[dtype], len(lengths), len(lengths) + 1)
+    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    return header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.tobytes()
+
+
+def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
+    """[documents] int32, the documents' lengths in tokens, from PREFIX.idx alone.
+
+    Raises:
+        DataError: the file is missing, cut short, or no index of one sequence a document.
+    """
+    path = Path(f"{prefix}.idx")
+    try:
+        with open(path, "rb") as stream:
+            magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
+            whole = path.stat().st_size == index_size(sequences)
+            lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    except struct.error as error:
+        raise DataError(f"{path} is cut short; see verify") from error
+    if magic != _MAGIC or version != 1 or ends != sequences + 1 or not whole:
+        raise DataError(f"{path} is not an index that tokenize writes; see verify")
+    return lengths
+
+
+def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
+    """Ids in the type of a shard.
+
+    Raises:
+        DataError: one does not fit the type (numpy would wrap it without a word).
+    """
+    # As unsigned a negative id is a very large one, so that one pass finds both.
+    if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
+        worst = ids.min() if ids.min() < 0 else ids.max()
+        raise DataError(f"a token id ({worst}) does not fit {dtype}; the tokenizer is not what it says")
+    return ids.astype(dtype, copy=False)
+
+
+class ShardWriter:
+    """One shard in the making, under temporary names until `finish`. Memory: four bytes a document."""
+
+    def __init__(self, prefix: Path, dtype: str) -> None:
+        self.prefix = prefix
+        self.dtype = np.dtype(dtype)
+        self._lengths: list[npt.NDArray[np.int32]] = []
+        self._bin_path = Path(f"{prefix}.bin")
+        self._temporary = temporary_path(self._bin_path)
+        self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
+        self._digest = hashlib.sha256()
+
+    def append_ids(self, ids: npt.NDArray[np.integer]) -> None:
+        """Append ids of the shard's type."""
+        self._stream.write(ids.data)
+        self._digest.update(ids.data)
+
+    def append_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
+        """State the lengths of the documents that the ids make, in their order."""
+        self._lengths.append(lengths)
+
+    def finish(self) -> dict[str, int | str]:
+        """Publish .bin, then .idx. Returns counts and hashes of `manifest.Shard`.
+
+        The names are durable once the caller has synced the directory.
+        """
+        sync(self._stream)
+        self._stream.close()
+        lengths = np.concatenate(self._lengths)
+        index = index_bytes(lengths, self.dtype.name)
+        index_path = Path(f"{self.prefix}.idx")
+        index_temporary = temporary_path(index_path)
+        with open(index_temporary, "wb") as stream:
+            stream.write(index)
+            sync(stream)
+        bin_bytes, index_sha256 = self._temporary.stat().st_size, hashlib.sha256(index).hexdigest()
+        _publish_unless_same(self._temporary, self._bin_path, self._digest.hexdigest())
+        _publish_unless_same(index_temporary, index_path, index_sha256)
+        return {
+            "documents": len(lengths),
+            "tokens": int(lengths.sum(dtype=np.int64)),
+            "bin_bytes": bin_bytes,
+            "bin_sha256": self._digest.hexdigest(),
+            "idx_bytes": len(index),
+            "idx_sha256": index_sha256,
+        }
+
+    def discard(self) -> None:
+        """Drop an unfinished shard; nothing happens after `finish`."""
+        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
+            self._stream.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
+    """Leave a file alone that an interrupted run, or an earlier one, has already finished."""
+    if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
+        temporary.unlink()
+    else:
+        os.replace(temporary, path)

@@ -1,0 +1,226 @@
+"""The bytes of an input file on their way to lines: unpacked, and hashed while they pass.
+
+Formats are told by the ending of the name. A zstd file may have several frames and any window up to 2 GiB;
+where a frame is damaged, reading goes on at the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import zstandard
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources.discovery import Piece
+
+# One or a few zstd blocks: where a file is damaged, what came before them is not lost.
+_READ_BYTES = 1 << 16
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_LARGEST_WINDOW = 1 << 31
+
+
+class HashedStream(io.RawIOBase):
+    """A file of which bytes [start, end) are hashed as they are read, each once and in order.
+
+    Bytes may be skipped or read again; `hexdigest` reads what was passed over.
+    """
+
+    def __init__(self, raw: BinaryIO, start: int, end: int) -> None:
+        self._raw = raw
+        self._end = end
+        self._hashed = start
+        self._digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._raw.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._raw.seek(offset, whence)
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        position = self._raw.tell()
+        view = memoryview(buffer).cast("B")
+        count = self._raw.readinto(view) or 0  # type: ignore[attr-defined]
+        first, last = self._hashed - position, min(position + count, self._end) - position
+        if 0 <= first < last:
+            self._digest.update(view[first:last])
+            self._hashed += last - first
+        return count
+
+    def hexdigest(self) -> str:
+        """SHA-256 of the bytes from start to before end.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        self._raw.seek(self._hashed)
+        while self._hashed < self._end and self.read(min(1 << 22, self._end - self._hashed)):
+            pass
+        return self._digest.hexdigest()
+
+
+def hash_of(piece: Piece) -> str:
+    """SHA-256 of a piece's bytes.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    try:
+        with piece.file.open() as raw:
+            stream = HashedStream(raw, piece.start, piece.end)
+            return stream.hexdigest()
+    except OSError as error:
+        raise DataError(f"cannot read {piece.file.path}: {error.strerror or error}") from error
+
+
+class DamageError(Exception):
+    """Bytes of a packed file are lost. `reason`: `truncated` or `damaged`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason, self.detail = reason, detail
+
+
+def lines_of(stream: HashedStream, piece: Piece) -> Iterator[bytes | DamageError]:
+    """Lines of a plain or packed file, memory bounded by the longest line; where bytes are lost, how.
+
+    Of a part of a plain file, the lines that begin in it. After a damage the rest of the broken line, and of
+    the one that was under way where reading goes on, may come as lines of their own.
+    """
+    name = piece.file.name.lower()
+    if name.endswith((".zst", ".zstd")):
+        return _split_lines(_zstd_chunks(stream))
+    if name.endswith(".gz"):
+        return _split_lines(_members(stream, _Gzip()))
+    if name.endswith(".xz"):
+        return _split_lines(_members(stream, _Xz()))
+    return _plain_lines(stream, piece)
+
+
+def _plain_lines(raw: HashedStream, piece: Piece) -> Iterator[bytes]:
+    stream = io.BufferedReader(raw, 1 << 18)
+    position = piece.start
+    if position:
+        # The line that covers the byte before the part begins in an earlier one.
+        stream.seek(position - 1)
+        position += len(stream.readline()) - 1
+    while position < piece.end and (line := stream.readline()):
+        position += len(line)
+        yield line
+    stream.detach()  # it would close the file below it
+
+
+def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
+    rest: list[bytes] = []
+    for chunk in chunks:
+        if isinstance(chunk, DamageError):
+            rest = []  # a line of which the end is lost
+            yield chunk
+            continue
+        lines = chunk.split(b"\n")
+        rest.append(lines[0])
+        if len(lines) > 1:
+            lines[0] = b"".join(rest)
+            rest = [lines.pop()]
+            yield from lines
+    last = b"".join(rest)
+    if last:
+        yield last
+
+
+def _zstd_chunks(stream: HashedStream) -> Iterator[bytes | DamageError]:
+    """Decompressed bytes of every frame.
+
+    zstandard's own readers stop after the first frame or end silently in a cut one, so frames are followed
+    here.
+    """
+    context = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+    frame = 0  # where the frame begins that is being read
+    decompressor = None
+    chunk = b""
+    while chunk or (chunk := stream.read(_READ_BYTES)):
+        if decompressor is None:
+            frame = stream.tell() - len(chunk)
+            decompressor = context.decompressobj()
+        try:
+            content = decompressor.decompress(chunk)
+        except zstandard.ZstdError as error:
+            following = _next_frame(stream, frame + 1)
+            where = "what follows is lost" if following is None else f"reading goes on at byte {following:,}"
+            yield DamageError("damaged", f"the frame at byte {frame:,} is broken ({error}); {where}")
+            if following is None:
+                return
+            stream.seek(following)
+            chunk, decompressor = b"", None
+            continue
+        if content:
+            yield content
+        chunk = decompressor.unused_data if decompressor.eof else b""
+        if decompressor.eof:
+            decompressor = None
+    if decompressor is not None:
+        yield DamageError("truncated", "the file is cut short; what follows is lost")
+
+
+def _next_frame(stream: HashedStream, start: int) -> int | None:
+    """Where, from `start` on, the sign of a frame is found."""
+    stream.seek(start)
+    kept = b""
+    while chunk := stream.read(_READ_BYTES):
+        chunk = kept + chunk
+        found = chunk.find(_ZSTD_MAGIC)
+        if found >= 0:
+            return stream.tell() - len(chunk) + found
+        kept = chunk[-(len(_ZSTD_MAGIC) - 1) :]
+    return None
+
+
+class _Gzip:
+    """Members of a gzip file."""
+
+    errors = (zlib.error,)
+
+    def open(self) -> zlib._Decompress:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+class _Xz:
+    """Streams of an xz file."""
+
+    errors = (lzma.LZMAError,)
+
+    def open(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ)
+
+
+def _members(stream: HashedStream, kind: _Gzip | _Xz) -> Iterator[bytes | DamageError]:
+    """Decompressed bytes of all members; zeros after one are padding."""
+    decompressor = None
+    chunk = b""
+    while chunk or (chunk := stream.read(_READ_BYTES)):
+        if decompressor is None:
+            chunk = chunk.lstrip(b"\x00")
+            if not chunk:
+                continue
+            decompressor = kind.open()
+        try:
+            yield decompressor.decompress(chunk)
+        except kind.errors as error:
+            yield DamageError("damaged", f"{error}; what follows is lost")
+            return
+        chunk = decompressor.unused_data if decompressor.eof else b""
+        if decompressor.eof:
+            decompressor = None
+    if decompressor is not None:
+        yield DamageError("truncated", "the file is cut short; what follows is lost")

@@ -1,0 +1,252 @@
+"""Corpora from the Hugging Face hub, or from a directory that mirrors one.
+
+DIR has the files under the hub's own names and, when all are there and checked, download.json: the
+repository, the commit and every file's size and hash. The same command again downloads what is missing and
+checks everything anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import sha256_file
+from data_pipeline.sources.catalogue import SOURCES, HubSource, Wanted
+from data_pipeline.sources.origin import (
+    DOWNLOAD_NAME,
+    UNFINISHED_NAME,
+    Download,
+    RemoteFile,
+    read_download,
+    write_download,
+)
+
+_READ_BYTES = 1 << 22
+
+# (files done, bytes done, bytes in all)
+_Report = Callable[[int, int, int], None]
+
+
+def download(
+    name: str,
+    directory: Path,
+    wanted: Wanted,
+    report: _Report,
+    hub_id: str | None = None,
+    revision: str | None = None,
+    workers: int = 8,
+) -> Download:
+    """Fetch the wanted files of a source, check them against the hub's listing, write DIR/download.json.
+
+    Args:
+        revision: a branch, tag or commit; None is the commit that the directory was begun with, else `main`.
+            It is resolved to a commit once, and all is fetched from that.
+
+    Raises:
+        DataError: no network or repository, a file that is not what the hub lists, or no room.
+    """
+    source = _source(name, hub_id)
+    _check(directory, workers)
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    before = _begun_with(directory)
+    if revision is None:
+        revision = before.revision if before and before.repository == source.repository else "main"
+    api = huggingface_hub.HfApi()
+    with _sentences(source.repository, revision):
+        commit = api.dataset_info(source.repository, revision=revision).sha
+        assert commit is not None  # the hub always states it
+        listing = [
+            _remote_file(entry)
+            for entry in api.list_repo_tree(
+                source.repository, recursive=True, revision=commit, repo_type="dataset"
+            )
+            if isinstance(entry, huggingface_hub.RepoFile)
+        ]
+    chosen = wanted.choose(listing, source, f"{source.repository} at {commit}")
+    result = _extended(before, Download(name, source.repository, commit, tuple(chosen)), directory)
+    write_download(directory, result, finished=False)
+
+    def fetch(file: RemoteFile) -> None:
+        path = directory / file.name
+        if path.exists() and _problem(path, file) is None:
+            return
+        with _sentences(source.repository, commit):
+            # force: what is there under this name is not what the hub lists.
+            huggingface_hub.hf_hub_download(
+                source.repository,
+                file.name,
+                repo_type="dataset",
+                revision=commit,
+                local_dir=directory,
+                force_download=path.exists(),
+            )
+        if problem := _problem(path, file):
+            path.unlink(missing_ok=True)
+            raise DataError(
+                f"{problem} in the listing of {source.repository}; it was removed, download again"
+            )
+
+    _all(fetch, list(result.files), workers, report)
+    write_download(directory, result, finished=True)
+    return result
+
+
+def take_from_mirror(
+    name: str, directory: Path, wanted: Wanted, mirror: Path, report: _Report, workers: int = 8
+) -> Download:
+    """As `download`, from a directory with the hub's files under the hub's names: linked, not copied.
+
+    If the mirror has a download.json, its files are checked against that and its commit is kept; otherwise
+    their hashes are recorded as they are.
+
+    Raises:
+        DataError: the mirror lacks the files, or has others than its own download.json says.
+    """
+    source = _source(name, None)
+    _check(directory, workers)
+    if not mirror.is_dir():
+        raise DataError(f"--mirror {mirror} is not a directory")
+    known = read_download(mirror)
+    listing = list(known.files) if known else _listing_of(mirror)
+    chosen = wanted.choose(listing, source, str(mirror))
+    result = Download(name, source.repository, "", tuple(chosen))
+    if known:
+        result = replace(result, repository=known.repository, revision=known.revision)
+    hashes: dict[str, str] = {}
+
+    def link(file: RemoteFile) -> None:
+        original, path = mirror / file.name, directory / file.name
+        if known and (problem := _problem(original, file)):
+            raise DataError(f"{problem} in {mirror / DOWNLOAD_NAME}")
+        hashes[file.name] = file.sha256 or sha256_file(original)
+        target = os.path.abspath(original)
+        if path.is_symlink() and os.readlink(path) == target:
+            return
+        if path.exists() or path.is_symlink():
+            raise DataError(f"{path} is there already and is no link to {original}; choose another --out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+
+    _all(link, chosen, workers, report)
+    result = replace(result, files=tuple(replace(file, sha256=hashes[file.name]) for file in chosen))
+    result = _extended(_begun_with(directory), result, directory)
+    write_download(directory, result, finished=True)
+    return result
+
+
+def _source(name: str, hub_id: str | None) -> HubSource:
+    if name not in SOURCES:
+        raise DataError(f"source {name!r} is unknown; known are {', '.join(SOURCES)}")
+    return replace(SOURCES[name], repository=hub_id) if hub_id else SOURCES[name]
+
+
+def _check(directory: Path, workers: int) -> None:
+    if workers < 1:
+        raise DataError(f"--workers {workers} must be at least 1")
+    if directory.exists() and not directory.is_dir():
+        raise DataError(f"--out {directory} is a file; give a directory")
+
+
+def _begun_with(directory: Path) -> Download | None:
+    return read_download(directory, UNFINISHED_NAME) or read_download(directory)
+
+
+def _extended(old: Download | None, new: Download, directory: Path) -> Download:
+    """`new`, with the files that the directory has of the same commit already."""
+    if old is None:
+        return new
+    if (old.repository, old.revision) != (new.repository, new.revision):
+        raise DataError(
+            f"{directory} holds {old.repository} at {old.revision or 'no commit'}, not {new.repository} at "
+            f"{new.revision or 'no commit'}; choose another --out"
+        )
+    files = {file.name: file for file in (*old.files, *new.files)}
+    return replace(new, files=tuple(files[name] for name in sorted(files)))
+
+
+def _listing_of(mirror: Path) -> list[RemoteFile]:
+    """What a plain directory has; the hashes are made when the files are chosen."""
+    paths = [path for path in mirror.rglob("*") if path.is_file()]
+    return [RemoteFile(path.relative_to(mirror).as_posix(), path.stat().st_size, "", "") for path in paths]
+
+
+def _remote_file(entry: object) -> RemoteFile:
+    """A `huggingface_hub.RepoFile`: large files have a SHA-256, small ones only git's id."""
+    lfs = getattr(entry, "lfs", None)
+    name, size, blob_id = (getattr(entry, field) for field in ("path", "size", "blob_id"))
+    return RemoteFile(name, size, lfs.sha256 if lfs else "", "" if lfs else blob_id)
+
+
+def _problem(path: Path, file: RemoteFile) -> str | None:
+    """How a file differs from the listing, as a clause; None if it does not."""
+    if not path.is_file():
+        return f"{path} is missing, and is"
+    size = path.stat().st_size
+    if size != file.size:
+        return f"{path} has {size:,} bytes, but {file.size:,}"
+    actual, expected = (
+        (sha256_file(path), file.sha256) if file.sha256 else (_git_blob_id(path, size), file.blob_id)
+    )
+    return None if actual == expected else f"{path} has the hash {actual}, but {expected}"
+
+
+def _git_blob_id(path: Path, size: int) -> str:
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with open(path, "rb") as stream:
+        while chunk := stream.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _all(
+    action: Callable[[RemoteFile], None], files: list[RemoteFile], workers: int, report: _Report
+) -> None:
+    """action(file) for all files on some threads; the first error ends it."""
+    total = sum(file.size for file in files)
+    done = size = 0
+    with ThreadPoolExecutor(workers) as pool:
+        futures = {pool.submit(action, file): file for file in files}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                done, size = done + 1, size + futures[future].size
+                report(done, size, total)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _sentences(repository: str, revision: str) -> Iterator[None]:
+    """Errors of the hub's client as one sentence each."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise DataError(
+            f"{repository} is gated: accept its terms on the hub and give a token in HF_TOKEN"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DataError(
+            f"the hub has no data set {repository}, or this token may not see it; "
+            f"give another with --hub-id, or a directory with --mirror"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DataError(f"{repository} has no revision {revision}; see --revision") from error
+    except errors.HFValidationError as error:
+        raise DataError(f"--hub-id {repository} is not a name like organisation/data-set") from error
+    except (errors.HTTPError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(
+            f"cannot download {repository}: {reason}; what is finished is kept: run the same command again, "
+            f"or give a directory with --mirror"
+        ) from error

@@ -1,0 +1,298 @@
+"""Input files -> documents, and what could not be one.
+
+Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
+object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (the whole file is
+one document). The default keys are SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
+
+A line that is no usable record does not stop the reading: it is given out as a `Reject` in its place. So is
+a damage of the file itself, with `lost` set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import orjson
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of
+from data_pipeline.sources.discovery import Piece, RecordKeys
+
+# From here on a document is worth a note: it may be a whole log file or a data dump.
+LONG_BYTES = 10_000_000
+_PARQUET_ROWS = 512
+# Reasons that concern a file and not a line.
+LOST = ("truncated", "damaged")
+_UTF8_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
+
+    text: str
+    source: str
+    id: str
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A line or row that is unusual. `line` counts from 1 within the piece that is read.
+
+    kept: the document is unusual but usable and follows; otherwise there is none.
+    reason: `bad_json`, `nul_byte`, `invalid_utf8`, `lone_surrogate`, `missing_text`, `text_not_string`,
+        `bad_source`, `empty_text`; `truncated` and `damaged` are the file's own (see `lost`); kept are
+        `not_strict_json` (NaN, or half of a surrogate pair, outside the text), `contains_nul`,
+        `long_document` and `contains_u2581` (SentencePiece's sign for a space, which it becomes).
+    """
+
+    line: int
+    reason: str
+    detail: str
+    kept: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether this is no line, but a part of the file that cannot be read, with who knows what lines."""
+        return self.reason in LOST
+
+
+class _BadRecordError(ValueError):
+    """reason and detail of a `Reject`."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class RecordReader:
+    """Iterates over one piece: `Document`s and `Reject`s, in order. Blank lines are passed over.
+
+    Raises:
+        DataError: the file cannot be read at all (a failing disk is not a hostile line).
+    """
+
+    def __init__(self, piece: Piece, keys: RecordKeys) -> None:
+        self.lines = 0
+        self._piece = piece
+        self._name = piece.file.name
+        self._keys = keys
+        self._text_path, self._source_path = keys.text.split("."), keys.source.split(".")
+        self._position: Callable[[], int] = lambda: piece.start
+        self._sha256: str | None = None
+
+    def input_bytes(self) -> int:
+        """How much of the piece, as it lies on disk, has been read."""
+        return max(0, min(self._position(), self._piece.end) - self._piece.start)
+
+    def sha256(self) -> str:
+        """Of the piece's bytes. Once everything has been read, it costs no second reading (but of parquet).
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        if self._sha256 is None:
+            self._sha256 = hash_of(self._piece)
+        return self._sha256
+
+    def __iter__(self) -> Iterator[Document | Reject]:
+        path = self._piece.file.path
+        name = path.name.lower()
+        try:
+            if name.endswith(".parquet"):
+                with self._whole() as file:
+                    yield from self._parquet(file)
+            else:
+                with self._piece.file.open() as raw:
+                    stream = HashedStream(raw, self._piece.start, self._piece.end)
+                    self._position = lambda: self._piece.end if raw.closed else stream.tell()
+                    yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
+                    self._sha256 = stream.hexdigest()
+            self._piece.file.check_unchanged()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        self._position = lambda: self._piece.end
+
+    def _json_lines(self, stream: HashedStream) -> Iterator[Document | Reject]:
+        first = self._piece.start == 0
+        broken = False  # what comes after a damage may begin in the middle of a line
+        for line in lines_of(stream, self._piece):
+            if isinstance(line, DamageError):
+                yield Reject(self.lines + 1, line.reason, line.detail)
+                broken = True
+                continue
+            if first:
+                line, first = line.removeprefix(_UTF8_MARK), False
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                if broken:
+                    broken = False
+                    continue
+                self.lines += 1
+                if line.strip():
+                    yield from self._lenient(line, error)
+                continue
+            self.lines += 1
+            broken = False
+            yield from self._checked(record)
+
+    def _lenient(self, line: bytes, error: orjson.JSONDecodeError) -> Iterator[Document | Reject]:
+        """A line that is no strict JSON: a document if only other fields than the text are to blame."""
+        reason, detail = _json_fault(line, error)
+        found: list[Document | Reject] = []
+        if reason in ("lone_surrogate", "bad_json"):
+            with contextlib.suppress(ValueError, RecursionError):
+                found = self._checked(json.loads(line))
+        # Half of a surrogate pair in the text itself is no text.
+        if not found or not isinstance(document := found[-1], Document) or not _is_text(document):
+            yield Reject(self.lines, reason, detail)
+            return
+        yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
+        yield from found
+
+    def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
+        content = (stream.read() or b"").removeprefix(_UTF8_MARK)
+        self.lines = 1
+        try:
+            yield from self._checked_text(content.decode(), self._keys.default_source)
+        except UnicodeDecodeError as error:
+            yield Reject(1, "invalid_utf8", f"byte {error.start} of the file is not valid UTF-8")
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[Path | BinaryIO]:
+        """What pyarrow can jump about in: the file itself, or an object's bytes, fetched and hashed once."""
+        path = self._piece.file.path
+        if isinstance(path, Path):
+            yield path
+            return
+        with self._piece.file.open() as raw, tempfile.TemporaryFile() as spooled:
+            stream = HashedStream(raw, 0, self._piece.end)
+            shutil.copyfileobj(stream, spooled, 1 << 20)
+            self._sha256 = stream.hexdigest()
+            spooled.seek(0)
+            yield cast(BinaryIO, spooled)
+
+    def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                roots = {key: key.split(".")[0] for key in (self._keys.text, self._keys.source)}
+                names = file.schema_arrow.names
+                if roots[self._keys.text] not in names:
+                    raise DataError(
+                        f'{self._piece.file.path} has no column "{self._keys.text}", it has '
+                        f"{', '.join(names)}; set --text-key"
+                    )
+                total = max(1, file.metadata.num_rows)
+                self._position = lambda: self._piece.file.size * self.lines // total
+                columns = [name for name in names if name in roots.values()]
+                for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
+                    yield from self._parquet_rows(batch)
+        except pyarrow.ArrowException as error:
+            # pyarrow tells a file that was cut short from one with other damage in no stable way.
+            yield Reject(self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost")
+
+    def _parquet_rows(self, batch: Any) -> Iterator[Document | Reject]:
+        for number in range(batch.num_rows):
+            self.lines += 1
+            try:
+                record = {name: batch.column(name)[number].as_py() for name in batch.schema.names}
+            except UnicodeDecodeError as error:
+                yield Reject(self.lines, "invalid_utf8", str(error))
+                continue
+            yield from self._checked(record)
+
+    def _checked(self, record: Any) -> list[Document | Reject]:
+        try:
+            text, source = _fields_of(record, self._text_path, self._source_path)
+        except _BadRecordError as error:
+            return [Reject(self.lines, error.reason, error.detail)]
+        return self._checked_text(text, source or self._keys.default_source)
+
+    def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
+        if not text:
+            return [Reject(self.lines, "empty_text", "the text is empty")]
+        document = Document(text, source, f"{self._name}:{self.lines}")
+        if not (oddities := _oddities(text)):
+            return [document]
+        return [*(Reject(self.lines, *oddity, kept=True) for oddity in oddities), document]
+
+
+def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
+    """The usable documents of a piece; rejects are passed over.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
+
+
+def _fields_of(record: Any, text_path: list[str], source_path: list[str]) -> tuple[str, str | None]:
+    """(text, source or None) of one record."""
+    text = _look_up(record, text_path)
+    if text is None:
+        raise _BadRecordError("missing_text", f'no "{".".join(text_path)}" in the record')
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise _BadRecordError("text_not_string", f'"{".".join(text_path)}" is {kind}, not a string')
+    source = _look_up(record, source_path)
+    if source is not None and (not isinstance(source, str) or not source):
+        raise _BadRecordError("bad_source", f'"{".".join(source_path)}" is not a non-empty string')
+    return text, source
+
+
+def _look_up(record: Any, path: list[str]) -> Any:
+    for part in path:
+        if not isinstance(record, dict):
+            return None
+        record = record.get(part)
+    return record
+
+
+def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
+    """(reason, detail) of a line that is not JSON. Slow, and only for such lines."""
+    try:
+        line.decode()
+    except UnicodeDecodeError as fault:
+        return "invalid_utf8", f"byte {fault.start} of the line is not valid UTF-8"
+    if b"\x00" in line:
+        return "nul_byte", f"byte {line.index(0)} of the line is NUL"
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "lone_surrogate", f"half of a surrogate pair in an escape ({error.msg})"
+    except (ValueError, RecursionError):
+        pass
+    return "bad_json", error.msg
+
+
+def _is_text(document: Document) -> bool:
+    try:
+        f"{document.text}{document.source}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _oddities(text: str) -> list[tuple[str, str]]:
+    """(reason, detail) of what is unusual in a usable text."""
+    if len(text) < LONG_BYTES // 4 and text.isascii() and "\x00" not in text:
+        return []
+    found = []
+    if "\x00" in text:
+        found.append(("contains_nul", "the text holds NUL; it is kept exactly"))
+    if "\u2581" in text:
+        found.append(("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"))
+    if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
+        found.append(("long_document", f"{len(text.encode()):,} bytes of text"))
+    return found

@@ -1,0 +1,139 @@
+"""Inputs that lie in a store: what they are, and the reading of them.
+
+An object is read in blocks, each a request of its own: so a connection that breaks costs a block. What an
+object is at the beginning (its size and the version that the store states) must still be so before and after
+it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources import stores
+from data_pipeline.sources.stores import ask, call, information, stated
+
+# Large enough that a request's latency is small beside it; two are held, one of them on its way.
+BLOCK_BYTES = 8 << 20
+_COMMIT = re.compile("^hf://[^@]+@[0-9a-f]{40}/")
+
+
+def is_url(place: object) -> bool:
+    """Whether an input is named by its scheme, and not by a path."""
+    return "://" in str(place)
+
+
+@dataclass(frozen=True)
+class RemoteObject:
+    """An object of a store. `version` is what the store calls this content; empty where it says nothing."""
+
+    url: str
+    size: int
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The last part of its URL."""
+        return self.url.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return self.url
+
+    def open(self) -> RemoteStream:
+        """The object, unbuffered.
+
+        Raises:
+            DataError: it is no longer what it was.
+        """
+        self.check_unchanged()
+        return RemoteStream(self)
+
+    def check_unchanged(self) -> None:
+        """Raises:
+        DataError: the object is gone, or the store states another size or version.
+        """
+        if _COMMIT.search(self.url):
+            return  # what a commit holds never changes
+        size, version = stated(information(self.url))
+        for what, now, before in (("size", size, self.size), ("version", version, self.version)):
+            if now != before:
+                raise DataError(
+                    f"input {self.url} changed while it was being worked on: its {what} is {now}, it was "
+                    f"{before}; restore it, or choose another --out"
+                )
+
+
+class RemoteStream(io.RawIOBase):
+    """An object's bytes, a block at a time, the next one fetched while this one is worked on.
+
+    Raises:
+        DataError: by any reading, if a block cannot be had in spite of `stores.PATIENCE`.
+    """
+
+    def __init__(self, remote: RemoteObject) -> None:
+        self._remote = remote
+        self._position = 0
+        self._first, self._block = 0, b""
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        self._ahead: tuple[int, Future[bytes]] | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._remote.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+        view = memoryview(buffer).cast("B")
+        if self._position >= self._remote.size:
+            return 0
+        if not self._first <= self._position < self._first + len(self._block):
+            self._first, self._block = self._position, self._next_block()
+        content = self._block[self._position - self._first :][: len(view)]
+        view[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def _next_block(self) -> bytes:
+        """The block at the position; what follows it is asked for, unless the reader has jumped here."""
+        start, following = self._position, self._first + len(self._block) == self._position
+        if self._ahead is not None and self._ahead[0] == start:
+            block = self._ahead[1].result()
+        else:
+            block = self._fetch(start)
+        self._ahead = None
+        after = start + len(block)
+        if following and after < self._remote.size:
+            self._ahead = after, self._fetcher.submit(self._fetch, after)
+        return block
+
+    def _fetch(self, start: int) -> bytes:
+        url, end = self._remote.url, min(start + BLOCK_BYTES, self._remote.size)
+
+        def once() -> bytes:
+            if self.closed:  # nobody waits for this block any more
+                raise DataError(f"{url} was closed")
+            content: bytes = call(stores.PATIENCE.seconds, "cat_file", url, start=start, end=end)
+            if len(content) == self._remote.size > end - start:
+                raise DataError(f"cannot read {url} in blocks: its server ignores ranges; download it first")
+            if len(content) != end - start:
+                raise OSError(f"{len(content):,} bytes came where {end - start:,} were asked for")
+            return content
+
+        return ask(url, once)
+
+    def close(self) -> None:
+        """Let go of what is on its way."""
+        self._fetcher.shutdown(wait=False, cancel_futures=True)
+        super().close()

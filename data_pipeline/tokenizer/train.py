@@ -1,0 +1,244 @@
+"""Training a SentencePiece model that loses nothing.
+
+The settings make the model lossless: identity normalisation, every space kept, no dummy prefix, bytes for
+what is not in the vocabulary. The one exception is a literal U+2581, which is SentencePiece's own sign for a
+space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of document. There is no padding id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.interrupt import ended_by_ctrl_c
+from data_pipeline.sources.containers import hash_of
+from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.sources.records import read_documents
+from data_pipeline.sources.sampling import LowestNumbers, sample_number
+
+MODEL_TYPES = ("bpe", "unigram")
+UNK_ID, BOS_ID, EOS_ID = 0, 1, 2
+
+# The trainer drops "sentences" over 4,192 bytes without a word: feed lines, and cut long lines below that.
+_MAX_LINE_BYTES = 4000
+# The trained scores depend on the number of threads, so it is a constant and not the machine's core count.
+_TRAINER_THREADS = 4
+_LOSSLESS: Mapping[str, Any] = MappingProxyType(
+    {
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        "byte_fallback": True,
+        "allow_whitespace_only_pieces": True,
+        "split_digits": True,
+        "unk_id": UNK_ID,
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "pad_id": -1,
+        "num_threads": _TRAINER_THREADS,
+    }
+)
+# Scores are rounded to multiples of 1/this: sums of them are then exact in float32 and float64 alike, so that
+# another program's tokenizer breaks ties as SentencePiece does.
+_SCORE_STEPS = 64
+_HELD_OUT_ONE_IN = 50
+_HELD_OUT_BYTES = 2_000_000
+# Of a corpus much larger than the sample, pieces of this size with this many times the sample are read.
+_PIECE_BYTES = 64 << 20
+_SAMPLED_ONE_IN = 4
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """What decides a tokenizer, besides the text."""
+
+    vocab_size: int
+    model_type: str = "bpe"
+    sample_bytes: int = 100_000_000
+    seed: int = 0
+    sources: tuple[str, ...] = ()
+    exclude_sources: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON gives it back."""
+        return asdict(self) | {
+            "sources": list(self.sources),
+            "exclude_sources": list(self.exclude_sources),
+        }
+
+    def check(self) -> None:
+        """Raises:
+        DataError: a setting has an impossible value.
+        """
+        if self.model_type not in MODEL_TYPES:
+            known = ", ".join(MODEL_TYPES)
+            raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
+        for option, least in (("vocab_size", 1), ("sample_bytes", 1), ("seed", 0)):
+            if not least <= getattr(self, option) < 1 << 63:
+                name = option.replace("_", "-")
+                raise DataError(f"--{name} {getattr(self, option)} must be at least {least} and below 2^63")
+
+
+def train_tokenizer(
+    files: list[InputFile], prefix: Path, settings: TrainerSettings, keys: RecordKeys
+) -> tuple[dict[str, Any], bool]:
+    """Train PREFIX.model and write what is known about it to PREFIX.json, unless both are up to date.
+
+    Returns:
+        (the content of PREFIX.json, whether training ran).
+
+    Raises:
+        DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
+    """
+    settings.check()
+    model_path, report_path = (
+        prefix.with_name(prefix.name + ".model"),
+        prefix.with_name(prefix.name + ".json"),
+    )
+    pieces = _pieces(files, settings)
+    made_from: dict[str, Any] = {
+        "settings": settings.as_json() | {"keys": asdict(keys), "trainer": _settings(settings)},
+        "inputs": [
+            {
+                "name": p.file.name,
+                "start": p.start,
+                "end": p.end,
+            }
+            | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})
+            for p in pieces
+        ],
+    }
+    if model_path.exists() and report_path.exists():
+        report = read_json(report_path)
+        if all(report.get(key) == value for key, value in made_from.items()) and (
+            report.get("sha256") == sha256_file(model_path)
+        ):
+            return report, False
+    training, held_out = _sample(pieces, settings, keys)
+    by_source = training.bytes_by_source()
+    model = _train(training.texts(), settings)
+    report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
+    report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
+    report |= _check(model, held_out, prefix)
+    report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
+    write_atomically(model_path, model)
+    write_atomically(report_path, to_json(report | made_from))
+    return report | made_from, True
+
+
+def _settings(settings: TrainerSettings) -> dict[str, Any]:
+    """What a model is made with besides the options: another version's model is not up to date."""
+    return dict(_LOSSLESS) | ({"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {})
+
+
+def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
+    """What the sample is drawn from: all, or enough pieces of files in an order that the seed decides."""
+    pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
+    names = {piece: os.fsencode(f"{piece.file.name} {piece.start}") for piece in pieces}
+    pieces.sort(key=lambda piece: sample_number(names[piece], settings.seed, b"file"))
+    chosen: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if size >= _SAMPLED_ONE_IN * settings.sample_bytes:
+            break
+        chosen.append(piece)
+        size += piece.size
+    return sorted(chosen, key=lambda piece: (piece.file.name, piece.start))
+
+
+def _sample(
+    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys
+) -> tuple[LowestNumbers, list[str]]:
+    """(training texts, held-out texts), both chosen by the hash of every document and the seed.
+
+    One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
+    """
+    training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
+    others: set[str] = set()
+    for piece in pieces:
+        for document in read_documents(piece, keys):
+            if not is_wanted(document.source, settings.sources, settings.exclude_sources):
+                others.add(document.source)
+                continue
+            text = document.text.encode()
+            aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
+            number = sample_number(text, settings.seed)
+            (held_out if aside else training).add(number, text, document.source)
+    if not held_out.texts() or not training.texts():
+        left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
+        raise DataError(
+            f"{len(pieces)} inputs hold {len(training.texts())} documents to train the tokenizer on and "
+            f"{len(held_out.texts())} to check it on; give more text{left_out}"
+        )
+    return training, held_out.texts()
+
+
+def _train(texts: list[str], settings: TrainerSettings) -> bytes:
+    model = io.BytesIO()
+    try:
+        with ended_by_ctrl_c():
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=_lines(texts),
+                model_writer=model,
+                model_type=settings.model_type,
+                vocab_size=settings.vocab_size,
+                minloglevel=2,
+                **_LOSSLESS,
+            )
+    except RuntimeError as error:
+        reason = str(error).rpartition("] ")[2].rstrip(". ")
+        raise DataError(f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}") from error
+    return round_scores(model.getvalue()) if settings.model_type == "unigram" else model.getvalue()
+
+
+def round_scores(model: bytes) -> bytes:
+    """A unigram model with the scores of its ordinary pieces rounded (those of a BPE model are ranks)."""
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto.ParseFromString(model)
+    for piece in proto.pieces:
+        if piece.type == piece.NORMAL:
+            piece.score = round(piece.score * _SCORE_STEPS) / _SCORE_STEPS
+    rounded: bytes = proto.SerializeToString(deterministic=True)
+    return rounded
+
+
+def _lines(texts: list[str]) -> Iterator[str]:
+    for text in texts:
+        for line in text.split("\n"):
+            # Four bytes a character at most, so a slice of characters cannot be too long.
+            for start in range(0, len(line), _MAX_LINE_BYTES // 4):
+                yield line[start : start + _MAX_LINE_BYTES // 4]
+
+
+def _check(model: bytes, held_out: list[str], prefix: Path) -> dict[str, Any]:
+    """Round trip over documents that the training did not see."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ids = processor.encode(held_out, num_threads=1)
+    failures = sum(
+        decoded != text.replace("\u2581", " ")
+        for decoded, text in zip(processor.decode(ids, num_threads=1), held_out, strict=True)
+    )
+    tokens = sum(len(document) for document in ids)
+    if failures:
+        raise DataError(
+            f"tokenizer {prefix}: {failures} of {len(held_out)} held-out documents do not decode exactly"
+        )
+    return {
+        "vocab_size": processor.get_piece_size(),
+        "held_out_documents": len(held_out),
+        "held_out_tokens": tokens,
+        "bytes_per_token": round(sum(len(text.encode()) for text in held_out) / tokens, 4),
+        "unknown_rate": sum(document.count(UNK_ID) for document in ids) / tokens,
+        "round_trip_failures": failures,
+    }

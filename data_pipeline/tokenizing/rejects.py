@@ -1,0 +1,107 @@
+"""How much of the input may be lost: rejected lines up to a rate, damaged files where that is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import Manifest
+
+# From so many lines on, a run that is above the rate is stopped before its end.
+_ENOUGH_LINES = 10_000
+_NAMED_FILES = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run puts up with; none of it changes what is written.
+
+    strict: stop at the first line that is no document, and at any entry that is not read.
+    max_reject_rate: of all lines.
+    """
+
+    strict: bool = False
+    max_reject_rate: float = 0.01
+
+    def check(self) -> None:
+        """Raises:
+        DataError: an impossible rate.
+        """
+        if not 0 <= self.max_reject_rate <= 1:
+            raise DataError(f"--max-reject-rate {self.max_reject_rate} must be from 0 to 1")
+
+
+class RejectWatch:
+    """Counts rejected lines over units as they come."""
+
+    def __init__(self, limits: Limits, directory: Path) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._lines = self._rejected = 0
+        self._files: dict[str, list[int]] = {}
+        self._damaged: list[str] = []
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take in a unit's record.
+
+        Raises:
+            DataError: the rate is above the limit, and enough lines have been read to say so.
+        """
+        for entry in record["inputs"]:
+            self._lines += entry["lines"]
+            self._rejected += entry["rejected"]
+            if entry["rejected"]:
+                counts = self._files.setdefault(entry["name"], [0, 0])
+                counts[0] += entry["rejected"]
+                counts[1] += entry["lines"]
+            if entry["damaged"]:
+                self._damaged.append(f"{entry['name']}: {entry['damaged']}")
+        if self._lines >= _ENOUGH_LINES:
+            self.check()
+
+    def check(self) -> None:
+        """Raises:
+        DataError: the rate is above the limit.
+        """
+        if self._rejected <= self._limits.max_reject_rate * self._lines:
+            return
+        worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))
+        named = ", ".join(f"{name} ({count:,} of {of:,})" for name, (count, of) in worst[:_NAMED_FILES])
+        more = f" and {len(worst) - _NAMED_FILES} more" if len(worst) > _NAMED_FILES else ""
+        raise DataError(
+            f"{self._rejected:,} of {self._lines:,} lines are no documents, more than --max-reject-rate "
+            f"{self._limits.max_reject_rate:g} allows: {named}{more}; see "
+            f"{self._directory}/units/*.rejects.jsonl, mend the files "
+            f"and choose another --out, or allow a higher rate and run the same command again"
+        )
+
+    def damaged(self) -> tuple[str, ...]:
+        """The files that could not be read to their end, each with what was lost."""
+        return tuple(self._damaged)
+
+
+def damaged_inputs(manifest: Manifest) -> tuple[str, ...]:
+    """As `RejectWatch.damaged`, of a finished directory."""
+    return tuple(f"{entry.name}: {entry.damaged}" for entry in manifest.damaged)
+
+
+def notes(manifest: Manifest) -> list[str]:
+    """What of a finished directory is not as one might think from its options."""
+    found = []
+    options = manifest.options
+    sources = {shard.source for shard in manifest.shards} | manifest.excluded_documents.keys()
+    for option in ("sources", "exclude_sources"):
+        for name in options.get(option, ()):
+            if name not in sources:
+                there = ", ".join(sorted(sources)[:20])
+                flag = {"sources": "--source", "exclude_sources": "--exclude-source"}[option]
+                found.append(f"{flag} {name!r}: no document is of that source; there are {there}")
+    if limit := options.get("max_tokens", 0):
+        tokens = sum(shard.tokens for shard in manifest.shards)
+        found.append(f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})")
+    silent = [entry.name for entry in manifest.inputs if entry.size and not entry.lines and not entry.damaged]
+    if silent:
+        found.append(f"{len(silent):,} inputs hold no lines: {', '.join(silent[:5])}")
+    return found

@@ -1,0 +1,152 @@
+"""Shards against the text that they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import read_checked_json, sha256_file
+from data_pipeline.shards.manifest import FORMAT_VERSION, InputRecord, Manifest, Shard
+from data_pipeline.shards.reading import open_shard
+from data_pipeline.sources.containers import hash_of
+from data_pipeline.sources.records import read_documents
+from data_pipeline.sources.remote import RemoteObject, is_url
+from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.tokenizing.plan import LOCATION_NAME, Unit, read_plan
+
+_DOCUMENTS_PER_SHARD = 64
+
+
+def compare_with_source(
+    manifest: Manifest, inputs: str | Path | None = None, most_units: int = 4
+) -> tuple[list[str], str]:
+    """Read the inputs of some units again and look for a decoded sample of their shards in them.
+
+    Args:
+        inputs: the directory or prefix of the inputs; None is where they were when they were tokenised.
+        most_units: so many units at most, spread evenly over all.
+
+    Returns:
+        (problems, each a clause that begins with a file's path; what was compared, or why nothing was).
+    """
+    path = inputs or _location(manifest.directory)
+    if path is None or not (is_url(path) or Path(path).is_dir()):
+        reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
+        remark = f"not compared with the source text: {reason}; give --inputs"
+        return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
+    if manifest.format_version != FORMAT_VERSION:
+        return [], "not compared with the source text: the directory was made by an older version"
+    plan, units = read_plan(manifest.directory, path)
+    known = {(entry.name, entry.start): entry for entry in manifest.inputs}
+    parts: dict[int, list[_Part]] = {}
+    for shard in manifest.shards:
+        first = 0
+        for unit, documents in zip(shard.units, shard.unit_documents, strict=True):
+            parts.setdefault(unit, []).append(_Part(shard, first, documents))
+            first += documents
+    numbers = sorted(parts)
+    chosen = sorted({numbers[i] for i in np.linspace(0, len(numbers) - 1, most_units).astype(int)})
+    tokenizer = open_tokenizer(manifest.tokenizer_path)
+    problems: list[str] = []
+    documents = compared = 0
+    for number in chosen:
+        unit = units[number]
+        if difference := _input_difference(unit, known):
+            if inputs:
+                problems.append(difference)
+            else:
+                return problems, f"not compared with the source text: {difference}"
+            continue
+        found, count = _unit_problems(manifest, unit, parts[number], tokenizer, plan)
+        problems += found
+        documents, compared = documents + count, compared + 1
+    return problems, f"{documents} documents of {compared} units are as in the source text"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A unit's documents in a shard."""
+
+    shard: Shard
+    first: int
+    documents: int
+
+
+def _location(directory: Path) -> str | None:
+    path = directory / LOCATION_NAME
+    if not path.is_file():
+        return None
+    found: str = read_checked_json(path, "delete it, or give --inputs")["inputs"]
+    return found
+
+
+def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> str | None:
+    """How an input of the unit is not what was tokenised, as a clause; None if it is."""
+    for piece in unit.pieces:
+        record, path = known[piece.file.name, piece.start], piece.file.path
+        if isinstance(path, RemoteObject):
+            try:
+                path.check_unchanged()
+            except DataError as error:
+                return str(error)
+            if not path.version and hash_of(piece) != record.sha256:
+                return f"{path} is not the object that was tokenised"
+            continue
+        if not path.is_file():
+            return f"{path} is missing"
+        same_size = path.stat().st_size == record.size
+        if not same_size or sha256_file(path, piece.start, piece.end) != record.sha256:
+            return f"{path} is not the file that was tokenised"
+    return None
+
+
+def _unit_problems(
+    manifest: Manifest,
+    unit: Unit,
+    parts: list[_Part],
+    tokenizer: Tokenizer,
+    plan: dict[str, Any],
+) -> tuple[list[str], int]:
+    """(problems, how many documents were looked for)."""
+    looked_for: dict[bytes, tuple[Path, int]] = {}
+    for part in parts:
+        shard = part.shard
+        opened = open_shard(manifest, shard)
+        ends = np.cumsum(opened.lengths)
+        last = part.first + part.documents - 1
+        for number in np.linspace(part.first, last, _DOCUMENTS_PER_SHARD).astype(int).tolist():
+            ids = opened.tokens[ends[number] - opened.lengths[number] : ends[number] - 1].tolist()
+            key = _key(tokenizer.decode(ids), shard.split, shard.source)
+            looked_for[key] = (manifest.prefix(shard), number)
+    count = len(looked_for)
+    seen: Counter[tuple[str, str]] = Counter()
+    for piece in unit.pieces:
+        for document in read_documents(piece, unit.options.keys):
+            if unit.options.takes(document.source):
+                split = unit.options.split_of(document.text.encode())
+                seen[split, document.source] += 1
+                looked_for.pop(_key(tokenizer.survivor(document.text), split, document.source), None)
+    names = ", ".join(sorted({piece.file.name for piece in unit.pieces}))
+    problems = [
+        f"{prefix}.bin: document {number} is no document of this split and source in {names}"
+        for prefix, number in looked_for.values()
+    ]
+    if not plan["options"]["max_tokens"]:
+        there = {(part.shard.split, part.shard.source): part.documents for part in parts}
+        problems += [
+            f"{manifest.directory}: unit {unit.number} has {there.get(key, 0):,} documents of {key[1]} in "
+            f"{key[0]}, its inputs {names} have {seen[key]:,}"
+            for key in sorted(there.keys() | seen.keys())
+            if there.get(key, 0) != seen[key]
+        ]
+    return problems, count
+
+
+def _key(text: str, split: str, source: str) -> bytes:
+    return hashlib.blake2b(f"{split}\0{source}\0{text}".encode(), digest_size=16).digest()

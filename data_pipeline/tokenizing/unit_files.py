@@ -1,0 +1,188 @@
+"""The ids of one unit on the disk, until they are put into shards.
+
+One file for a unit, however many splits and sources it has: all ids as they were made, a batch after the
+other, in each batch the documents of one group (a split and source) together. Behind them, sorted by group:
+the length of every document (int32), and every run of ids (first id and number of ids, int64).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import sync, temporary_path
+from data_pipeline.shards.writing import ShardWriter, pack
+from data_pipeline.tokenizer.encoded import Encoded
+
+Group = tuple[str, str]
+_CHUNK_TOKENS = 1 << 21
+
+
+@dataclass
+class _Content:
+    """What a group has so far."""
+
+    text_bytes: int = 0
+    crc32: int = 0
+    lengths: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    runs: list[tuple[int, int]] = field(default_factory=list)
+
+
+class UnitData:
+    """A unit's file in the making, under a temporary name until `finish`. Memory: four bytes a document."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._groups: dict[Group, _Content] = {}
+        self._tokens = 0
+        self._temporary = temporary_path(path)
+        self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
+
+    def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
+        """Append documents in one write.
+
+        Args:
+            encoded: the documents, those of one group together.
+            groups: each one's documents and bytes of text, in their order.
+
+        Raises:
+            DataError: an id does not fit the type.
+        """
+        ids = pack(encoded.ids, self._dtype)
+        self._stream.write(ids.data)
+        document = first = 0
+        for group, documents, text_bytes in groups:
+            lengths = encoded.lengths[document : document + documents]
+            count = int(lengths.sum(dtype=np.int64))
+            content = self._groups.setdefault(group, _Content())
+            content.text_bytes += text_bytes
+            content.crc32 = zlib.crc32(ids[first : first + count].data, content.crc32)
+            content.lengths.append(lengths)
+            content.runs.append((self._tokens + first, count))
+            document, first = document + documents, first + count
+        self._tokens += len(ids)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Publish the file. Returns its groups, sorted, as the unit's record states them."""
+        stated: list[dict[str, Any]] = []
+        groups = sorted(self._groups.items())
+        for (split, source), content in groups:
+            lengths = np.concatenate(content.lengths)
+            self._stream.write(lengths.astype("<i4").data)
+            stated.append(
+                {
+                    "split": split,
+                    "source": source,
+                    "documents": len(lengths),
+                    "tokens": int(lengths.sum(dtype=np.int64)),
+                    "text_bytes": content.text_bytes,
+                    "runs": len(content.runs),
+                    "crc32": zlib.crc32(lengths.data, content.crc32),
+                }
+            )
+        for _, content in groups:
+            self._stream.write(np.array(content.runs, dtype="<i8").data)
+        sync(self._stream)
+        self._stream.close()
+        os.replace(self._temporary, self._path)
+        return stated
+
+    def discard(self) -> None:
+        """Drop an unfinished file; nothing happens after `finish`."""
+        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
+            self._stream.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """One group of a finished unit, and where its lengths and runs lie in the unit's file (in bytes)."""
+
+    unit: int
+    path: Path
+    documents: int
+    tokens: int
+    text_bytes: int
+    runs: int
+    crc32: int
+    lengths_at: int
+    runs_at: int
+
+
+def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, UnitGroup]:
+    """The groups of a unit, from its record."""
+    groups = record["groups"]
+    lengths_at = sum(group["tokens"] for group in groups) * np.dtype(dtype).itemsize
+    runs_at = lengths_at + 4 * sum(group["documents"] for group in groups)
+    found: dict[Group, UnitGroup] = {}
+    for group in groups:
+        values = {key: value for key, value in group.items() if key not in ("split", "source")}
+        found[group["split"], group["source"]] = UnitGroup(
+            record["unit"], path, **values, lengths_at=lengths_at, runs_at=runs_at
+        )
+        lengths_at += 4 * group["documents"]
+        runs_at += 16 * group["runs"]
+    return found
+
+
+def data_size(record: dict[str, Any], dtype: str) -> int:
+    """Bytes of the unit's file."""
+    return sum(
+        group["tokens"] * np.dtype(dtype).itemsize + 4 * group["documents"] + 16 * group["runs"]
+        for group in record["groups"]
+    )
+
+
+def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
+    """Append a group's documents to a shard.
+
+    Raises:
+        DataError: the unit's file is not what was written.
+        OSError: it cannot be read.
+    """
+    damaged = DataError(
+        f"{group.path} is damaged: its content does not have the checksum of its record; delete it and "
+        f"run the same tokenize command again"
+    )
+    crc32 = 0
+    descriptor = os.open(group.path, os.O_RDONLY)
+    try:
+        lengths = np.frombuffer(os.pread(descriptor, 4 * group.documents, group.lengths_at), dtype="<i4")
+        runs = np.frombuffer(os.pread(descriptor, 16 * group.runs, group.runs_at), dtype="<i8").reshape(-1, 2)
+        if len(lengths) != group.documents or runs[:, 1].sum() != group.tokens or (runs < 0).any():
+            raise damaged
+        for ids in _read_runs(descriptor, runs.tolist(), writer.dtype):
+            crc32 = zlib.crc32(ids.data, crc32)
+            writer.append_ids(ids)
+    finally:
+        os.close(descriptor)
+    if zlib.crc32(lengths.data, crc32) != group.crc32:
+        raise damaged
+    writer.append_lengths(lengths)
+
+
+def _read_runs(
+    descriptor: int, runs: list[list[int]], dtype: np.dtype[Any]
+) -> Iterator[npt.NDArray[np.integer]]:
+    """The ids of runs that follow each other are read together, a few MB at a time."""
+    joined: list[list[int]] = []
+    for first, count in runs:
+        if joined and sum(joined[-1]) == first:
+            joined[-1][1] += count
+        else:
+            joined.append([first, count])
+    for first, count in joined:
+        for start in range(0, count, _CHUNK_TOKENS):
+            size = min(_CHUNK_TOKENS, count - start) * dtype.itemsize
+            yield np.frombuffer(os.pread(descriptor, size, (first + start) * dtype.itemsize), dtype=dtype)

@@ -1,0 +1,245 @@
+"""The verbs `tokenize` and `merge-manifests`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from data_pipeline.errors import DataError
+from data_pipeline.options import (
+    Chunks,
+    DefaultSource,
+    ExcludeSource,
+    Inputs,
+    OnlySource,
+    ShardDirectory,
+    SourceKey,
+    TextKey,
+)
+from data_pipeline.sources.discovery import RecordKeys, select_all_inputs
+from data_pipeline.sources.remote import is_url
+from data_pipeline.sources.survey import PassedOver, companions, describe, unread
+from data_pipeline.tokenizing.rejects import Limits, damaged_inputs, notes
+
+if TYPE_CHECKING:
+    from data_pipeline.shards.manifest import Manifest
+    from data_pipeline.tokenizing.run import Task
+
+_KEYS = RecordKeys()
+_LIMITS = Limits()
+# How a command ends that has finished everything but inputs that are damaged.
+DAMAGED_INPUTS = 3
+
+MaxRejectRate = Annotated[
+    float, typer.Option(help="Stop if more of the lines than this share are no documents.")
+]
+AllowDamaged = Annotated[
+    bool, typer.Option("--allow-damaged", help="Exit code 0 although inputs are cut short or damaged.")
+]
+
+
+def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str, str]) -> Task | None:
+    """The task that the options, or a Slurm array's environment, ask for; None without --num-tasks.
+
+    Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
+
+    Raises:
+        DataError: --task without --num-tasks, or --num-tasks with nothing that says which.
+    """
+    from data_pipeline.tokenizing.run import Task
+
+    if num_tasks is None:
+        if task is not None:
+            raise DataError(f"--task {task} needs --num-tasks: how many tasks share the work")
+        return None
+    if task is None:
+        index = environment.get("SLURM_ARRAY_TASK_ID", "")
+        if not index.isdecimal():
+            raise DataError(
+                f"--num-tasks {num_tasks} needs --task, or a Slurm array (sbatch --array=0-{num_tasks - 1})"
+            )
+        task = int(index)
+    return Task(task, num_tasks)
+
+
+def tokenize(
+    inputs: Inputs,
+    tokenizer: Annotated[Path, typer.Option(help="A SentencePiece .model, or tokenizer.json.")],
+    out: Annotated[Path, typer.Option(help="The shard directory to make.")],
+    name: Annotated[str, typer.Option(help="First part of the shards' names.")],
+    workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
+    task: Annotated[
+        int | None,
+        typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id."),
+    ] = None,
+    num_tasks: Annotated[
+        int | None, typer.Option(help="Share the work among this many tasks; then run merge-manifests.")
+    ] = None,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of the documents to hold out, by hash.")
+    ] = 0.05,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of the documents to set aside for a final test, by hash.")
+    ] = 0.0,
+    files_per_shard: Annotated[int, typer.Option(help="Input files per unit of work.")] = 1,
+    range_bytes: Annotated[
+        int, typer.Option(help="A larger plain .jsonl is read in parts of this size.")
+    ] = 256 << 20,
+    max_tokens: Annotated[
+        int, typer.Option(help="At most this many, a share from every input by its size; 0 = all.")
+    ] = 0,
+    source: OnlySource = None,
+    exclude_source: ExcludeSource = None,
+    chunks: Chunks = "",
+    shard_bytes: Annotated[
+        int, typer.Option(help="Whole units make a shard up to this size.")
+    ] = 1_000_000_000,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Stop at the first line that is no document, or entry not read."),
+    ] = False,
+    max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
+    allow_damaged: AllowDamaged = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hash what is there already; make again what is damaged.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="auto, gigatoken or sentencepiece: the ids are the same.")
+    ] = "auto",
+    allow_lossy: Annotated[
+        bool, typer.Option("--allow-lossy", help="Take a tokenizer that may lose text, and count the losses.")
+    ] = False,
+    eod_token: Annotated[
+        str, typer.Option(help="What ends documents; default: what the tokenizer names.")
+    ] = "",
+    text_key: TextKey = _KEYS.text,
+    source_key: SourceKey = _KEYS.source,
+    default_source: DefaultSource = _KEYS.default_source,
+) -> None:
+    """Documents to Megatron shards. The same command again continues an interrupted run.
+
+    Example: python -m data_pipeline tokenize data/demo/corpus --tokenizer data/demo/tokenizer.model
+    --out data/demo/shards --name demo --workers 2
+    """
+    from data_pipeline.io.progress import ProgressLine
+    from data_pipeline.tokenizer.encoder import why_not_fast
+    from data_pipeline.tokenizing.plan import TokenizeOptions
+    from data_pipeline.tokenizing.run import make_task
+    from data_pipeline.tokenizing.run import tokenize as make_shards
+
+    refuse_out(inputs, out)
+    found = select_all_inputs(inputs, chunks)
+    options = TokenizeOptions(
+        name=name,
+        validation_fraction=validation_fraction,
+        files_per_shard=files_per_shard,
+        keys=RecordKeys(text_key, source_key, default_source),
+        test_fraction=test_fraction,
+        max_tokens=max_tokens,
+        sources=tuple(source or ()),
+        exclude_sources=tuple(exclude_source or ()),
+        range_bytes=range_bytes,
+        shard_bytes=shard_bytes,
+        allow_lossy=allow_lossy,
+        eod_token=eod_token,
+    )
+    chosen = which_task(task, num_tasks, os.environ)
+    limits = Limits(strict, max_reject_rate)
+    with ProgressLine(sum(file.size for file in found.files)) as line:
+        what = (found.files, tokenizer, out, options, workers, line.update)
+        if chosen is None:
+            manifest, now = make_shards(*what, limits, found.passed_over, verify, engine)
+        else:
+            made = make_task(*what, chosen, limits, found.passed_over, verify, engine)
+    if chosen is None:
+        units = len({number for shard in manifest.shards for number in shard.units})
+        typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
+        _show(manifest)
+        if now and (reason := why_not_fast(tokenizer, engine)):
+            typer.echo(f"  not encoded by gigatoken: {reason}")
+        show_passed_over(found.passed_over)
+        _end_with_damage(damaged_inputs(manifest), allow_damaged)
+    else:
+        summary = line.summary() if made.now else f"already up to date ({made.units} units)"
+        typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
+        show_passed_over(found.passed_over)
+        _show_damage(made.damaged)  # merge-manifests ends with the exit code for it
+        typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
+
+
+def refuse_out(inputs: list[str], out: Path) -> None:
+    """Raises:
+    DataError: what is written would lie among what is read, or not on this machine.
+    """
+    if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
+        raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
+    for entry in (Path(place) for place in inputs if not is_url(place)):
+        if entry.is_dir() and out.resolve().is_relative_to(entry.resolve()):
+            raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
+
+
+def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
+    """Say what of the inputs is not read: on stderr what somebody may have meant to be."""
+    for entries, loud in ((unread(passed_over), True), (companions(passed_over), False)):
+        for line in describe(entries):
+            typer.echo(f"  {line}", err=loud)
+
+
+def _show_damage(damaged: tuple[str, ...]) -> None:
+    for entry in damaged:
+        typer.echo(f"damaged input {entry}", err=True)
+
+
+def _end_with_damage(damaged: tuple[str, ...], allowed: bool) -> None:
+    """Name what was lost; unless that is allowed, end with an exit code of its own."""
+    _show_damage(damaged)
+    if damaged and not allowed:
+        typer.echo(
+            f"error: {len(damaged)} inputs are damaged, everything else is finished; restore them and choose "
+            f"another --out, or give --allow-damaged",
+            err=True,
+        )
+        raise typer.Exit(DAMAGED_INPUTS)
+
+
+def merge_manifests(
+    directory: ShardDirectory,
+    workers: Annotated[int, typer.Option(help="Threads that make shards.")] = 1,
+    max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
+    allow_damaged: AllowDamaged = False,
+) -> None:
+    """Finish a directory that tasks of tokenize have filled: make missing shards, write the manifest.
+
+    Example: python -m data_pipeline merge-manifests data/slimpajama/shards
+    """
+    from data_pipeline.io.progress import ProgressLine
+    from data_pipeline.tokenizing.run import merge_manifests as merge
+
+    with ProgressLine(0) as line:
+        manifest = merge(directory, workers, line.update, Limits(max_reject_rate=max_reject_rate))
+    typer.echo(f"{directory}: {len(manifest.shards)} shards")
+    _show(manifest)
+    _end_with_damage(damaged_inputs(manifest), allow_damaged)
+
+
+def _show(manifest: Manifest) -> None:
+    """Tokens by split, and what was left out."""
+    held_out = manifest.tokens("validation")
+    test = f", {manifest.tokens('test'):,} test" if manifest.tokens("test") else ""
+    typer.echo(f"  {manifest.tokens('train'):,} training{test} and {held_out:,} validation tokens")
+    for title, counts in (
+        ("left out (see rejects.jsonl)", manifest.rejects),
+        ("kept, but unusual (see rejects.jsonl)", manifest.unusual),
+        ("documents of sources that are not wanted", manifest.excluded_documents),
+    ):
+        if counts:
+            typer.echo(f"  {title}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()))
+    if lossy := manifest.encoding.get("lossy_documents"):
+        typer.echo(f"  documents that lost text by the tokenizer (--allow-lossy): {lossy:,}")
+    for note in notes(manifest):
+        typer.echo(f"  {note}")

@@ -1,0 +1,105 @@
+"""What each attention head of a model on one process does: its effective Query/Key matrices, its attention.
+
+Both are asked of the live model instead of read from its parameters, so they hold for every variant and
+adapter: W_Q is what the layer makes of the unit vectors, the attention distribution what its core attention
+makes of them as values.
+
+Version-sensitive: calls methods of megatron-core 0.16's attention modules one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.attention import SelfAttention
+
+from megatron_patches.engine.documents import Documents
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Effective projections of one layer, float64 on the CPU, before any rotary embedding.
+
+    query: `[num_attention_heads, head_dim, hidden_size]`; key: `[num_query_groups, head_dim, hidden_size]`.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+def has_queries_and_keys(attention: torch.nn.Module) -> bool:
+    """Whether scores are made from queries and keys; False for a synthesizer, whose scores are its own."""
+    return hasattr(attention, "get_query_key_value_tensors")
+
+
+def head_weights(attention: SelfAttention) -> HeadWeights | None:
+    """The matrices W with q = W x and k = W x, head by head; None where there is no such matrix.
+
+    There is none where scores are not made from queries and keys (synthesizers) or are not linear in x
+    before the dot product (a norm of q and k).
+    """
+    if not has_queries_and_keys(attention):
+        return None
+    weight = next(attention.parameters())
+    unit = torch.eye(attention.config.hidden_size, dtype=weight.dtype, device=weight.device)
+    # A mixture of the unit vectors in random signs: a linear layer mixes their images alike.
+    signs = torch.randint(0, 2, (1, len(unit)), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    probes = torch.cat([unit, signs.to(unit)])[:, None]  # [hidden + 1, batch 1, hidden]
+    with torch.no_grad():
+        query, key = attention.get_query_key_value_tensors(probes)[:2]
+    images = [part[:, 0].double().cpu() for part in (query, key)]  # [hidden + 1, heads, head_dim]
+    if not all(_is_linear(part, signs[0].double()) for part in images):
+        return None
+    return HeadWeights(*(part[:-1].permute(1, 2, 0).contiguous() for part in images))
+
+
+def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
+    """Whether the last image is the sum of the others times `signs`, up to the rounding of bf16."""
+    mixture = torch.einsum("nhd,n->hd", images[:-1], signs)
+    return bool((mixture - images[-1]).norm() <= 0.1 * images[:-1].norm())
+
+
+Observe = Callable[[int, torch.Tensor], None]
+"""(layer from 0, probabilities `[batch, heads, query, key]` float32)"""
+
+
+@contextmanager
+def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
+    """While entered, every forward pass of `model` also hands each layer's attention distributions over.
+
+    The core attention is run once more on the same queries and keys with the unit vectors
+    as values: row t of its output is then the distribution of query t. The pass itself is left as it is.
+    """
+    handles = []
+    for layer in model.decoder.layers:
+        core = layer.self_attention.core_attention
+        hook = _hook(layer.layer_number - 1, observe)
+        handles.append(core.register_forward_pre_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(layer: int, observe: Observe) -> Callable[..., None]:
+    def hook(core: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # A core attention has arguments of its own (a synthesizer's no query and key), but always a value.
+        arguments = signature(core.forward).bind(*inputs, **named).arguments
+        length, batch, groups, _ = arguments["value"].shape
+        unit = torch.eye(length, device=arguments["value"].device)[:, None, None]
+        arguments["value"] = unit.expand(-1, batch, groups, -1)
+        if isinstance(arguments["attention_mask"], Documents):
+            arguments["attention_mask"] = arguments["attention_mask"].mask()
+        for name in {"query", "key"} & arguments.keys():
+            arguments[name] = arguments[name].float()
+        context = core.forward(**arguments)  # not core(...), which would come here again
+        observe(layer, context.unflatten(-1, (-1, length)).permute(1, 2, 0, 3))
+
+    return hook

@@ -1,0 +1,137 @@
+"""Products of one input with several column-parallel weights, some of them frozen, in one autograd function.
+
+So they need the collectives of one product: without sequence parallelism an all-reduce of the input gradient;
+with it an all-gather forward, and an all-gather and a reduce-scatter backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.bank.monarch import Factors, add_input_grad, project
+from megatron_patches.bank.monarch_kernel import Tile
+from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
+
+Frozen = torch.Tensor | Factors | None
+"""A frozen weight `[rows of this rank, hidden]`, or the factors that stand for one; None: there is none."""
+
+
+def column_parallel_products(
+    hidden_states: torch.Tensor,
+    frozen: Frozen,
+    tp_group: dist.ProcessGroup,
+    sequence_parallel: bool,
+    weights: Sequence[torch.Tensor],
+    tile: Tile | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The input `[seq(/tp), batch, hidden]` times every weight `[rows of this rank, hidden]`.
+
+    Args:
+        tile: how `monarch.project` divides its work as a kernel; None: it is two products.
+
+    Returns:
+        `[seq, batch, rows]` each; that of what is frozen, if there is any, comes first.
+    """
+    if torch.is_grad_enabled():
+        parts = _parts(frozen)
+        products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
+            hidden_states, tp_group, sequence_parallel, tile, len(parts), *parts, *weights
+        )
+        return products
+    # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without its context.
+    return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
+
+
+def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
+    """The tensors of what is frozen, which autograd has to see one by one; `_whole` is the way back."""
+    if frozen is None:
+        return ()
+    return frozen if isinstance(frozen, Factors) else (frozen,)
+
+
+def _whole(parts: Sequence[torch.Tensor]) -> Frozen:
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else Factors(*parts)
+
+
+def _products(
+    hidden_states: torch.Tensor,
+    frozen: Frozen,
+    tp_group: dist.ProcessGroup,
+    sequence_parallel: bool,
+    tile: Tile | None,
+    weights: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    if sequence_parallel:
+        hidden_states = finish(*start_all_gather(hidden_states, tp_group))
+    learned = tuple(hidden_states @ weight.t() for weight in weights)
+    if frozen is None:
+        return learned
+    if isinstance(frozen, Factors):
+        return project(hidden_states, frozen, tile), *learned
+    return hidden_states @ frozen.t(), *learned
+
+
+class _ColumnParallelProducts(torch.autograd.Function):
+    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not W_f.
+
+    W_f is none, one or two of the operands (see `_parts`).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        tp_group: dist.ProcessGroup,
+        sequence_parallel: bool,
+        tile: Tile | None,
+        num_frozen: int,
+        *operands: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
+        # exists to save.
+        ctx.save_for_backward(hidden_states, *operands)
+        ctx.tp_group = tp_group
+        ctx.sequence_parallel = sequence_parallel
+        ctx.tile = tile
+        ctx.num_frozen = num_frozen
+        frozen, weights = _whole(operands[:num_frozen]), operands[num_frozen:]
+        return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        hidden_states, *operands = ctx.saved_tensors
+        frozen, weights = _whole(operands[: ctx.num_frozen]), operands[ctx.num_frozen :]
+        # Each collective overlaps a product that does not depend on it: the gather overlaps the input
+        # gradient, and the reduction of the input gradient overlaps the weight gradients.
+        gather = None
+        if ctx.sequence_parallel:
+            hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
+        input_grad = _input_grad(grads, frozen, ctx.tile, weights)
+        if ctx.sequence_parallel:
+            hidden_states = finish(hidden_states, gather)
+        input_grad, reduction = start_input_grad(input_grad, ctx.tp_group, ctx.sequence_parallel)
+        inputs = hidden_states.flatten(0, 1)
+        learned = grads[len(grads) - len(weights) :]
+        weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in learned]
+        input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
+        return input_grad, None, None, None, None, *[None] * ctx.num_frozen, *weight_grads
+
+
+def _input_grad(
+    grads: Sequence[torch.Tensor], frozen: Frozen, tile: Tile | None, weights: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Σ grad_i W_i, `[seq, batch, hidden]`: each product is added to those before it."""
+    dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
+    first, *others = grads[len(grads) - len(dense) :]
+    flat = first.flatten(0, 1) @ dense[0]
+    for grad, weight in zip(others, dense[1:], strict=True):
+        flat = torch.addmm(flat, grad.flatten(0, 1), weight)
+    if isinstance(frozen, Factors):
+        flat = add_input_grad(grads[0], frozen, flat, tile)
+    return flat.view(*first.shape[:-1], flat.size(-1))

@@ -1,0 +1,144 @@
+"""How scores become a context vector: PyTorch's fused attention as a megatron-core core attention.
+
+Version-sensitive: has the constructor and the forward that megatron-core 0.16's SelfAttention calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from torch.nn.functional import scaled_dot_product_attention
+
+from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.engine.documents import Documents, Visible, attend_within_documents
+from megatron_patches.engine.random_streams import own_stream
+from megatron_patches.engine.recompute import remade_in_backward
+
+
+class CausalDotProductAttention(MegatronModule):
+    """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
+
+    Torch picks the kernel: flash where it can, on the CPU only without dropout. Every variant that has
+    queries and keys goes through this module, so a comparison between two of them never compares two
+    attention kernels.
+
+    Args:
+        rotary: the rotation of queries and keys by their positions; None: they come with what they need.
+
+    Attributes:
+        remake: makes queries and keys, not rotated, once more: of the next forward pass, which then keeps it
+            for backward in their place where a causal kernel would keep them.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        rotary: RotaryAngles | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert attn_mask_type == AttnMaskType.causal, "this core attention is causal"
+        self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
+        self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.rotary = rotary
+        self.remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Visible,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
+            key, value: `[seq, batch, groups, head_dim]` of this rank's groups; the key is not rotated.
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
+                included), or documents that stand alone, with their boundaries; None: causal.
+
+        Returns:
+            `[seq, batch, heads * head_dim]`.
+        """
+        assert attention_bias is None and packed_seq_params is None
+        remake, self.remake = self.remake, None
+        query, key = self._rotated(query, key)
+        dropout = self.dropout if self.training else 0.0
+        if isinstance(attention_mask, Documents):
+            if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
+                return self._within_documents(query, key, value, attention_mask, dropout)
+            attention_mask = attention_mask.mask()  # a graph cannot loop over what it does not know
+        grouped = query.size(2) != key.size(2)
+        if grouped and attention_mask is not None:
+            # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
+            key, value = (t.repeat_interleave(query.size(2) // t.size(2), dim=2) for t in (key, value))
+            grouped = False
+        query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
+        with (
+            own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext(),
+            self._remaking(query, key, remake if attention_mask is None else None),
+        ):
+            context = scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                dropout_p=dropout,
+                attn_mask=None if attention_mask is None else ~attention_mask,
+                is_causal=attention_mask is None,
+                scale=self.scale,
+                enable_gqa=grouped,
+            )
+        return context.permute(2, 0, 1, 3).flatten(2)
+
+    def _rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rotary is None:
+            return query, key
+        return self.rotary.rotate(query), self.rotary.rotate(key)
+
+    def _remaking(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
+    ) -> contextlib.AbstractContextManager[None]:
+        """Keep `remake` for backward in place of queries and keys `[batch, heads, seq, head_dim]`."""
+        if remake is None:
+            return contextlib.nullcontext()
+        source = remake
+
+        def again() -> tuple[torch.Tensor, ...]:
+            return tuple(heads.permute(1, 2, 0, 3) for heads in self._rotated(*source()))
+
+        return remade_in_backward((query, key), again)
+
+    def _within_documents(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        documents: Documents,
+        dropout: float,
+    ) -> torch.Tensor:
+        length, batch = query.shape[:2]
+        query, key, value = (heads.transpose(0, 1).flatten(0, 1) for heads in (query, key, value))
+        with own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext():
+            context = attend_within_documents(query, key, value, documents, dropout, self.scale)
+        return context.reshape(batch, length, -1).transpose(0, 1).contiguous()

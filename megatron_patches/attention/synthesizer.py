@@ -1,0 +1,258 @@
+"""Self-attention whose scores do not look at the tokens: the Synthesizer (Tay et al., ICML 2021).
+
+    P_h = causal softmax(S_h),   o_h = P_h v_h,   v = W_v x
+
+S_h is a learned matrix [seq, seq] of head h, whole (`random`) or as A_h B_hᵀ (`factorized`): see
+`score_recipe`. There is no query, no key and nothing for a rotary embedding to turn; S_h itself knows the
+positions. V and the output projection are megatron-core's own column- and row-parallel layers, so the
+collectives are those of the ordinary layer. A rank owns the scores of its heads.
+
+P_h is the same for every sample of a batch, so without a mask and without dropout it is made once and applied
+as one product per group, [heads · seq, seq] × [seq, batch · head_dim].
+
+Version-sensitive: has the constructor and the forward of megatron-core 0.16's SelfAttention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from megatron.core.inference.contexts import BaseInferenceContext
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+from megatron_patches.bank.shards import heads_of_rank
+from megatron_patches.engine.random_streams import own_stream
+from megatron_patches.engine.streams import normal_rows
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.score_recipe import ScoreRecipe
+
+
+@dataclass
+class SynthesizerSelfAttentionSubmodules:
+    """The projections of a `SynthesizerSelfAttention`: column-parallel V, row-parallel output."""
+
+    linear_v: ModuleSpec | type
+    linear_proj: ModuleSpec | type
+
+
+class SynthesizerSelfAttention(MegatronModule):
+    """Takes the place of megatron-core's SelfAttention in a TransformerLayer.
+
+    Args:
+        layer_number: global, counted from 1 as megatron-core does.
+        recipe: sizes and seed of the scores.
+        trainable: whether the scores learn; if not, they are buffers that no optimizer ever sees.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        submodules: SynthesizerSelfAttentionSubmodules,
+        layer_number: int,
+        recipe: ScoreRecipe,
+        trainable: bool,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert not config.add_bias_linear and cp_comm_type is None
+        if pg_collection is None:
+            pg_collection = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["tp"])
+        self.layer_number = layer_number
+        self.hidden_size_per_attention_head = config.kv_channels
+        self.core_attention = SynthesizerCoreAttention(
+            config, layer_number - 1, recipe, trainable, pg_collection.tp
+        )
+        self.linear_v = build_module(
+            submodules.linear_v,
+            config.hidden_size,
+            config.num_query_groups * config.kv_channels,
+            config=config,
+            init_method=config.init_method,
+            gather_output=False,
+            bias=False,
+            skip_bias_add=False,
+            is_expert=False,
+            tp_comm_buffer_name="v",
+            tp_group=pg_collection.tp,
+        )
+        self.linear_proj = build_module(
+            submodules.linear_proj,
+            config.num_attention_heads * config.kv_channels,
+            config.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=False,
+            input_is_parallel=True,
+            skip_bias_add=True,
+            is_expert=False,
+            tp_comm_buffer_name="proj",
+            tp_group=pg_collection.tp,
+        )
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        inference_context: BaseInferenceContext | None = None,
+        rotary_pos_emb: torch.Tensor | None = None,
+        rotary_pos_cos: torch.Tensor | None = None,
+        rotary_pos_sin: torch.Tensor | None = None,
+        rotary_pos_cos_sin: torch.Tensor | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        sequence_len_offset: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[seq(/tp), batch, hidden]` -> the same shape, and no bias.
+
+        Rotary embeddings are accepted, because the layer passes them, and have nothing to act on.
+
+        Args:
+            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another (the
+                future included); None: causal.
+
+        Raises:
+            MethodError: the sequence is longer than the score matrices.
+        """
+        assert inference_context is None and attention_bias is None and packed_seq_params is None
+        value, _ = self.linear_v(hidden_states)
+        value = value.unflatten(-1, (-1, self.hidden_size_per_attention_head))
+        return self.linear_proj(self.core_attention(value, attention_mask))
+
+
+class SynthesizerCoreAttention(MegatronModule):
+    """Mixes values by probabilities that belong to the heads; owns this rank's score matrices.
+
+    Attributes:
+        scores: `[heads * T, T]`, or None where scores are factorized.
+        query_factor, key_factor: A and B, `[heads * T, k]` each, or None.
+
+    They are parameters marked as tensor-parallel if trainable, else buffers that are not saved.
+    """
+
+    scores: torch.Tensor | None
+    query_factor: torch.Tensor | None
+    key_factor: torch.Tensor | None
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer: int,
+        recipe: ScoreRecipe,
+        trainable: bool,
+        tp_group: dist.ProcessGroup,
+    ) -> None:
+        super().__init__(config=config)
+        self.layer = layer
+        self.recipe = recipe
+        self.trainable = trainable
+        self.heads = heads_of_rank(recipe.num_attention_heads, tp_group.rank(), tp_group.size())
+        self.dropout = config.attention_dropout
+        for name in ("scores", "query_factor", "key_factor"):
+            self._hold(name, self.regenerate(name) if name in recipe.matrices else None)
+
+    def _hold(self, name: str, values: torch.Tensor | None) -> None:
+        values = None if values is None else values.to(torch.cuda.current_device())
+        if values is None or not self.trainable:
+            self.register_buffer(name, values, persistent=False)
+            return
+        parameter = torch.nn.Parameter(values)
+        set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
+        self.register_parameter(name, parameter)
+
+    def regenerate(self, name: str) -> torch.Tensor:
+        """This rank's rows of one matrix as they are at the start, on the CPU in the compute dtype."""
+        length = self.recipe.sequence_length
+        rows = range(self.heads.start * length, self.heads.stop * length)
+        values = normal_rows(
+            self.recipe.seed,
+            f"layer.{self.layer}.attention.{name}",
+            rows,
+            self.recipe.matrices[name],
+            self.recipe.std,
+        )
+        return values.to(self.config.params_dtype)
+
+    def frozen_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
+        """(matrix, global head numbers, rows `[heads * T, columns]`) of what this rank holds frozen."""
+        if not self.trainable:
+            for name in self.recipe.matrices:
+                yield name, tuple(self.heads), getattr(self, name)
+
+    def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
+        """The memory of the score matrices that do not learn."""
+        return tuple(matrix for _, _, matrix in self.frozen_shards())
+
+    def logits(self, length: int) -> torch.Tensor:
+        """S of this rank's heads at the first `length` positions: `[heads, length, length]`, fp32 or wider.
+
+        Raises:
+            MethodError: longer than the score matrices.
+        """
+        if length > self.recipe.sequence_length:
+            raise MethodError(
+                f"an input of {length} positions is longer than the {self.recipe.sequence_length} that the "
+                "learned score matrices have rows for; shorten it, or train with that data.sequence_length"
+            )
+        if self.scores is not None:
+            return self._by_head(self.scores)[:, :length, :length]
+        query, key = (self._by_head(factor)[:, :length] for factor in (self.query_factor, self.key_factor))
+        return query @ key.transpose(1, 2)
+
+    def _by_head(self, rows: torch.Tensor | None) -> torch.Tensor:
+        assert rows is not None
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
+
+    def probabilities(self, length: int, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows that sum to 1 over what each position may see, in the type of `logits`.
+
+        Args:
+            attention_mask: `[batch, 1, length, length]` bool, True where hidden, the future included.
+
+        Returns:
+            `[heads, length, length]`, or `[batch, heads, length, length]` with a mask.
+
+        Raises:
+            MethodError: as `logits`.
+        """
+        logits = self.logits(length)
+        if attention_mask is None:
+            attention_mask = torch.ones(length, length, dtype=torch.bool, device=logits.device).triu(1)
+        return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
+
+    def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """`[seq, batch, groups, head_dim]` of this rank -> `[seq, batch, heads * head_dim]`.
+
+        Raises:
+            MethodError: as `logits`.
+        """
+        length, batch, groups, head_dim = value.shape
+        probabilities = self.probabilities(length, attention_mask).to(value.dtype)
+        if self.training and self.dropout > 0.0:
+            probabilities = self._drop(probabilities, batch)
+        # Heads [group 0's, group 1's, ...], each group's stacked: one product per group, nothing repeated.
+        probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
+        if probabilities.dim() == 3:
+            mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)
+            mixed = mixed.view(groups, -1, length, batch, head_dim).permute(2, 3, 0, 1, 4)
+        else:
+            mixed = probabilities @ value.permute(1, 2, 0, 3)
+            mixed = mixed.view(batch, groups, -1, length, head_dim).permute(3, 0, 1, 2, 4)
+        return mixed.flatten(2)
+
+    def _drop(self, probabilities: torch.Tensor, batch: int) -> torch.Tensor:
+        """Dropout, independent for every sample: `[batch, heads, seq, seq]`."""
+        with own_stream(self.config):
+            return torch.nn.functional.dropout(
+                probabilities.expand(batch, *probabilities.shape[-3:]), self.dropout
+            )

@@ -1,0 +1,193 @@
+"""Orthonormal rows of a whole layer as two sets of small random orthogonal blocks (Monarch; Dao et al. 2022).
+
+    W = blockdiag(A_0 … A_(b−1)) P blockdiag(B_0 … B_(a−1)),      hidden_size = a · b
+
+B_i is b × b and reads the i-th piece of b inputs; P puts the j-th result of every piece together; A_j is
+a × a and makes rows j a … (j + 1) a − 1 of them. Every factor is orthogonal, so W Wᵀ = I, and so it is for
+any choice of its rows. As an input reaches an output on one path only, every entry of W is one product,
+
+    W[j a + r, i b + c] = A_j[r, i] · B_i[j, c]
+
+of mean 0 and variance 1/(a b) = 1/hidden_size. Blocks are independent, each from the random stream named by
+(seed, layer, role, factor, block), and Haar: products of random reflectors (Stewart, SINUM 17, 1980). Or they
+are Hadamard matrices with random signs and rows in random order: then every entry is ±1/sqrt(hidden_size).
+
+Made of elementwise float64 `+ - * /` and `sqrt` in a fixed order: the bits depend on no BLAS, mathematics
+library, CPU model or thread count, nor on which other blocks were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from megatron_patches.bank.exact import FloatArray
+from megatron_patches.bank.structured import hadamard_rows
+from megatron_patches.errors import MethodError
+
+Factor = Literal["left", "right"]
+FACTORS: tuple[Factor, ...] = ("left", "right")
+
+STREAM_DOMAIN = 0x4F5243
+"""First word of the streams' key; those of `orthonormal` are others."""
+GRID = 2.0**16
+"""Normal deviates are rounded to multiples of 1/GRID, as in `orthonormal`."""
+
+
+def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
+    """(a, b): of all a · b = hidden_size whose a divides head_dim, the one with the least a + b.
+
+    Then a head's rows are whole blocks of the left factor, and so are those of any set of heads. Where (a, b)
+    and (b, a) are both possible, a is the smaller one.
+
+    Raises:
+        MethodError: a or b would have to be 1.
+    """
+    possible = [
+        (a, hidden_size // a)
+        for a in range(2, head_dim + 1)
+        if head_dim % a == 0 and hidden_size % a == 0 and a < hidden_size
+    ]
+    if not possible:
+        raise MethodError(
+            f"hidden_size={hidden_size} has no factor above 1 and below itself that divides "
+            f"head_dim={head_dim} too: a 'monarch' bank needs one; choose other sizes, or another "
+            "construction"
+        )
+    return min(possible, key=sum)
+
+
+@dataclass(frozen=True)
+class LayerFactors:
+    """The blocks that make some heads' rows of W_Q, then of W_K, in one layer; m of them of the left factor.
+
+    Attributes:
+        right: `[a, m, b]`: right[i, n] is the row of B_i whose result block n of the left factor reads.
+        left: `[m, a, a]`.
+    """
+
+    right: FloatArray
+    left: FloatArray
+
+    def rows(self) -> FloatArray:
+        """The rows that they stand for, `[m * a, hidden_size]`: every entry is one product."""
+        blocks, a, _ = self.left.shape
+        products = self.left[:, :, :, None] * self.right.transpose(1, 0, 2)[:, None]
+        return products.reshape(blocks * a, a * self.right.shape[2])
+
+
+def layer_factors(
+    seed: int,
+    layer: int,
+    hidden_size: int,
+    head_dim: int,
+    heads: Sequence[tuple[int, Sequence[int]]],
+    hadamard: bool = False,
+) -> LayerFactors:
+    """What makes the rows of these heads.
+
+    Args:
+        heads: (number of a role, numbers of its heads), in the order of the rows.
+        hadamard: of signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
+
+    Raises:
+        MethodError: as `block_sizes`.
+    """
+    a, b = block_sizes(hidden_size, head_dim)
+    blocks_of_head = head_dim // a
+    numbers = [
+        (role, [head * blocks_of_head + block for head in some for block in range(blocks_of_head)])
+        for role, some in heads
+    ]
+    lefts = [Block(role, "left", number) for role, some in numbers for number in some]
+    rights = [Block(role, "right", number) for role, _ in numbers for number in range(a)]
+    if hadamard:
+        # The whole scale in one factor: ±1/sqrt(hidden_size) is all that is ever rounded.
+        left = hadamard_blocks(seed, layer, lefts, a)
+        right = hadamard_blocks(seed, layer, rights, b) / math.sqrt(hidden_size)
+    elif a == b:
+        made = haar_blocks(seed, layer, lefts + rights, a)
+        left, right = made[: len(lefts)], made[len(lefts) :]
+    else:
+        left, right = haar_blocks(seed, layer, lefts, a), haar_blocks(seed, layer, rights, b)
+    pieces = [
+        own[:, some] for own, (_, some) in zip(right.reshape(len(heads), a, b, b), numbers, strict=True)
+    ]
+    return LayerFactors(right=np.concatenate(pieces, axis=1), left=left)
+
+
+class Block(NamedTuple):
+    """Which block of a layer's factors: the role's number, the factor, and its place in the factor."""
+
+    role: int
+    factor: Factor
+    number: int
+
+
+def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
+    """Haar orthogonal blocks: float64 `[len(blocks), size, size]`.
+
+    They take less time together than one after the other, and have the same bits.
+
+    Args:
+        size: rows of each, at least 2.
+    """
+    # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
+    # Two blocks at least: of one alone numpy would sum in another order.
+    deviates = np.zeros((max(2, len(blocks)), size * (size + 1) // 2))
+    for own, stream in zip(deviates, _streams(seed, layer, blocks), strict=False):
+        stream.standard_normal(out=own)
+    return _products_of_reflectors(np.rint(deviates.T * GRID) / GRID, size)[: len(blocks)]
+
+
+def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
+    """Hadamard matrices, columns of random signs, rows in random order: ±1, `[len(blocks), size, size]`.
+
+    Args:
+        size: a power of two.
+    """
+    made = [hadamard_rows(stream, size, size) for stream in _streams(seed, layer, blocks)]
+    return np.sign(made).reshape(len(blocks), size, size)
+
+
+def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.random.Generator]:
+    """The random stream of each block; see the module."""
+    key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(2, np.uint64)
+    for role, factor, number in blocks:
+        yield np.random.Generator(np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)]))
+
+
+def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
+    """H_0 H_1 …, signs corrected; H_j sends a normal vector in the last size − j dimensions to the axis.
+
+    Args:
+        deviates: `[size (size + 1) / 2, blocks]`. Blocks come last: every operation then runs along memory.
+
+    Returns:
+        `[blocks, size, size]`.
+    """
+    products = np.zeros((size, size, deviates.shape[1]))
+    end = len(deviates)
+    for j in reversed(range(size)):
+        vector = deviates[end - (size - j) : end].copy()
+        end -= size - j
+        sign = np.where(vector[0] < 0, -1.0, 1.0)
+        vector[0] += sign * np.sqrt(_sum(vector * vector))
+        length = _sum(vector * vector)
+        rest = products[j:, j:]
+        rest[0, 0] = 1.0
+        # A reflector of nothing is the identity.
+        scale = np.divide(2.0, length, out=np.zeros_like(length), where=length > 0)
+        rest -= vector[:, None] * (scale * _sum(vector[:, None] * rest))
+        rest[:, 0] *= np.where(length > 0, -sign, 1.0)
+    return np.ascontiguousarray(products.transpose(2, 0, 1))
+
+
+def _sum(terms: FloatArray) -> FloatArray:
+    """Over the first of several axes, one term after the other: only along memory numpy sums in pairs."""
+    total: FloatArray = np.add.reduce(terms, axis=0)
+    return total

@@ -1,0 +1,296 @@
+"""The frozen Query/Key bank: (seed, layer, role, head) -> rows. Pure, CPU, float64.
+
+Every head has a counter-based random stream of its own, so no head depends on which others were made, or
+where, or in what order. With the default construction, `qr`, and with `hadamard`, `dct` and `monarch`, the
+bits are also the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`,
+`factors`): a run may move between CPU models and tensor-parallel sizes and find its bank again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from megatron_patches.bank.exact import FloatArray, orthonormalize_rows
+from megatron_patches.bank.factors import LayerFactors, block_sizes, layer_factors
+from megatron_patches.bank.structured import dct_rows, hadamard_rows, is_power_of_two
+from megatron_patches.errors import MethodError
+
+Role = Literal["query", "key"]
+
+SCOPES = ("head", "layer")
+INITS = ("orthogonal", "gaussian", "pretrained")
+ROLES: tuple[Role, ...] = ("query", "key")
+FACTORED = ("monarch", "monarch_hadamard")
+"""Constructions that are no matrix but two factors (see `factors`)."""
+
+# First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
+STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
+# Normal deviates are rounded to multiples of 1/GRID: entries of at most 19 bits, whose Gram matrix is exact
+# (one slice in `exact`) up to hidden_size 2^15.
+GRID = 2.0**16
+
+
+@dataclass(frozen=True)
+class BankRecipe:
+    """Everything the frozen rows depend on, apart from (layer, role, head).
+
+    Attributes:
+        seed: not negative.
+        hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups is the
+            number of key heads).
+        init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `bank`), not drawn.
+        scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a `layer`'s role.
+        construction: for `orthogonal`: one of CONSTRUCTIONS.
+        gaussian_std: for `gaussian`; None is 1/sqrt(hidden_size), which makes E|q|² that of orthonormal rows.
+        given_sha256: for `pretrained`: what the file's header has for a digest.
+        given_path: for `pretrained`: where the file lies, which is no part of what the bank is.
+
+    Raises:
+        MethodError: a shape or name that cannot be; the message says which.
+    """
+
+    seed: int
+    hidden_size: int
+    head_dim: int
+    num_attention_heads: int
+    num_query_groups: int
+    init: str = "orthogonal"
+    scope: str = "head"
+    construction: str = "qr"
+    gaussian_std: float | None = None
+    given_sha256: str | None = None
+    given_path: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise MethodError(f"seed={self.seed} is negative; the frozen bank needs a seed of 0 or more")
+        for name in ("hidden_size", "head_dim", "num_attention_heads", "num_query_groups"):
+            if getattr(self, name) < 1:
+                raise MethodError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_attention_heads % self.num_query_groups:
+            raise MethodError(
+                f"num_attention_heads={self.num_attention_heads} is not divisible by "
+                f"num_query_groups={self.num_query_groups}"
+            )
+        for name, known in (("init", INITS), ("scope", SCOPES), ("construction", CONSTRUCTIONS)):
+            if getattr(self, name) not in known:
+                raise MethodError(f"{name} is '{getattr(self, name)}'; known: {', '.join(known)}")
+        if self.gaussian_std is not None and (
+            self.init != "gaussian" or not 0 < self.gaussian_std < math.inf
+        ):
+            raise MethodError(
+                f"gaussian_std={self.gaussian_std} must be positive and belongs to init 'gaussian' only"
+            )
+        if self.init == "orthogonal":
+            self._check_orthonormal_shape()
+
+    def _check_orthonormal_shape(self) -> None:
+        if self.head_dim > self.hidden_size:
+            raise MethodError(
+                f"head_dim={self.head_dim} is larger than hidden_size={self.hidden_size}: "
+                "so many orthonormal rows do not exist; use a smaller head_dim"
+            )
+        rows = self.num_attention_heads * self.head_dim
+        if self.scope == "layer" and rows > self.hidden_size:
+            raise MethodError(
+                f"num_attention_heads * head_dim = {rows} is larger than hidden_size={self.hidden_size}: "
+                "scope 'layer' cannot do that; use scope 'head'"
+            )
+        if self.construction.endswith("hadamard") and not is_power_of_two(self.hidden_size):
+            other = "dct" if self.construction == "hadamard" else "monarch"
+            raise MethodError(
+                f"hidden_size={self.hidden_size} is not a power of two: construction '{self.construction}' "
+                f"needs one; use construction '{other}', which takes "
+                f"{'others' if other == 'monarch' else 'any size'}"
+            )
+        if self.construction in FACTORED:
+            if self.scope != "layer":
+                raise MethodError(
+                    f"construction '{self.construction}' makes all rows of a layer together: use scope "
+                    "'layer', or another construction"
+                )
+            block_sizes(self.hidden_size, self.head_dim)
+
+    def as_dict(self) -> dict[str, int | float | str | None]:
+        """The fields as plain values; `BankRecipe(**that)` is equal to this recipe."""
+        values = asdict(self)
+        del values["given_path"]
+        if self.given_sha256 is None:
+            del values["given_sha256"]
+        return values
+
+    @property
+    def structured(self) -> bool:
+        """Whether the rows are products of small factors, by which an input is multiplied instead."""
+        return self.init == "orthogonal" and self.construction in FACTORED
+
+    def num_heads(self, role: Role) -> int:
+        """Heads of one role in a layer: query heads, or key heads (groups)."""
+        return self.num_attention_heads if role == "query" else self.num_query_groups
+
+
+def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
+    """W of one head: float64 [head_dim, hidden_size].
+
+    Args:
+        layer: global layer number, from 0.
+        role: "query" or "key".
+        head: global head number of that role, from 0.
+
+    Raises:
+        MethodError: no such layer, role or head.
+    """
+    return rows_of_heads(recipe, layer, role, [head])
+
+
+def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
+    """W of several heads of one role, below one another: float64 [len(heads) * head_dim, hidden_size].
+
+    The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only once.
+
+    Raises:
+        MethodError: no such layer, role or head.
+    """
+    check_place(recipe, layer, role, heads)
+    assert recipe.init != "pretrained", "these rows are read, not drawn: see `bank`"
+    if recipe.structured:
+        return factors_of_heads(recipe, layer, [(role, heads)]).rows()
+    head_dim, hidden_size = recipe.head_dim, recipe.hidden_size
+    construct = _gaussian_head if recipe.init == "gaussian" else _CONSTRUCTORS[recipe.construction]
+    rows = np.empty((len(heads), head_dim, hidden_size))
+    # With more threads LAPACK changes the last bits of the other constructions; qr only gains no speed.
+    with threadpool_limits(limits=1, user_api="blas"):
+        if recipe.init == "orthogonal" and recipe.scope == "layer":
+            num_heads = recipe.num_heads(role)
+            stream = _stream(recipe.seed, "layer", layer, role)
+            whole = construct(stream, hidden_size, num_heads * head_dim)
+            rows[:] = whole.reshape(num_heads, head_dim, hidden_size)[list(heads)]
+        else:
+            for place, head in zip(rows, heads, strict=True):
+                place[:] = construct(_stream(recipe.seed, "head", layer, role, head), hidden_size, head_dim)
+    if recipe.init == "gaussian":
+        rows *= 1 / math.sqrt(hidden_size) if recipe.gaussian_std is None else recipe.gaussian_std
+    return rows.reshape(-1, hidden_size)
+
+
+def factors_of_heads(
+    recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
+) -> LayerFactors:
+    """What makes W of several heads, where the recipe is `structured`.
+
+    Args:
+        heads: (role, numbers of heads) in the order of the rows.
+
+    Raises:
+        MethodError: no such layer, role or head.
+    """
+    assert recipe.structured
+    for role, some in heads:
+        check_place(recipe, layer, role, some)
+    numbers = [(ROLES.index(role), some) for role, some in heads]
+    hadamard = recipe.construction == "monarch_hadamard"
+    return layer_factors(recipe.seed, layer, recipe.hidden_size, recipe.head_dim, numbers, hadamard)
+
+
+def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
+    """Raises MethodError: no such layer, role or head."""
+    if role not in ROLES:
+        raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
+    if layer < 0:
+        raise MethodError(f"layer={layer} is negative; layers count from 0")
+    num_heads = recipe.num_heads(role)
+    for head in heads:
+        if not 0 <= head < num_heads:
+            raise MethodError(f"{role} head={head} does not exist; there are {num_heads}, counted from 0")
+
+
+def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.random.Generator:
+    """The random stream of one head (or of one layer's role): Philox keyed by a hash of where it belongs."""
+    place = (STREAM_DOMAINS[scope], layer, ROLES.index(role), *head)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
+
+
+def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:
+    """A [hidden_size, columns] of N(0, 1) rounded to multiples of 1/GRID.
+
+    The rounding moves an entry by at most 8e-6, adds 2e-11 to the variance and cannot be seen in any
+    statistic of a model. It makes Gram matrices exact, and hides the last-bit differences between mathematics
+    libraries that numpy's generator can show in the 0.03 % of entries beyond 3.65 (those take a logarithm).
+    """
+    return np.rint(stream.standard_normal((hidden_size, columns)) * GRID) / GRID
+
+
+def _gaussian_head(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
+    return _normal(stream, hidden_size, num_rows).T
+
+
+def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
+    """Qᵀ of A = Q R with diag(R) > 0: Haar (Mezzadri, Notices AMS 54, 2007), and the same bits everywhere.
+
+    A draw too close to singular is drawn again. Only (nearly) square shapes have any: about 1 in 1000 at
+    64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so of this choice:
+    it stays Haar.
+    """
+    while True:
+        rows = orthonormalize_rows(_normal(stream, hidden_size, num_rows).T)
+        if rows is not None:
+            return rows
+
+
+def _svd(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
+    """(U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. Last bits depend on the LAPACK."""
+    left, _, right = np.linalg.svd(_normal(stream, hidden_size, num_rows), full_matrices=False)
+    return (left @ right).T
+
+
+def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
+    """The first columns of a product of reflectors, signs corrected: Haar (Stewart, SINUM 17, 1980).
+
+    Reflector j sends a Gaussian vector in the last hidden_size − j dimensions to the axis; the sign of column
+    j is that which makes its R entry positive. The last bits depend on the BLAS in use.
+    """
+    normal = _normal(stream, hidden_size, num_rows)
+    columns = np.eye(hidden_size, num_rows)
+    for j in reversed(range(num_rows)):
+        vector = normal[j:, j].copy()
+        sign = math.copysign(1.0, vector[0] + 0.0)  # + 0.0: a negative zero counts as +
+        vector[0] += sign * float(np.linalg.norm(vector))
+        length = float(vector @ vector)
+        if length > 0:  # a reflector of nothing is the identity
+            columns[j:, j:] -= np.outer(vector, (2 / length) * (vector @ columns[j:, j:]))
+            columns[:, j] *= -sign
+    return columns.T
+
+
+def _cayley(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
+    """The first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size): O(hidden_size³).
+
+    Not Haar. The variance is the one for which the mean diagonal of the result tends to 0, as Haar's is: the
+    eigenvalues iλ of S fill a semicircle of variance 2, over which (1 − λ²)/(1 + λ²) has mean 0. The last
+    bits depend on the LAPACK in use.
+    """
+    lower = np.tril(_normal(stream, hidden_size, hidden_size), -1) * math.sqrt(2 / hidden_size)
+    skew = lower - lower.T
+    identity = np.eye(hidden_size)
+    return np.linalg.solve(identity - skew, (identity + skew)[:, :num_rows]).T
+
+
+Constructor = Callable[[np.random.Generator, int, int], FloatArray]
+_CONSTRUCTORS: Mapping[str, Constructor] = MappingProxyType(
+    {
+        "qr": _qr,
+        "svd": _svd,
+        "householder": _householder,
+        "cayley": _cayley,
+        "hadamard": hadamard_rows,
+        "dct": dct_rows,
+    }
+)
+CONSTRUCTIONS = (*_CONSTRUCTORS, *FACTORED)

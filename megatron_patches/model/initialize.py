@@ -1,0 +1,177 @@
+"""Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
+
+megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer
+would start everywhere else from other values. Here each *row* of each full weight matrix has a random stream
+of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen
+variant equals V of vanilla.
+
+Version-sensitive: walks megatron-core 0.16's GPTModel by the names of its modules, and knows how it shards
+and interleaves their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer.attention import SelfAttention
+
+from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.attention.synthesizer import SynthesizerSelfAttention
+from megatron_patches.bank.initial_weights_file import GivenWeights
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.bank.shards import head_rows_in, heads_of_rank, layer_shard
+from megatron_patches.engine.streams import normal_rows
+
+
+def initialize_parameters(
+    model: GPTModel,
+    seed: int,
+    init_std: float,
+    recipe: BankRecipe | None,
+    given: GivenWeights | None = None,
+) -> None:
+    """Fill every parameter of `model` in place and mark the tensor-parallel ones.
+
+    Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
+    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
+
+    Args:
+        recipe: of the bank that the Q and K of wholly trainable layers start from; None: they start like
+            every other matrix.
+        given: values that take the place of drawn ones wherever it has them.
+
+    Raises:
+        MethodError: `given` cannot be read.
+
+    DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
+    gets it here.
+    """
+    init = _Initializer(model, seed, init_std, recipe, given)
+    init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)
+    if model.position_embedding_type == "learned_absolute":
+        init.replicated("embedding.position", model.embedding.position_embeddings.weight)
+    for layer in model.decoder.layers:
+        name = f"layer.{layer.layer_number - 1}"
+        init.attention(name, layer.self_attention)
+        init.column_parallel(f"{name}.mlp.fc1", layer.mlp.linear_fc1.weight)
+        init.row_parallel(f"{name}.mlp.fc2", layer.mlp.linear_fc2.weight)
+        init.norm(f"{name}.norm1", layer.input_layernorm)
+        init.norm(f"{name}.norm2", layer.pre_mlp_layernorm)
+    init.norm("norm", model.decoder.final_layernorm)
+    if not model.share_embeddings_and_output_weights:
+        init.column_parallel("output", model.output_layer.weight)
+
+
+class _Initializer:
+    """Draws this rank's part of each weight; one method per way of sharding."""
+
+    def __init__(
+        self,
+        model: GPTModel,
+        seed: int,
+        init_std: float,
+        recipe: BankRecipe | None,
+        given: GivenWeights | None,
+    ) -> None:
+        self.seed = seed
+        self.given = given
+        self.std = init_std
+        self.residual_std = init_std / math.sqrt(2 * model.config.num_layers)
+        self.recipe = recipe
+        tp_group = model.pg_collection.tp
+        self.rank, self.size = tp_group.rank(), tp_group.size()
+
+    def replicated(self, name: str, weight: torch.nn.Parameter) -> None:
+        rows, columns = weight.shape
+        self._fill(weight, self._rows(name, range(rows), columns, self.std))
+
+    def column_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
+        """Output rows are sharded: this rank owns a contiguous range of rows."""
+        rows, columns = weight.shape
+        mine = range(self.rank * rows, (self.rank + 1) * rows)
+        self._fill(weight, self._rows(name, mine, columns, self.std))
+        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+
+    def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
+        """Input columns are sharded: draw whole rows, keep this rank's columns."""
+        rows, columns = weight.shape
+        full = self._rows(name, range(rows), columns * self.size, self.residual_std)
+        self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
+        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
+
+    def attention(self, name: str, attention: SelfAttention | SynthesizerSelfAttention) -> None:
+        self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
+        head_dim = attention.hidden_size_per_attention_head
+        num_groups = attention.config.num_query_groups
+        groups = heads_of_rank(num_groups, self.rank, self.size)
+        columns = attention.config.hidden_size
+        value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
+        if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
+            self._fill(attention.linear_v.weight, value)
+            set_tensor_model_parallel_attributes(attention.linear_v.weight, is_parallel=True, dim=0, stride=1)
+            return
+        if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
+            self._fill(attention.linear_qkv.value_weight, value)
+            self._beside_the_bank(name, attention.linear_qkv)
+            return
+        heads = heads_of_rank(attention.config.num_attention_heads, self.rank, self.size)
+        if self.recipe is None:
+            query = self._head_rows(f"{name}.attention.query", heads, head_dim, columns)
+            key = self._head_rows(f"{name}.attention.key", groups, head_dim, columns)
+        else:
+            layer = attention.layer_number - 1
+            query, key = (
+                layer_shard(self.recipe, layer, role, self.rank, self.size, torch.float32)
+                for role in ("query", "key")
+            )
+        # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
+        parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
+        self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
+        set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
+
+    def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
+        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
+        columns = linear.value_weight.size(1)
+        if linear.trained_query_key is not None:
+            head_dim = linear.recipe.head_dim
+            rows = [
+                head_rows_in(linear.recipe, linear.layer, role, heads, linear.dtype)
+                if linear.trains_from_bank
+                else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
+                for role, heads in linear.heads.trainable.items()
+            ]
+            self._fill(linear.trained_query_key, torch.cat(rows))
+        if linear.low_rank_down is not None:
+            std = 1 / math.sqrt(columns)  # A x then has entries of variance 1, like the queries themselves
+            rank = linear.low_rank_down.size(0)
+            rows_down = normal_rows(self.seed, f"{name}.attention.low_rank", range(rank), columns, std)
+            self._fill(linear.low_rank_down, rows_down)
+        if linear.adapters is not None:
+            linear.adapters.fill()
+
+    def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
+        rows = [head * head_dim + row for head in heads for row in range(head_dim)]
+        return self._rows(name, rows, columns, self.std)
+
+    def norm(self, name: str, norm: torch.nn.LayerNorm) -> None:
+        """Weight 1 and bias 0, which it has already, or what is given."""
+        if self.given is not None:
+            for part in ("weight", "bias"):
+                parameter = getattr(norm, part)
+                rows = self.given.rows(f"{name}.{part}", range(len(parameter)))
+                self._fill(parameter, rows)
+
+    def _rows(self, name: str, rows: Sequence[int], columns: int, std: float) -> torch.Tensor:
+        """Rows of the full matrix called `name`, given or drawn: `[len(rows), columns]`."""
+        if self.given is not None and self.given.has(name):
+            return self.given.rows(name, rows)
+        return normal_rows(self.seed, name, rows, columns, std)
+
+    @staticmethod
+    def _fill(weight: torch.nn.Parameter, values: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(values)

@@ -1,0 +1,112 @@
+"""Turning a policy into a megatron-core model: ModuleSpec substitution, never monkey-patching of layers.
+
+Version-sensitive: writes down megatron-core 0.16's spec of a GPT layer, with our modules in their places.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+
+from megatron_patches.attention.norm import LayerNorm
+from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
+from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.attention.scores import CausalDotProductAttention
+from megatron_patches.attention.synthesizer import (
+    SynthesizerSelfAttention,
+    SynthesizerSelfAttentionSubmodules,
+)
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.model.layer import Layer
+from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
+from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.score_recipe import ScoreRecipe
+
+
+def gpt_block_spec(
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    num_layers: int,
+    num_query_groups: int,
+    phase: int = 0,
+    rotary: RotaryAngles | None = None,
+) -> TransformerBlockSubmodules:
+    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
+
+    Args:
+        phase: where in the policy's schedule of unfreezing the model is.
+        rotary: the rotation of queries and keys by their positions, if the model has it. It takes the place
+            of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
+
+    Raises:
+        MethodError: the policy names layers or heads that are not there.
+    """
+    layers = [
+        _layer_spec(policy, recipe, frozen_groups, rotary)
+        for frozen_groups in policy.frozen_groups(num_layers, num_query_groups, phase)
+    ]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
+
+
+def _layer_spec(
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    frozen_groups: tuple[int, ...],
+    rotary: RotaryAngles | None,
+) -> ModuleSpec:
+    return ModuleSpec(
+        module=Layer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=LayerNorm,
+            self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=LayerNorm,
+            mlp=ModuleSpec(
+                module=MLP,
+                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def _self_attention_spec(
+    policy: QKPolicy,
+    recipe: BankRecipe | ScoreRecipe | None,
+    frozen_groups: tuple[int, ...],
+    rotary: RotaryAngles | None,
+) -> ModuleSpec:
+    if policy.synthesizer:
+        return ModuleSpec(
+            module=SynthesizerSelfAttention,
+            params={"recipe": recipe, "trainable": policy.trainable},
+            submodules=SynthesizerSelfAttentionSubmodules(
+                linear_v=ColumnParallelLinear, linear_proj=RowParallelLinear
+            ),
+        )
+    params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
+    # A layer that becomes trainable later keeps the class, and with it the names and shapes of its weights.
+    with_bank = bool(frozen_groups or policy.unfreeze)
+    if with_bank:
+        params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
+    # FrozenQueryKeySelfAttention puts its own in this place.
+    penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
+    linear_qkv = penalized if policy.penalty else ColumnParallelLinear
+    return ModuleSpec(
+        module=FrozenQueryKeySelfAttention if with_bank else SelfAttention,
+        params=params,
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=linear_qkv,
+            core_attention=ModuleSpec(module=CausalDotProductAttention, params={"rotary": rotary}),
+            linear_proj=RowParallelLinear,
+        ),
+    )

@@ -1,0 +1,74 @@
+"""megatron-core's parallel linear layers, which a compiler can trace too.
+
+Eagerly they are megatron-core's own. Its functions look up process groups, warn, and wait for running
+collectives, each of which breaks a graph in two; compiled, these layers compute the same with the same
+collectives in `products` and `collectives`.
+
+Version-sensitive: subclasses of megatron-core 0.16's ColumnParallelLinear and RowParallelLinear without bias.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel import layers
+
+from megatron_patches.attention.products import column_parallel_products
+from megatron_patches.engine.collectives import (
+    finish,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+
+
+class ColumnParallelLinear(layers.ColumnParallelLinear):
+    """Output rows are sharded."""
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and no bias."""
+        if not torch.compiler.is_compiling():
+            return super().forward(input_, weight, runtime_gather_output)
+        assert self.bias is None and not runtime_gather_output
+        weight = self.weight if weight is None else weight
+        (output,) = column_parallel_products(input_, None, self.tp_group, self.sequence_parallel, [weight])
+        return output, None
+
+
+class RowParallelLinear(layers.RowParallelLinear):
+    """Input columns are sharded."""
+
+    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`, and no bias."""
+        if not torch.compiler.is_compiling():
+            return super().forward(input_)
+        assert self.bias is None
+        output = torch.nn.functional.linear(input_, self.weight)
+        if self.tp_group.size() > 1:
+            output = _SumOverRanks.apply(output, self.tp_group, self.sequence_parallel)
+        return output, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Partial sums -> sums, replicated; under sequence parallelism this rank's slice of the sequence."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, partial: torch.Tensor, tp_group: dist.ProcessGroup, sequence_parallel: bool
+    ) -> torch.Tensor:
+        ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
+        start = start_reduce_scatter if sequence_parallel else start_all_reduce
+        return finish(*start(partial, tp_group))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        if ctx.sequence_parallel:
+            grad = finish(*start_all_gather(grad.contiguous(), ctx.tp_group))
+        return grad, None, None

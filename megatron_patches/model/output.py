@@ -1,0 +1,224 @@
+"""The output layer, and the cross-entropy of its logits without a copy of them in fp32.
+
+    loss = log Σ_v exp(x·w_v) − x·w_y,      ∂loss/∂(x·w_v) = p_v − 1[v = y]
+
+megatron-core turns all logits into fp32, and keeps the softmax in that type for backward. Here two forms do
+without:
+
+    in_place   the logits stay in the compute dtype and become their own gradient, some tokens at a time
+    chunked    the logits are never whole: made and thrown away some tokens at a time, and once more in
+               backward (a fourth product where there are three)
+
+In both an exponential and a sum over the vocabulary is taken in fp32, and each token's gradient is scaled by
+what comes from behind it, so that sums, means and masked losses are all exact. Over tensor-parallel ranks,
+which hold a part of the vocabulary each, two numbers a token are exchanged, in one collective where
+megatron-core has three. The collectives of the product itself are megatron-core's.
+
+Version-sensitive: takes the place of megatron-core 0.16's ColumnParallelLinear at the end of a GPTModel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer import TransformerConfig
+
+from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
+
+CrossEntropy = Literal["megatron", "in_place", "chunked"]
+LOGITS_AT_A_TIME = 2**23
+"""How many are in fp32 at a time: 32 MiB, which stay in the second-level cache of an A100 or an H100."""
+
+
+class OutputLayer(ColumnParallelLinear):
+    """Hidden states -> logits of this rank's part of the vocabulary, or the cross-entropy of labels.
+
+    Args:
+        tied: the weight is the embedding's and comes with every call.
+        in_place: of the two forms above, else `chunked`.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        tied: bool,
+        tp_group: dist.ProcessGroup,
+        in_place: bool,
+    ) -> None:
+        super().__init__(
+            config.hidden_size,
+            vocab_size,
+            config=config,
+            init_method=config.init_method,
+            bias=False,
+            skip_weight_param_allocation=tied,
+            tp_group=tp_group,
+        )
+        self.in_place = in_place
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[seq(/tp), batch, hidden]` -> logits `[seq, batch, vocabulary/tp]`, or losses; and no bias.
+
+        Args:
+            weight: `[vocabulary/tp, hidden]` where it is tied.
+            labels: `[batch, seq]` ids; with them come the losses, `[batch, seq]` nats in fp32.
+        """
+        if labels is None:
+            return super().forward(input_, weight, runtime_gather_output)
+        weight = self.weight if weight is None else weight
+        losses: torch.Tensor = _TokenLosses.apply(
+            input_, weight, labels.t().flatten(), self.tp_group, self.sequence_parallel, self.in_place
+        )
+        return losses.view(labels.size(1), labels.size(0)).t().contiguous(), None
+
+
+class _TokenLosses(torch.autograd.Function):
+    """(x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]`, labels) -> losses, `[tokens]` both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        tp_group: dist.ProcessGroup,
+        sequence_parallel: bool,
+        in_place: bool,
+    ) -> torch.Tensor:
+        local = hidden_states
+        if sequence_parallel:
+            hidden_states = finish(*start_all_gather(local, tp_group))
+        inputs = hidden_states.flatten(0, 1)
+        owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
+        with_gradients = any(ctx.needs_input_grad)
+        logits = inputs @ weight.t() if in_place else None
+        normaliser = torch.empty(len(inputs), dtype=torch.float64, device=inputs.device)
+        at_label = torch.empty_like(normaliser)
+        for rows in _slices(len(inputs), weight.size(0)):
+            some = inputs[rows] @ weight.t() if logits is None else logits[rows]
+            log_softmax = some.log_softmax(-1, dtype=torch.promote_types(some.dtype, torch.float32))
+            label = columns[rows, None]
+            at_label[rows] = some.gather(1, label)[:, 0]
+            normaliser[rows] = at_label[rows] - log_softmax.gather(1, label)[:, 0]
+            if logits is not None and with_gradients:
+                torch.exp(log_softmax, out=some)
+        own_part = normaliser
+        if tp_group.size() > 1:
+            normaliser, at_label = _over_ranks(normaliser, at_label * owned, tp_group)
+        if logits is not None and with_gradients:
+            _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
+        ctx.save_for_backward(local, weight, normaliser if logits is None else logits, owned, columns)
+        ctx.tp_group, ctx.sequence_parallel, ctx.in_place = tp_group, sequence_parallel, in_place
+        return (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, loss_grad: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden_states, weight, kept, owned, columns = ctx.saved_tensors
+        gather = None
+        if ctx.sequence_parallel:
+            hidden_states, gather = start_all_gather(hidden_states, ctx.tp_group)
+        scale, weight_grad = loss_grad[:, None], None
+        if ctx.in_place:
+            input_grad = _scaled(kept @ weight, scale)
+        else:
+            hidden_states = finish(hidden_states, gather)
+            input_grad, weight_grad = _recomputed_gradients(
+                hidden_states.flatten(0, 1), weight, kept, owned, columns, scale
+            )
+        input_grad, reduction = start_input_grad(
+            input_grad.view_as(hidden_states), ctx.tp_group, ctx.sequence_parallel
+        )
+        if weight_grad is None:
+            hidden_states = finish(hidden_states, gather)
+            weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
+        input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
+        return input_grad, weight_grad, None, None, None, None
+
+
+def _slices(tokens: int, vocabulary: int) -> Iterator[slice]:
+    length = max(1, LOGITS_AT_A_TIME // vocabulary)
+    for first in range(0, tokens, length):
+        yield slice(first, min(tokens, first + length))
+
+
+def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which labels `[tokens]` are in this rank's part of the vocabulary, and where; any place if not."""
+    columns = labels - rank * vocabulary
+    owned = (columns >= 0) & (columns < vocabulary)
+    return owned, columns.clamp(0, vocabulary - 1)
+
+
+def _over_ranks(
+    normaliser: torch.Tensor, at_label: torch.Tensor, tp_group: dist.ProcessGroup
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log Σ exp and the label's logit of the whole vocabulary, from those of this rank's part.
+
+    Args:
+        at_label: 0 where another rank has the label.
+    """
+    own = torch.stack((normaliser, at_label))
+    parts = own.new_empty((tp_group.size(), *own.shape))
+    dist.all_gather_into_tensor(parts.view(-1, own.size(1)), own, group=tp_group)
+    return parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
+
+
+def _finish_gradient(
+    probabilities: torch.Tensor,
+    log_share: torch.Tensor,
+    owned: torch.Tensor,
+    columns: torch.Tensor,
+    tp_group: dist.ProcessGroup,
+) -> None:
+    """Probabilities within this rank's part -> p − 1[v = y] of the whole vocabulary, in place.
+
+    Args:
+        log_share: `[tokens]` log of what this rank's part has of the whole probability.
+    """
+    if tp_group.size() > 1:
+        share = log_share.exp().to(torch.promote_types(probabilities.dtype, torch.float32))
+        torch.mul(probabilities, share[:, None], out=probabilities)
+    _subtract_label(probabilities, owned, columns)
+
+
+def _subtract_label(probabilities: torch.Tensor, owned: torch.Tensor, columns: torch.Tensor) -> None:
+    probabilities.scatter_add_(1, columns[:, None], -owned[:, None].to(probabilities.dtype))
+
+
+def _scaled(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Rows times a number each, rounded once to the type of the rows."""
+    return torch.mul(rows, scale, out=torch.empty_like(rows))
+
+
+def _recomputed_gradients(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    normaliser: torch.Tensor,
+    owned: torch.Tensor,
+    columns: torch.Tensor,
+    scale: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of `[tokens, hidden]` inputs and of the weight, which is summed in fp32 over the slices."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    input_grad, weight_grad = torch.empty_like(inputs), torch.zeros_like(weight, dtype=wide)
+    for rows in _slices(len(inputs), weight.size(0)):
+        exponents = (inputs[rows] @ weight.t()).to(wide)
+        exponents -= normaliser[rows, None]
+        logits_grad = exponents.exp_().mul_(scale[rows])
+        logits_grad.scatter_add_(1, columns[rows, None], -(owned[rows, None] * scale[rows]))
+        logits_grad = logits_grad.to(weight.dtype)
+        torch.mm(logits_grad, weight, out=input_grad[rows])
+        weight_grad += logits_grad.t() @ inputs[rows]
+    return input_grad, weight_grad.to(weight.dtype)

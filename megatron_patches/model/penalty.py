@@ -1,0 +1,132 @@
+"""Keeping trainable Query/Key rows nearly orthonormal: soft orthogonality as a term of the loss.
+
+    P = λ Σ_heads (‖W_q W_qᵀ − I‖²_F + ‖W_k W_kᵀ − I‖²_F),      ∂P/∂W = 4 λ (W Wᵀ − I) W
+
+over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we gain more from orthogonality
+regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the term of its own heads to
+its loss: no weight leaves the module that owns it, so the term is right under tensor parallelism (each head
+counts on one rank) and under ZeRO-3 (weights are whole only inside their module's forward and backward).
+
+Version-sensitive: knows how megatron-core 0.16 interleaves queries, keys and values in its fused weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.model_parallel_config import ModelParallelConfig
+
+from megatron_patches.model.linear import ColumnParallelLinear
+
+NAME = "orthogonal_penalty"
+
+
+class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
+    """megatron-core's fused QKV projection, which also leaves its orthogonality penalty for the loss.
+
+    The arguments but `penalty` are those that megatron-core's SelfAttention gives to `linear_qkv`.
+
+    Args:
+        penalty: λ.
+
+    Attributes:
+        auxiliary_loss: (name, this rank's part of the penalty) of the last forward that had gradients, until
+            `auxiliary.take_auxiliary_losses` takes it; else None.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: ModelParallelConfig,
+        init_method: Callable[..., Any],
+        gather_output: bool,
+        bias: bool,
+        skip_bias_add: bool,
+        is_expert: bool,
+        tp_comm_buffer_name: str,
+        tp_group: dist.ProcessGroup,
+        penalty: float,
+    ) -> None:
+        super().__init__(
+            input_size,
+            output_size,
+            config=config,
+            init_method=init_method,
+            gather_output=gather_output,
+            bias=bias,
+            skip_bias_add=skip_bias_add,
+            is_expert=is_expert,
+            tp_comm_buffer_name=tp_comm_buffer_name,
+            tp_group=tp_group,
+        )
+        self.penalty = penalty
+        self.head_dim = config.kv_channels  # type: ignore[attr-defined]  # it is a TransformerConfig
+        self.num_groups = config.num_query_groups // tp_group.size()  # type: ignore[attr-defined]
+        self.auxiliary_loss: tuple[str, torch.Tensor] | None = None
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`[seq(/tp), batch, hidden]` -> the projection `[seq, batch, rows of this rank]`, and the bias."""
+        output, bias = super().forward(input_, weight, runtime_gather_output)
+        if torch.is_grad_enabled():
+            output, penalty = OrthogonalityPenalty.apply(
+                output, self.weight, self.num_groups, self.head_dim, self.penalty
+            )
+            self.auxiliary_loss = NAME, penalty
+        return output, bias
+
+
+class OrthogonalityPenalty(torch.autograd.Function):
+    """(output, W) -> (output, P): the output as it is, beside the penalty of the weight that made it.
+
+    The output passes through so that backward happens where the layer's own backward does: only there has
+    ZeRO-3 gathered the weight. What is kept between them is W Wᵀ − I, [heads, head_dim, head_dim], not a copy
+    of W's size.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: torch.Tensor, weight: torch.Tensor, num_groups: int, head_dim: int, penalty: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Args:
+            weight: megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
+                for every group its query heads, its key head, its value head.
+            penalty: λ.
+        """
+        rows = _query_key_rows(weight, num_groups, head_dim)
+        deviation = rows @ rows.mT
+        deviation.diagonal(dim1=-2, dim2=-1).sub_(1)
+        ctx.save_for_backward(weight, deviation)
+        ctx.num_groups, ctx.head_dim, ctx.penalty = num_groups, head_dim, penalty
+        return output.view_as(output), penalty * deviation.square().sum()
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, output_grad: torch.Tensor, penalty_grad: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+        weight, deviation = ctx.saved_tensors
+        rows = _query_key_rows(weight, ctx.num_groups, ctx.head_dim)
+        rows_grad = deviation @ rows * (4 * ctx.penalty * penalty_grad)
+        weight_grad = torch.zeros_like(weight)
+        _by_head(weight_grad, ctx.num_groups, ctx.head_dim)[:, :-1] = rows_grad
+        return output_grad, weight_grad, None, None, None
+
+
+def _by_head(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tensor:
+    return weight.view(num_groups, -1, head_dim, weight.size(-1))
+
+
+def _query_key_rows(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tensor:
+    """`[groups, queries of a group + 1, head_dim, hidden]`, at least in fp32: 1 − 1/256 is 1 in bf16."""
+    rows = _by_head(weight, num_groups, head_dim)[:, :-1]
+    return rows.float() if weight.dtype in (torch.bfloat16, torch.float16) else rows

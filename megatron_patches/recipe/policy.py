@@ -1,0 +1,302 @@
+"""The attention policy: what a variant of attention *is*, as data, and the table of named variants.
+
+A variant is a point on a few independent axes (how the scores are made, how W_Q and W_K start, which of them
+train, what is added to the frozen ones). Nothing else in the program asks for a variant by name: `install`
+and `initialize` read the axes.
+
+A new axis is one more field of `QKPolicy`, declared with `axis`, and the code that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from megatron_patches.bank.factors import block_sizes
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, SCOPES
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.axes import Rule, axes_of, axis
+from megatron_patches.recipe.layers import layer_range, spread
+from megatron_patches.recipe.phases import Unfreeze, phases_of_layers
+
+Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
+Scope = Literal["head", "layer"]
+Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
+ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
+
+# Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of
+# a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.
+DEFAULT_PENALTY = 0.01
+
+_ORTHONORMAL = Rule(
+    lambda policy, _: policy.init == "orthogonal",
+    "attention.scope and attention.construction do not apply to variant '{variant}'",
+)
+
+
+def _freezes_rows(name: str) -> Rule:
+    return Rule(
+        lambda policy, _: not policy.trainable and not policy.synthesizer,
+        f"attention.{name} does not apply to variant '{{variant}}', which freezes nothing",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QKPolicy:
+    """One choice on every Query/Key axis.
+
+    The fields declared with `axis` are keys of the attention section too, and their declarations say what
+    they mean. The other two are a variant's own.
+
+    Attributes:
+        init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`:
+            orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`;
+            `pretrained`: as another model's training left them (see `given`).
+        scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
+            the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
+            W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
+    """
+
+    init: Init
+    scores: Scores = "dot_product"
+    scope: Scope = axis(
+        "head",
+        "Rows orthonormal within each head or across the layer; unset: the variant's own.",
+        _ORTHONORMAL,
+    )
+    construction: str = axis(
+        "qr",
+        f"How orthonormal rows are made: {', '.join(CONSTRUCTIONS)}; unset: the variant's own.",
+        _ORTHONORMAL,
+        Rule(
+            lambda policy, value: policy.construction in ("qr", value),
+            "attention.construction={value} contradicts variant '{variant}'; use orthogonal",
+        ),
+    )
+    # None matches the orthonormal scale, 1/sqrt(hidden_size), so that E|q|² is equal.
+    gaussian_std: float | None = axis(
+        None,
+        "Standard deviation of Gaussian Q/K; unset: the variant's own, or 1/sqrt(hidden_size).",
+        Rule(
+            lambda policy, _: policy.init == "gaussian",
+            "attention.gaussian_std must be positive and belongs to init 'gaussian' only",
+        ),
+        gt=0,
+    )
+    # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
+    penalty: float = axis(
+        0.0,
+        "Factor of the orthogonality penalty, for the variant that has one; unset: its own.",
+        Rule(
+            lambda policy, _: bool(policy.penalty),
+            "attention.penalty does not apply to variant '{variant}'; use orthogonal_penalty",
+        ),
+        gt=0,
+    )
+    # Where `trainable` is false, (layers, fraction of their heads) that are frozen, in the notation of
+    # `layers`; all other heads start by `default` and train. Empty: every head is frozen. With grouped-query
+    # attention the fraction is of the groups, each with its query heads.
+    frozen_heads: tuple[tuple[str, float], ...] = axis(
+        (),
+        "Layers (4, 4-7 or 0%-50%) and the fraction of their heads that is frozen; the other "
+        "heads train, as vanilla's. Unset: the variant's own, mostly all.",
+        _freezes_rows("frozen_heads"),
+    )
+    # Names of ADAPTERS (see `adapters`).
+    adapters: tuple[str, ...] = axis(
+        (),
+        f"Small trainable corrections of frozen Q/K: {', '.join(ADAPTERS)}.",
+        _freezes_rows("adapters"),
+    )
+    low_rank: int = axis(
+        8,
+        "Rank of the adapter low_rank; unset: 8.",
+        Rule(
+            lambda policy, _: "low_rank" in policy.adapters,
+            "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
+        ),
+        ge=1,
+        le=2**20,
+    )
+    # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever sees.
+    # A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
+    trainable: bool = axis(
+        False,
+        "Whether a synthesizer's score matrices learn (synthesizers only); unset: they do.",
+        Rule(
+            lambda policy, _: policy.synthesizer,
+            "attention.trainable is for the score matrices of a synthesizer, not for variant '{variant}', "
+            "whose name says what trains; remove it",
+        ),
+    )
+    # Columns of A_h and B_h.
+    synthesizer_rank: int = axis(
+        8,
+        "Rank of a factorized synthesizer's score matrices; unset: 8.",
+        Rule(
+            lambda policy, _: policy.score_rank is not None,
+            "attention.synthesizer_rank does not apply to variant '{variant}'; remove it",
+        ),
+        ge=1,
+    )
+    # The layers start to train from the rows they were frozen with.
+    unfreeze: tuple[Unfreeze, ...] = axis(
+        (),
+        "When which frozen layers become trainable: a list of {at, layers, "
+        "learning_rate_factor}; unset: the variant's own.",
+        Rule(
+            lambda policy, _: bool(policy.unfreeze),
+            "attention.unfreeze does not apply to variant '{variant}'; use unfreeze",
+        ),
+        min_length=1,
+        max_length=100,
+    )
+
+    def __post_init__(self) -> None:
+        if self.init == "default" and not self.trainable and not self.synthesizer:
+            raise MethodError(
+                "attention: init 'default' with trainable=false is not a variant; "
+                "use 'gaussian_naive' for frozen N(0, 0.02²)"
+            )
+        if self.scope not in SCOPES:
+            raise MethodError(f"attention.scope is '{self.scope}'; known scopes: {', '.join(SCOPES)}")
+        if self.construction not in CONSTRUCTIONS:
+            known = ", ".join(CONSTRUCTIONS)
+            raise MethodError(
+                f"attention.construction is '{self.construction}'; known constructions: {known}"
+            )
+        if self.init == "pretrained" and self.trainable:
+            raise MethodError(
+                "attention: init 'pretrained' freezes Q and K as they are; to train them use vanilla"
+            )
+        if self.gaussian_std is not None and (self.init != "gaussian" or self.gaussian_std <= 0):
+            raise MethodError("attention.gaussian_std must be positive and belongs to init 'gaussian' only")
+        if self.penalty and not (self.init == "orthogonal" and self.trainable):
+            raise MethodError("attention.penalty belongs to trainable Q and K that start orthonormal")
+        self._check_adapters()
+        if self.unfreeze and (self.frozen_heads or self.adapters):
+            raise MethodError(
+                "attention.unfreeze is for whole layers that are all frozen at first, without adapters; "
+                "leave attention.frozen_heads and attention.adapters unset"
+            )
+
+    def _check_adapters(self) -> None:
+        unknown = [name for name in self.adapters if name not in ADAPTERS]
+        if unknown:
+            raise MethodError(
+                f"attention.adapters names '{unknown[0]}'; known adapters: {', '.join(ADAPTERS)}"
+            )
+        if len(set(self.adapters)) < len(self.adapters):
+            raise MethodError(f"attention.adapters names one twice: {', '.join(self.adapters)}")
+        if self.low_rank < 1:
+            raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
+
+    @property
+    def synthesizer(self) -> bool:
+        """True if scores are learned matrices, so that there are no queries and keys."""
+        return self.scores != "dot_product"
+
+    @property
+    def structured(self) -> bool:
+        """True if the frozen rows are products of two factors, by which inputs are multiplied instead."""
+        return not self.trainable and self.init == "orthogonal" and self.construction in FACTORED
+
+    def stored_columns(self, hidden_size: int, head_dim: int) -> int:
+        """Numbers that are kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
+
+        Raises:
+            MethodError: no such factors.
+        """
+        return sum(block_sizes(hidden_size, head_dim)) if self.structured else hidden_size
+
+    @property
+    def score_rank(self) -> int | None:
+        """Rank of factorized scores; None for all others."""
+        return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
+
+    def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
+        """Of each layer, the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
+
+        Args:
+            phase: where in the schedule `unfreeze` a model is; 0: before its first entry.
+
+        Raises:
+            MethodError: `frozen_heads` or `unfreeze` names no layers, names one twice, or no whole number of
+                heads.
+        """
+        if self.trainable or self.synthesizer:
+            return [()] * num_layers
+        every = tuple(range(num_groups))
+        if self.unfreeze:
+            begins = phases_of_layers(self.unfreeze, num_layers)
+            return [() if begin is not None and begin <= phase else every for begin in begins]
+        if not self.frozen_heads:
+            return [every] * num_layers
+        try:
+            return self._frozen_parts(num_layers, num_groups)
+        except MethodError as error:
+            raise MethodError(f"attention.frozen_heads: {error}") from None
+
+    def _frozen_parts(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
+        frozen: list[tuple[int, ...] | None] = [None] * num_layers
+        for layers, heads in [
+            (layer_range(text, num_layers), fraction) for text, fraction in self.frozen_heads
+        ]:
+            taken = [layer for layer in layers if frozen[layer] is not None]
+            if taken:
+                raise MethodError(f"layer {taken[0]} is named twice")
+            groups = spread(heads, num_groups) if layers else ()
+            frozen[layers.start : layers.stop] = [groups] * len(layers)
+        return [groups or () for groups in frozen]
+
+
+AXES = axes_of(QKPolicy)
+"""What the attention section may say, in its order."""
+
+VARIANTS: dict[str, QKPolicy] = {
+    "vanilla": QKPolicy(init="default", trainable=True),
+    "orthogonal": QKPolicy(init="orthogonal", trainable=False),
+    "orthogonal_trainable": QKPolicy(init="orthogonal", trainable=True),
+    "gaussian": QKPolicy(init="gaussian", trainable=False),
+    "gaussian_naive": QKPolicy(init="gaussian", trainable=False, gaussian_std=0.02),
+    "orthogonal_penalty": QKPolicy(init="orthogonal", trainable=True, penalty=DEFAULT_PENALTY),
+    "pretrained": QKPolicy(init="pretrained", trainable=False),
+    "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
+    "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
+    "monarch": QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch"),
+    "unfreeze": QKPolicy(
+        init="orthogonal",
+        trainable=False,
+        unfreeze=(Unfreeze(0.3, "50%-100%", 0.5), Unfreeze(0.6, "0%-100%", 0.2)),
+    ),
+    "hybrid": QKPolicy(init="orthogonal", trainable=False, frozen_heads=(("0%-33%", 1.0), ("33%-67%", 0.5))),
+    "synthesizer_random": QKPolicy(init="default", trainable=True, scores="synthesizer_random"),
+    "synthesizer_factorized": QKPolicy(init="default", trainable=True, scores="synthesizer_factorized"),
+}
+
+ORDINARY = "vanilla"
+"""The variant that others are compared with where nothing else is said."""
+
+
+def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
+    """The policy of a named variant, with the axes that are given (not None) replaced.
+
+    Args:
+        axes: values by the names of AXES. They are judged and replaced in the order of AXES, each against
+            the policy with those before it.
+
+    Raises:
+        MethodError: unknown variant, or axes that do not go together.
+    """
+    if variant not in VARIANTS:
+        raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")
+    policy = VARIANTS[variant]
+    given = {name: value for name, value in (axes or {}).items() if value is not None}
+    unknown = [name for name in given if name not in AXES]
+    if unknown:
+        raise MethodError(f"there is no axis '{unknown[0]}'; known axes: {', '.join(AXES)}")
+    for name in sorted(given, key=list(AXES).index):
+        AXES[name].check(policy, given[name], variant)
+        policy = replace(policy, **{name: given[name]})
+    return policy

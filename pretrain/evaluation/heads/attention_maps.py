@@ -1,0 +1,168 @@
+"""A picture beside E4: what the first heads of one layer attend to in one held-out sample, run by run."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from megatron_patches.attention.heads import attention_observed
+from pretrain.errors import UserError
+from pretrain.model.build import token_losses
+from pretrain.runs.finished import FinishedRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    from pretrain.evaluation.heads.trained_model import TrainedModel
+
+HEADS = 3
+"""So many of a layer's heads are drawn, beside each other."""
+LARGEST_FILE = 200_000
+"""Bytes: numbers that come to more are not kept beside the picture."""
+_COLOURS = "magma_r"  # perceptually uniform, in grey too; the more attention, the darker
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """What the first heads of a layer of one trained run attend to in its first held-out sample.
+
+    Attributes:
+        source: the source that the sample is of, the first of the run's data.
+        probabilities: `[heads, query position, key position]` float32, the first positions of the sample;
+            no key stands after its query, so rows sum to 1 though the rest of the sample is cut off.
+    """
+
+    name: str
+    group: str
+    seed: int
+    layer: int
+    source: str
+    probabilities: npt.NDArray[np.float32]
+
+    @property
+    def title(self) -> str:
+        return f"{self.group}, seed {self.seed}"
+
+
+def chosen_layer(asked: int | None, runs: Sequence[FinishedRun]) -> int:
+    """The layer to draw of all `runs`, from 0: `asked`, or the middle one of the shallowest run.
+
+    Raises:
+        UserError: a run has no such layer.
+    """
+    layers, name = min((int(run.config["model"]["num_layers"]), run.name) for run in runs)
+    if asked is None:
+        return layers // 2
+    if not 0 <= asked < layers:
+        raise UserError(
+            f"--maps-layer is {asked}, but run '{name}' has {layers} layers: "
+            f"give a number from 0 to {layers - 1}"
+        )
+    return asked
+
+
+def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) -> AttentionMaps:
+    """Of a model on one process, in one forward pass; at most `positions` positions and HEADS heads."""
+    source, samples = next(iter(trained.data.validation.items()))
+    device = next(trained.model.parameters()).device
+    tokens = torch.from_numpy(samples.blocks(np.array([0]))).to(device)
+    seen: dict[int, torch.Tensor] = {}
+
+    def observe(number: int, probabilities: torch.Tensor) -> None:
+        if number == layer:
+            seen[number] = probabilities[0, :HEADS, :positions, :positions].cpu()
+
+    with torch.no_grad(), attention_observed(trained.model, observe):
+        token_losses(trained.model, tokens, trained.data.boundary)
+    return AttentionMaps(trained.run.name, group, trained.run.seed, layer, source, seen[layer].numpy())
+
+
+def lowest_seeds(maps: Sequence[AttentionMaps]) -> list[AttentionMaps]:
+    """Of every group the run with the lowest seed; groups in the order in which they come."""
+    groups = dict.fromkeys(one.group for one in maps)
+    return [min((m for m in maps if m.group == group), key=lambda one: one.seed) for group in groups]
+
+
+def caption(maps: Sequence[AttentionMaps]) -> str:
+    """What the picture of `maps` shows, and that nothing follows from it; one sentence."""
+    heads = max(len(one.probabilities) for one in maps)
+    positions = max(one.probabilities.shape[-1] for one in maps)
+    which = f"the first {heads} heads" if heads > 1 else "the first head"
+    return (
+        f"Attention of {which} of layer {maps[0].layer} in one sample, the first held-out one of source "
+        f"'{maps[0].source}', at its first {positions} positions, after training, in the run of the lowest "
+        "seed of each variant: an illustration, and no measurement."
+    )
+
+
+def numbers_file(maps: Sequence[AttentionMaps]) -> bytes | None:
+    """The content of an .npz with {title: probabilities}; None where it is larger than LARGEST_FILE."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **{one.title: one.probabilities for one in maps})  # type: ignore[arg-type]
+    return content.getvalue() if content.tell() <= LARGEST_FILE else None
+
+
+def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
+    """A row for each of `maps`, a column for each head, one logarithmic scale of colours for all."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    from pretrain.reporting.plots import new_figure
+
+    heads = [len(one.probabilities) for one in maps]
+    positions = max(one.probabilities.shape[-1] for one in maps)
+    figure, plots = new_figure(len(maps), HEADS, height=2.4)
+    # From a hundredth of what uniform attention over all positions would give; anything less looks the same.
+    scale = LogNorm(0.01 / positions, 1.0)
+    for place, plot in enumerate(plots):
+        row, head = divmod(place, HEADS)
+        if head >= heads[row]:
+            plot.set_visible(False)
+            continue
+        _draw(plot, maps[row].probabilities[head], scale)
+        if head == 0:
+            _name_row(plot, maps[row])
+        if head >= max(heads[:row], default=0):  # the first row with this head
+            plot.set_title(f"head {head}", fontsize="medium")
+        if head >= max(heads[row + 1 :], default=0):  # the last one
+            plot.set_xlabel("key position")
+    colours = ScalarMappable(scale, _COLOURS)
+    figure.colorbar(colours, ax=plots, label="attention probability", extend="min", aspect=40, shrink=0.9)
+    figure.suptitle(
+        f"Attention in layer {maps[0].layer}: one sample, the first {positions} positions", fontsize="large"
+    )
+    return figure
+
+
+def _draw(plot: Axes, probabilities: npt.NDArray[np.float32], scale: LogNorm) -> None:
+    """One head; what a query cannot see stays white."""
+    seen = np.ma.masked_equal(probabilities, 0)
+    plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
+    plot.grid(visible=False)
+    plot.locator_params(nbins=5, integer=True)
+
+
+def _name_row(first: Axes, maps: AttentionMaps) -> None:
+    from pretrain.reporting.plots import LABEL_WIDTH
+
+    first.set_ylabel("query position")
+    first.annotate(
+        "\n".join([*textwrap.wrap(maps.group, LABEL_WIDTH, break_long_words=False), f"seed {maps.seed}"]),
+        (0, 0.5),
+        (-6, 0),
+        xycoords=(first.yaxis.label, "axes fraction"),
+        textcoords="offset points",
+        rotation="vertical",
+        ha="right",
+        va="center",
+        multialignment="center",
+    )

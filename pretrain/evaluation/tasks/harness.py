@@ -1,0 +1,241 @@
+"""lm-evaluation-harness by its Python interface: tasks, a model, what it measured of one on the other.
+
+Its own code scores, aggregates and estimates errors. What this file adds is a digest of what a task asks, and
+that what goes wrong is one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pretrain.errors import UserError
+from pretrain.evaluation.tasks.index import distant, remedy, require_hub, task_manager
+from pretrain.evaluation.tasks.scores import TaskScores, task_scores
+
+if TYPE_CHECKING:
+    from lm_eval.api.group import Group
+    from lm_eval.api.task import Task
+    from lm_eval.models.huggingface import HFLM
+
+PACKAGES = ("lm-eval", "transformers", "torch")
+"""Those whose version is a part of a result."""
+BOOTSTRAP = 1000
+"""Resamples for the standard error of what is no mean, such as a perplexity (a mean's has a formula)."""
+_SEED, _OTHER_SEED = 0, 1234  # the harness's own
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class LoadedTask:
+    """A task of the harness. `asked` is a digest of all that a model is asked, and of how answers count."""
+
+    name: str
+    version: str
+    shots: int
+    asked: str
+    task: Task
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one name of the report stands for: a task, or a group that the harness makes one number of."""
+
+    name: str
+    tasks: tuple[LoadedTask, ...]
+    group: Group | None = None
+
+
+def require_harness(device: str) -> dict[str, str]:
+    """Import the harness, quietly; returns the versions of PACKAGES.
+
+    Args:
+        device: cpu or cuda: what the models will compute on.
+
+    Raises:
+        UserError: the extra `eval` is not installed.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ["DISABLE_MULTIPROC"] = "1"  # of its bootstrap, which else takes every core
+    from importlib.metadata import version
+
+    try:
+        import datasets
+        import lm_eval.evaluator
+        import lm_eval.models.huggingface
+        import lm_eval.tasks  # noqa: F401
+        from transformers.utils import logging as chatter
+    except ImportError as error:
+        raise UserError(
+            f"evaluate tasks needs lm-evaluation-harness ({error}): pip install 'ora-pretrain[eval]'"
+        ) from error
+    for name in ("lm_eval", "datasets", "accelerate"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    chatter.set_verbosity_error()
+    chatter.disable_progress_bar()
+    datasets.disable_progress_bars()
+    return {name: version(name) for name in PACKAGES}
+
+
+def load_tasks(
+    names: Sequence[str], include_path: Path | None, shots: int | None, limit: int | None
+) -> list[Measured]:
+    """The tasks of these names with their data, and what each asks.
+
+    Args:
+        include_path: a directory with task files of one's own.
+        shots: worked examples before every item; None: as the task has it.
+        limit: items of each task, the first so many; None: all.
+
+    Raises:
+        UserError: a name is not known, or its data or the task itself cannot be read.
+    """
+    with _quiet():
+        manager = task_manager(names, include_path)
+        require_hub(manager, names)
+        found: dict[str, Measured] = {}
+        for name in names:
+            try:
+                loaded = manager.load([name])
+                tasks = {key: _prepared(task, shots, limit) for key, task in loaded["tasks"].items()}
+            except UserError:
+                raise
+            except Exception as error:  # whatever a task's file, its code and its data can raise
+                far = distant(manager.task_index, [name])
+                mend = remedy() if far else "mend the task, or leave it out"
+                raise UserError(f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}") from error
+            top = loaded.get("groups", {}).get(name)
+            for one in _measured(top, tasks):
+                found.setdefault(one.name, one)
+    return list(found.values())
+
+
+def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
+    """A group that has a number of its own is one; of any other every part is."""
+    if group is None:
+        yield from (Measured(name, (task,)) for name, task in tasks.items())
+    elif group.has_aggregation:
+        yield Measured(group.name, tuple(tasks[task.task_name] for task in group.get_all_tasks()), group)
+    else:
+        for part in group.get_all_tasks(recursive=False):
+            yield Measured(part.task_name, (tasks[part.task_name],))
+        for inner in group.get_all_groups(recursive=False):
+            yield from _measured(inner, tasks)
+
+
+def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
+    """As the harness prepares a task before it evaluates it."""
+    given = task.get_config("num_fewshot")
+    if given is None or (shots is not None and given != 0):  # a task that says 0 keeps it, as in the harness
+        task.set_config("num_fewshot", shots or 0)
+    if getattr(task, "UNSAFE_CODE", False):
+        raise UserError(
+            f"--tasks {task.task_name} runs code that the model writes, which is not done here; leave it out"
+        )
+    task.set_fewshot_seed(_OTHER_SEED)
+    task.build_all_requests(limit=limit)
+    config = task.dump_config()
+    shots = int(config.get("num_fewshot") or 0)
+    return LoadedTask(task.task_name, str(task.VERSION), shots, _digest(task, config), task)
+
+
+def _digest(task: Task, config: Mapping[str, Any]) -> str:
+    """Of every request, of every item, and of what makes scores of the answers."""
+    counts = {
+        key: config.get(key) for key in ("output_type", "metric_list", "filter_list", "process_results")
+    }
+    digest = hashlib.sha256(_ADDRESS.sub("", json.dumps(counts, default=str, sort_keys=True)).encode())
+    for instance in task.instances:
+        item = [instance.request_type, instance.args, instance.doc]
+        digest.update(json.dumps(item, default=str, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+class Harness:
+    """A model of transformers as the harness sees it.
+
+    Args:
+        directory: of the model, in Hugging Face's form.
+        trust_code: run code that lies in it.
+
+    Raises:
+        UserError: transformers cannot load it.
+    """
+
+    def __init__(self, directory: Path, device: str, batch_size: int, trust_code: bool) -> None:
+        from lm_eval.models.huggingface import HFLM
+
+        if not trust_code and (code := sorted(directory.glob("*.py"))):
+            raise UserError(
+                f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code"
+            )
+        with _quiet():
+            try:
+                self._model: HFLM = HFLM(
+                    pretrained=str(directory),
+                    device=device,
+                    batch_size=batch_size,
+                    trust_remote_code=trust_code,
+                )
+            except (OSError, ValueError) as error:
+                raise UserError(f"transformers cannot load {directory}: {_reason(error)}") from error
+
+    def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
+        """One task, by the harness's own evaluation.
+
+        Raises:
+            UserError: the device's memory does not hold a batch, or the task's own code failed.
+        """
+        import numpy as np
+        import torch
+        from lm_eval import evaluator
+
+        random.seed(_SEED)
+        np.random.seed(_OTHER_SEED)
+        torch.manual_seed(_OTHER_SEED)
+        loaded.task.set_fewshot_seed(_OTHER_SEED)
+        with _quiet():
+            try:
+                results = evaluator.evaluate(
+                    self._model, {"tasks": {loaded.name: loaded.task}}, limit=limit, bootstrap_iters=BOOTSTRAP
+                )
+            except torch.OutOfMemoryError as error:
+                raise UserError(f"{loaded.name}: {_reason(error)}; give a smaller --batch-size") from error
+            except Exception as error:
+                reason = _reason(error)
+                raise UserError(
+                    f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or leave it out"
+                ) from error
+        found = task_scores(results, loaded.name, self._cut(loaded.task))
+        if not found.scores:
+            raise UserError(f"--tasks {loaded.name} has no score that is a number; leave it out")
+        return found
+
+    def _cut(self, task: Task) -> int:
+        """Requests of context and continuation that are longer than what the model reads at once."""
+        pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
+        lengths = (sum(map(len, self._model._encode_pair(*pair))) for pair in pairs if pair[0])
+        return sum(length > self._model.max_length + 1 for length in lengths)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:500].rstrip(".") or type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the harness's bars and notices: a display of our own shows where it is."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

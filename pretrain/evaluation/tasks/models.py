@@ -1,0 +1,125 @@
+"""What is evaluated on tasks: checkpoints of runs, and directories of models in Hugging Face's form."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.errors import UserError
+from pretrain.export.select_checkpoint import FACTS, find_checkpoint
+from pretrain.runs.directory import RunDirectory, step_of
+
+_WEIGHTS = ("*.safetensors", "*.bin")
+_CONTENT = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.py")
+"""The files of a model that say what it computes; export.json says where it comes from, and is left out."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to evaluate, before it is loaded.
+
+    Attributes:
+        step: of the run's checkpoint; None for a directory that is no run.
+        seed: `run.seed`; 0 where no run is known.
+        config: of the run, by section; of an export its section `attention`, of another model that is empty.
+    """
+
+    path: Path
+    name: str
+    variant: str
+    seed: int
+    step: int | None
+    config: Mapping[str, Any]
+
+    @property
+    def is_run(self) -> bool:
+        return RunDirectory(self.path).config.is_file()
+
+
+def read_subjects(paths: Sequence[Path], step: int | None) -> list[Subject]:
+    """What lies in `paths`, without loading or exporting anything; those that share a name get their path.
+
+    Args:
+        step: of the checkpoint of every run; None: the newest of each.
+
+    Raises:
+        UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("a run was given twice: give each directory once")
+    found = [_subject(path, step) for path in paths]
+    names = [subject.name for subject in found]
+    return [one if names.count(one.name) == 1 else replace(one, name=str(one.path)) for one in found]
+
+
+def _subject(path: Path, step: int | None) -> Subject:
+    run = RunDirectory(path)
+    if run.config.is_file():
+        content = _mapping(run.config)
+        checkpoint = step_of(find_checkpoint(run, step))
+        try:
+            name, seed = str(content["run"]["name"]), int(content["run"]["seed"])
+            variant = str(content["attention"]["variant"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{run.config} is no run's configuration ({error}); restore the file") from error
+        return Subject(path, name, variant, seed, checkpoint, content)
+    if not (path / "config.json").is_file() or not any(list(path.glob(kind)) for kind in _WEIGHTS):
+        raise UserError(
+            f"{path} is neither a run (it has no config.yaml) nor a model of transformers (config.json and "
+            "weights); give one of these"
+        )
+    if step is not None:
+        raise UserError(f"--step {step}: {path} is an export, which is of one step; leave --step out")
+    name = path.resolve().name
+    if not (path / FACTS).is_file():
+        return Subject(path, name, name, 0, None, {"attention": {}})
+    facts = _mapping(path / FACTS)
+    return Subject(
+        path,
+        name,
+        str(facts.get("variant", name)),
+        int(facts.get("seed", 0)),
+        facts.get("step"),
+        {"attention": facts.get("attention") or {}},
+    )
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}); restore the file") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a mapping of keys to values; restore the file")
+    return content
+
+
+def model_directory(subject: Subject) -> Path:
+    """Where transformers finds the model: of a run, the export that is kept in it, made now if need be.
+
+    Raises:
+        UserError, DataError: as `export_run`.
+    """
+    if not subject.is_run:
+        return subject.path
+    from pretrain.export.cache import exported_apart
+
+    return exported_apart(subject.path, subject.step)
+
+
+def fingerprint(directory: Path) -> str:
+    """SHA-256 of all files that make the model what it is."""
+    digest = hashlib.sha256()
+    for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)} - {directory / FACTS}):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

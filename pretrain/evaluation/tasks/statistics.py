@@ -1,0 +1,192 @@
+"""Tasks compared: per task over pairs of seeds, as `compare` does it; per item between two models.
+
+    gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s interval,
+              tests, effect size and correction. Its uncertainty is that of trainings.
+    McNemar   two models on the same items, right or wrong (McNemar 1947). Of the b + c items that only one of
+              them has right, how likely is it that a fair coin gives them as unequally or more so: exactly
+              p = min(1, 2 P[X <= min(b, c)]), X ~ Binomial(b + c, 1/2). Its uncertainty is that of items.
+
+Of a task's metrics one is tested, or Holm's correction would pay for saying the same thing twice: `acc` where
+there is one, else the first that is 0 or 1 for every item, else the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scipy import stats
+
+from pretrain.compare.labels import Group, Groups
+from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
+from pretrain.evaluation.tasks.models import Subject
+from pretrain.evaluation.tasks.scores import TaskScores
+from pretrain.reporting.statistics import Spread, spread, spread_of_all
+
+Scores = Mapping[Path, Mapping[str, TaskScores]]
+"""{path of the subject: {name in the report: scores}}"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One variant on one metric of one task. `stderr` is the mean of the harness's own over its runs."""
+
+    task: str
+    metric: str
+    variant: str
+    higher_is_better: bool
+    score: Spread
+    stderr: float | None
+    items: int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A variant's gap to its baseline; None without a seed in common. Only `tested` ones have p values."""
+
+    task: str
+    metric: str
+    variant: str
+    higher_is_better: bool
+    tested: bool
+    gap: PairedGap | None
+
+
+@dataclass(frozen=True)
+class ItemTest:
+    """McNemar's exact test between a model and one of the baseline, on `metric` of `task`."""
+
+    task: str
+    metric: str
+    variant: str
+    model: str
+    base: str
+    items: int
+    only_model: int
+    only_base: int
+    p: float
+    p_holm: float | None = None
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """All that the report says; `results` and `contrasts` are task by task, the baseline first."""
+
+    baseline: str
+    results: tuple[Result, ...]
+    contrasts: tuple[Contrast, ...]
+    item_tests: tuple[ItemTest, ...]
+
+
+def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
+    """Everything of every task, metric and variant; corrected over all contrasts, and over all item tests."""
+    first = next(iter(scores.values()))
+    results: list[Result] = []
+    contrasts: list[Contrast] = []
+    item_tests: list[ItemTest] = []
+    for task, found in first.items():
+        main = main_metric(found)
+        for metric, score in found.scores.items():
+            for group in groups.groups:
+                results.append(_result(group, scores, task, metric))
+                base = groups.baseline_of(group)
+                if base.name == group.name:
+                    continue
+                gap = paired_gap(
+                    base.name,
+                    _values(group, scores, task, metric),
+                    _values(base, scores, task, metric),
+                    nats=False,
+                )
+                contrasts.append(
+                    Contrast(task, metric, group.name, score.higher_is_better, metric == main, gap)
+                )
+                if metric == main:
+                    item_tests += _item_tests(group, base, scores, task, metric)
+    return TaskComparison(
+        groups.baseline, tuple(results), tuple(_adjusted(contrasts)), tuple(_adjusted_items(item_tests))
+    )
+
+
+def main_metric(found: TaskScores) -> str:
+    """The metric of a task that is tested."""
+    if "acc" in found.scores:
+        return "acc"
+    zero_one = [name for name, score in found.scores.items() if right_or_wrong(score.items)]
+    return next(iter(zero_one or found.scores), "")
+
+
+def right_or_wrong(items: Sequence[float]) -> bool:
+    """Whether every item is 0 or 1, and there is one."""
+    return bool(items) and set(items) <= {0.0, 1.0}
+
+
+def _values(group: Group[Subject], scores: Scores, task: str, metric: str) -> dict[int, float]:
+    """{seed: score}, without those that are not finite."""
+    values = {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
+
+
+def _result(group: Group[Subject], scores: Scores, task: str, metric: str) -> Result:
+    found = [scores[one.path][task] for one in group.runs]
+    errors = spread_of_all([one.scores[metric].stderr for one in found])
+    score = spread([one.scores[metric].value for one in found])
+    assert score is not None  # a group has a run
+    better = found[0].scores[metric].higher_is_better
+    return Result(task, metric, group.name, better, score, errors.mean if errors else None, found[0].items)
+
+
+def model_pairs(group: Group[Subject], base: Group[Subject]) -> list[tuple[Subject, Subject]]:
+    """Models of equal seed; of two groups of one model each, these two."""
+    by_seed = {one.seed: one for one in base.runs}
+    pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
+    if not pairs and len(group.runs) == len(base.runs) == 1:
+        return [(group.runs[0], base.runs[0])]
+    return pairs
+
+
+def _item_tests(
+    group: Group[Subject], base: Group[Subject], scores: Scores, task: str, metric: str
+) -> list[ItemTest]:
+    found = []
+    for model, other in model_pairs(group, base):
+        ours = scores[model.path][task].scores[metric].items
+        theirs = scores[other.path][task].scores[metric].items
+        if right_or_wrong(ours) and right_or_wrong(theirs):
+            only_ours, only_theirs, p = mcnemar(ours, theirs)
+            found.append(
+                ItemTest(
+                    task, metric, group.name, model.name, other.name, len(ours), only_ours, only_theirs, p
+                )
+            )
+    return found
+
+
+def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, float]:
+    """How many items only the one and only the other has right, and the exact two-sided p value.
+
+    Raises:
+        ValueError: they are not of the same items.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    only_ours, only_theirs = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
+    if only_ours == only_theirs:
+        return only_ours, only_theirs, 1.0
+    p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)
+    return only_ours, only_theirs, min(1.0, float(p))
+
+
+def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
+    """Holm's correction over what is tested; the p values of the others are left out."""
+    tested = iter(adjust([one.gap for one in contrasts if one.tested]))
+    return [replace(one, gap=next(tested) if one.tested else _untested(one.gap)) for one in contrasts]
+
+
+def _untested(gap: PairedGap | None) -> PairedGap | None:
+    return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
+
+
+def _adjusted_items(found: Sequence[ItemTest]) -> list[ItemTest]:
+    return [replace(one, p_holm=p) for one, p in zip(found, holm([one.p for one in found]), strict=True)]

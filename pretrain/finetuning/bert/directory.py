@@ -1,0 +1,132 @@
+"""A BERT from a directory of Hugging Face, offline: refused with one sentence where it cannot serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from data_pipeline.io.files import sha256_file
+from pretrain.errors import UserError
+from pretrain.finetuning.classification_data import Example
+from pretrain.finetuning.encoding import Encoded
+
+if TYPE_CHECKING:
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+TOKENIZERS = ("tokenizer.json", "vocab.txt")
+_NEW = ("bert.pooler.", "classifier.")
+"""What a pretrained BERT may lack: it is then made anew, by the seed of the fine-tuning."""
+
+
+@dataclass(frozen=True)
+class BertDirectory:
+    """What is the same for all fine-tunings of an experiment."""
+
+    path: Path
+    config: BertConfig
+    tokenizer: PreTrainedTokenizerBase
+
+    def identity(self) -> dict[str, str]:
+        """SHA-256 of its files."""
+        names = ("config.json", *WEIGHTS, *TOKENIZERS)
+        return {name: sha256_file(self.path / name) for name in names if (self.path / name).is_file()}
+
+    def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
+        """The model with a classifier of two labels in float32, and the names of what was made anew.
+
+        Raises:
+            UserError: the weights cannot be read, or lack more than pooler and classifier.
+        """
+        from transformers import BertForSequenceClassification
+
+        try:
+            loaded: Any = BertForSequenceClassification.from_pretrained(
+                self.path,
+                num_labels=2,
+                dtype=torch.float32,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # safetensors and the unpickler raise their own
+            raise UserError(f"--model {self.path}: its weights cannot be read: {_line(error)}") from error
+        model, found = loaded
+        made = sorted([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
+        missing = [name for name in made if not name.startswith(_NEW)]
+        if missing:
+            raise UserError(
+                f"--model {self.path} lacks {missing[0]} ({len(missing)} tensors in all): its weights are "
+                "not those of a BERT of its config.json"
+            )
+        return model, made
+
+    def encode(self, examples: Sequence[Example], longest: int) -> Encoded:
+        """[CLS] sentence [SEP] of each, cut to `longest` ids."""
+        whole = self.tokenizer([e.first for e in examples], truncation=False, verbose=False)["input_ids"]
+        cut = self.tokenizer([e.first for e in examples], truncation=True, max_length=longest)["input_ids"]
+        shortened = sum(len(ids) > longest for ids in whole)
+        items = [{"input_ids": ids, "labels": e.label} for ids, e in zip(cut, examples, strict=True)]
+        return Encoded(items, shortened)
+
+
+def open_bert(path: Path, longest: int) -> BertDirectory:
+    """Judge the directory by its small files.
+
+    Args:
+        longest: ids of an example that it has to have positions for.
+
+    Raises:
+        UserError: no directory, not of a BERT, without weights or tokenizer, or with too few positions.
+    """
+    if not path.is_dir():
+        raise UserError(
+            f"--model {path} is not a directory; download one, or make one with evaluate bert-small"
+        )
+    kind = _read_config(path).get("model_type")
+    if kind != "bert":
+        raise UserError(
+            f"--model {path} holds a model of type '{kind}', not 'bert'; this test is of BERT's layers"
+        )
+    for names, what in ((WEIGHTS, "weights"), (TOKENIZERS, "tokenizer")):
+        if not any((path / name).is_file() for name in names):
+            raise UserError(f"--model {path} has no {what}: none of {', '.join(names)}")
+    from transformers import AutoTokenizer, BertConfig
+
+    try:
+        config = BertConfig.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # of tokenizers: nothing narrower
+        raise UserError(f"--model {path}: config.json or tokenizer cannot be read: {_line(error)}") from error
+    if config.hidden_size % config.num_attention_heads:
+        raise UserError(
+            f"--model {path}: hidden_size={config.hidden_size} is not divisible by "
+            f"num_attention_heads={config.num_attention_heads}"
+        )
+    if len(tokenizer) > config.vocab_size or tokenizer.pad_token_id is None:
+        raise UserError(
+            f"--model {path}: its tokenizer has {len(tokenizer)} pieces for the {config.vocab_size} of its "
+            "config.json, or no padding; use the tokenizer that the model was trained with"
+        )
+    if longest > config.max_position_embeddings:
+        raise UserError(
+            f"--max-length {longest} is more than the {config.max_position_embeddings} positions of {path}"
+        )
+    return BertDirectory(path, config, tokenizer)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {path} has no config.json that can be read; it is no model") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _line(error: Exception) -> str:
+    """The first line of what a library says."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,232 @@
+"""What the head-wise test found: accuracies, paired differences with intervals, and what was put in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, PairedGap, adjust, paired_gap
+from pretrain.compare.text import p_value
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm
+from pretrain.finetuning.bert.experiment import Experiment, Result
+from pretrain.finetuning.plan import ASIDE
+from pretrain.reporting.statistics import spread
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import interval, mean_sd, number, share, signed
+from pretrain.study.report import Report, Verdict, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = Mapping[Arm, Sequence[Result]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Accuracy of `arm` minus that of `control`, by seed; positive is better."""
+
+    arm: Arm
+    control: Arm
+    gap: PairedGap
+
+
+def compare_arms(results: Results) -> list[Comparison]:
+    """Every arm against `unfrozen`, and the orthonormal ones against each control of the same layers.
+
+    p values are adjusted (Holm) over all of them.
+    """
+    baseline = Arm(Condition.unfrozen)
+    pairs = [(arm, baseline) for arm in results if arm != baseline]
+    for arm in results:
+        if arm.condition is Condition.orthonormal:
+            controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
+            pairs += [(arm, other) for c in controls if (other := Arm(c, arm.layers)) in results]
+    by_seed = {arm: {r.seed: r.accuracy for r in found} for arm, found in results.items()}
+    gaps = adjust([paired_gap(control.name, by_seed[arm], by_seed[control]) for arm, control in pairs])
+    return [Comparison(arm, control, gap) for (arm, control), gap in zip(pairs, gaps, strict=True) if gap]
+
+
+def reservoir_report(experiment: Experiment, results: Results, tolerance: float) -> Report:
+    """`tolerance`: the part of the accuracy of `unfrozen` at the same seed that an arm may lose."""
+    comparisons = compare_arms(results)
+    return Report(
+        experiment="BERT reservoir",
+        title="BERT with replaced queries and keys",
+        criterion=f"accuracy ≥ {100 * (1 - tolerance):g} % of that of the same BERT with its own queries "
+        "and keys, trained, at the same seed.",
+        verdicts=_verdicts(comparisons, results, tolerance),
+        tables=[_accuracies(results), _differences(comparisons), *_put_in(results)],
+        notes=_notes(experiment, results),
+        content={
+            "tolerance": tolerance,
+            "experiment": experiment.identity(),
+            "comparisons": [
+                {"arm": c.arm.name, "control": c.control.name, **_gap_content(c.gap)} for c in comparisons
+            ],
+            "runs": [{"arm": arm.name, **asdict(run)} for arm, runs in results.items() for run in runs],
+        },
+        figures={"differences": lambda: _figure(comparisons)},
+    )
+
+
+def _gap_content(gap: PairedGap) -> dict[str, Any]:
+    """Without what is only of losses."""
+    return {key: value for key, value in asdict(gap).items() if not key.startswith("perplexity")}
+
+
+def _verdicts(comparisons: Sequence[Comparison], results: Results, tolerance: float) -> list[Verdict]:
+    found = []
+    for one in comparisons:
+        if one.control.condition is Condition.unfrozen:
+            base = {run.seed: run.accuracy for run in results[one.control]}
+            held = sum(run.accuracy >= (1 - tolerance) * base[run.seed] for run in results[one.arm])
+            text = f"{signed(100 * one.gap.mean, 2)} points {interval(*_points(one.gap), 2)}"
+            found.append(Verdict(one.arm.name, one.gap.n, held, text))
+    return found
+
+
+def _points(gap: PairedGap) -> tuple[float | None, float | None]:
+    return tuple(None if end is None else 100 * end for end in (gap.low, gap.high))  # type: ignore[return-value]
+
+
+def _accuracies(results: Results) -> Table:
+    rows = []
+    for arm, runs in results.items():
+        accuracy = mean_sd(spread([100 * run.accuracy for run in runs]), 2)
+        error = number(100 * float(np.mean([run.standard_error for run in runs])), 2)
+        sizes = (f"{runs[0].proof['frozen_entries']:,}", f"{runs[0].trainable_parameters:,}")
+        steps = mean_sd(spread([float(run.best_step) for run in runs]), 0)
+        rows.append((arm.name, str(len(runs)), accuracy, error, *sizes, steps))
+    header = ("arm", "n", "accuracy, %", "standard error of items", "frozen", "trained", "best step")
+    return text_table("Accuracy on the validation examples, mean ± sd over seeds", header, rows)
+
+
+def _differences(comparisons: Sequence[Comparison]) -> Table:
+    rows = []
+    for comparison in comparisons:
+        gap = comparison.gap
+        rows.append(
+            (
+                comparison.arm.name,
+                comparison.control.name,
+                str(gap.n),
+                signed(100 * gap.mean, 2),
+                interval(*_points(gap), 2),
+                number(gap.cohens_dz, 2),
+                p_value(gap.t_p_holm, gap.n),
+                p_value(gap.wilcoxon_p_holm, gap.n),
+                _claim(gap),
+            )
+        )
+    header = (
+        "arm",
+        "minus",
+        "n",
+        "points",
+        f"{share(CONFIDENCE)} interval",
+        "d_z",
+        "t-test p",
+        "Wilcoxon p",
+        "claim",
+    )
+    return text_table("Differences in accuracy, paired by seed, p after Holm", header, rows)
+
+
+def _claim(gap: PairedGap) -> str:
+    if gap.n < FEWEST_SEEDS:
+        return "none: too few seeds"
+    if not gap.significance_claimed:
+        return "none"
+    return "better" if gap.mean > 0 else "worse"
+
+
+def _put_in(results: Results) -> list[Table]:
+    """Norms of the heads before and after, over seeds, layers and heads."""
+    rows = []
+    for arm, runs in results.items():
+        for role in ("query", "key"):
+            parts = [part for run in runs for part in run.replaced if part["role"] == role]
+            if not parts:
+                continue
+            before = np.array([part["norms_before"] for part in parts])
+            after = np.array([part["norms"] for part in parts])
+            error = max(max(part["errors"]) for part in parts)
+            ratio = after / before
+            rows.append(
+                (
+                    arm.name,
+                    role,
+                    f"{before.mean():.3f} ({before.min():.3f} to {before.max():.3f})",
+                    f"{after.mean():.3f} ({after.min():.3f} to {after.max():.3f})",
+                    f"{ratio.mean():.2f} ({ratio.min():.2f} to {ratio.max():.2f})",
+                    f"{error:.1e}",
+                )
+            )
+    if not rows:
+        return []
+    header = ("arm", "role", "norm before", "norm", "ratio", "max |WWᵀ − I|")
+    return [text_table("Frobenius norm of a head's rows, mean (smallest to largest)", header, rows)]
+
+
+def _notes(experiment: Experiment, results: Results) -> list[str]:
+    runs = [run for found in results.values() for run in found]
+    config = experiment.bert.config
+    notes = [
+        f"The BERT: {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_attention_heads} "
+        "heads; scores are q·k / √head_dim, as ever.",
+        _scale_note(experiment),
+        "Whatever is replaced has zero biases; frozen queries and keys have frozen biases.",
+        "Every arm has the same learning rate, epochs and examples set aside; the seed decides the new head, "
+        "the order of the examples, dropout and the bank, so arms of one seed are pairs.",
+        f"Weights are those of the best look at {share(ASIDE)} of the training examples, set aside by "
+        f"the seed; the {runs[0].items:,} validation examples chose nothing. Their standard error is of one "
+        "model over other examples of the kind; the interval is of the mean over seeds, "
+        "for this one pretrained model and these examples.",
+        f"Always the most frequent label would have an accuracy of {100 * runs[0].majority:.2f} %.",
+        "Frozen tensors were compared bit for bit after training; pooler and classifier changed in each run.",
+    ]
+    if new := sorted({name for run in runs for name in run.made_anew}):
+        notes.append(f"Not in the directory, made anew by the seed: {', '.join(new)}.")
+    if cut := max(run.shortened for run in runs):
+        notes.append(f"{cut} examples were cut to {experiment.longest} pieces.")
+    return notes
+
+
+def _scale_note(experiment: Experiment) -> str:
+    config = experiment.bert.config
+    if experiment.norm is Norm.match:
+        return (
+            "Each head's rows were multiplied by one number, which gives them the Frobenius norm of what "
+            "they replaced, so that only directions and the lengths within a head differ."
+        )
+    norm = (config.hidden_size // config.num_attention_heads) ** 0.5
+    return (
+        "Rows were put in as they are drawn, of length 1 (gaussian: in expectation), so a head has norm "
+        f"√head_dim = {norm:.3f}; the table of norms says how far that is from what it replaced. Scores grow "
+        "with the product of both ratios: with --norm match they keep the scale of the pretrained ones, and "
+        "only directions differ."
+    )
+
+
+def _figure(comparisons: Sequence[Comparison]) -> Figure:
+    from pretrain.reporting.plots import GREY, group_style, new_figure
+
+    figure, (plot,) = new_figure(1, 1, height=0.9 + 0.32 * len(comparisons))
+    controls = list(dict.fromkeys(c.control.condition.value for c in comparisons))
+    for place, comparison in enumerate(reversed(comparisons)):
+        gap = comparison.gap
+        colour, marker = group_style(controls, comparison.control.condition.value)
+        plot.plot([100 * d for d in gap.differences], [place] * gap.n, "|", color=GREY, markersize=7)
+        low, high = _points(gap)
+        if low is not None and high is not None:
+            plot.plot([low, high], [place, place], color=colour, linewidth=1.4)
+        plot.plot([100 * gap.mean], [place], color=colour, marker=marker, markersize=6)
+    plot.axvline(0.0, color=GREY, linewidth=1)
+    plot.set_yticks(
+        range(len(comparisons)), [f"{c.arm.name} − {c.control.name}" for c in reversed(comparisons)]
+    )
+    plot.set_xlabel("difference in accuracy, points: seeds, mean, interval")
+    return figure

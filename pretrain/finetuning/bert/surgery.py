@@ -1,0 +1,145 @@
+"""Queries and keys of a BERT: what they are replaced with, and what of them is frozen.
+
+A layer's `query` and `key` of transformers are `nn.Linear(hidden_size, heads * head_dim)`: rows
+`[h * head_dim, (h + 1) * head_dim)` of the weight are head h, as in this program's bank, which therefore fits
+without any reordering. Whatever is replaced loses its bias: a trained offset means nothing to other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from megatron_patches.bank.exact import orthonormalize_rows
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
+from megatron_patches.bank.shards import head_digests, layer_shard, orthonormality_errors, role_digest
+from pretrain.errors import UserError
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm, layers_of
+
+if TYPE_CHECKING:
+    from transformers import BertConfig, BertForSequenceClassification
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One (layer, role) of a model after `install`; lists are by head.
+
+    Attributes:
+        norms_before, norms: Frobenius norms of each head's rows [head_dim, hidden_size].
+        errors: the largest |W Wᵀ − I| of each head's rows, taken by their norm to rows of length 1.
+        digest: of the rows, as `python -m megatron_patches digest` makes it.
+    """
+
+    layer: int
+    role: Role
+    norms_before: list[float]
+    norms: list[float]
+    errors: list[float]
+    digest: str
+
+
+def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Norm) -> list[Replaced]:
+    """Replace queries and keys of the arm's layers as its condition says.
+
+    Args:
+        seed: of the bank.
+
+    Raises:
+        UserError: rows of a pretrained head are too close to dependent to be made orthonormal.
+        MethodError: no such layers.
+    """
+    if arm.condition is Condition.unfrozen:
+        return []
+    config = model.config
+    return [
+        _install(_linear(model, layer, role), config, arm.condition, layer, role, seed, norm)
+        for layer in layers_of(arm.layers, config.num_hidden_layers)
+        for role in ROLES
+    ]
+
+
+@torch.no_grad()
+def _install(
+    linear: torch.nn.Linear,
+    config: BertConfig,
+    condition: Condition,
+    layer: int,
+    role: Role,
+    seed: int,
+    norm: Norm,
+) -> Replaced:
+    heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    before = _norms(linear.weight, heads)
+    if condition is not Condition.frozen:
+        rows = _rows(linear.weight, config, condition, layer, role, seed)
+        if norm is Norm.match:
+            rows = rows * (before / _norms(rows, heads)).repeat_interleave(head_dim)[:, None]
+        linear.weight.copy_(rows)
+        linear.bias.zero_()
+    after = _norms(linear.weight, heads)
+    unit = linear.weight.double() * (head_dim**0.5 / after).repeat_interleave(head_dim)[:, None]
+    return Replaced(
+        layer,
+        role,
+        before.tolist(),
+        after.tolist(),
+        orthonormality_errors(unit, head_dim),
+        role_digest(head_digests(linear.weight, head_dim)),
+    )
+
+
+def _rows(
+    weight: torch.Tensor, config: BertConfig, condition: Condition, layer: int, role: Role, seed: int
+) -> torch.Tensor:
+    """float64 [heads * head_dim, hidden_size]"""
+    heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    if condition is not Condition.reorthonormalized:
+        recipe = bank_recipe(config, condition, seed)
+        return layer_shard(recipe, layer, role, 0, 1, torch.float64)
+    found = []
+    for head, rows in enumerate(weight.double().split(head_dim)):
+        orthonormal = orthonormalize_rows(rows.numpy())
+        if orthonormal is None:
+            raise UserError(
+                f"layer {layer}, {role} head {head} of the model has rows too close to dependent to be made "
+                "orthonormal; leave 'reorthonormalized' out of --conditions"
+            )
+        found.append(torch.from_numpy(orthonormal))
+    assert len(found) == heads
+    return torch.cat(found)
+
+
+def bank_recipe(config: BertConfig, condition: Condition, seed: int) -> BankRecipe:
+    """How the bank of a BERT is drawn: as that of a GPT of these sizes with this seed."""
+    heads = config.num_attention_heads
+    orthonormal = BankRecipe(
+        seed=seed,
+        hidden_size=config.hidden_size,
+        head_dim=config.hidden_size // heads,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+    )
+    return replace(orthonormal, init=condition.value) if condition is Condition.gaussian else orthonormal
+
+
+def frozen_rows(arm: Arm, config: BertConfig) -> dict[str, list[list[int]]]:
+    """All rows of what the arm freezes, by the name of the weight, for `finetuning.frozen_rows`."""
+    if arm.condition is Condition.unfrozen:
+        return {}
+    return {
+        f"bert.encoder.layer.{layer}.attention.self.{role}.weight": [[0, config.hidden_size]]
+        for layer in layers_of(arm.layers, config.num_hidden_layers)
+        for role in ROLES
+    }
+
+
+def _linear(model: BertForSequenceClassification, layer: int, role: Role) -> torch.nn.Linear:
+    linear: torch.nn.Linear = getattr(model.bert.encoder.layer[layer].attention.self, role)
+    return linear
+
+
+def _norms(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Frobenius norm of each head's rows: float64 [heads]"""
+    return weight.detach().double().reshape(heads, -1).norm(dim=1)

@@ -1,0 +1,127 @@
+"""`python -m pretrain evaluate bert-reservoir` and `bert-small`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pretrain.finetuning.bert.arms import Norm, arms, find_conditions, layers_of
+
+if TYPE_CHECKING:
+    from pretrain.study.report import Report
+
+
+def bert_reservoir(
+    model: Annotated[Path, typer.Option(help="A directory of Hugging Face with a BERT and its tokenizer.")],
+    train: Annotated[
+        Path, typer.Option(help="Examples as SST-2 has them, sentence and label 0 or 1: TSV, JSONL, parquet.")
+    ],
+    validation: Annotated[Path, typer.Option(help="Examples of the same form that are only judged.")],
+    out: Annotated[Path, typer.Option(help="Directory for the report; the same again goes on.")] = Path(
+        "evaluation/bert-reservoir"
+    ),
+    conditions: Annotated[
+        str, typer.Option(help="Beside unfrozen, which is the baseline and always there.")
+    ] = "frozen,orthonormal,gaussian,reorthonormalized",
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="4, 4-7, 50%-100%; default: all; repeatable, every condition with each."),
+    ] = None,
+    norm: Annotated[
+        Norm, typer.Option(help="unit: rows of length 1; match: each head with the norm of what it replaces.")
+    ] = Norm.unit,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 1 … this; 5 at least for a claim.")] = 5,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak, of every arm.")] = 2e-5,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    warmup: Annotated[float, typer.Option(min=0, max=0.99, help="Part of the steps.")] = 0.1,
+    max_length: Annotated[int, typer.Option(min=4, help="Pieces of an example.")] = 128,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Criterion: largest relative loss to the baseline's accuracy.")
+    ] = 0.05,
+) -> None:
+    """Fine-tune a BERT whose queries and keys are replaced by frozen orthonormal rows, beside controls.
+
+    Example: python -m pretrain evaluate bert-reservoir --model bert --train train.tsv --validation dev.tsv
+    """
+    from pretrain.finetuning.packages import require_packages
+
+    require_packages("evaluate bert-reservoir", "accelerate", "sklearn")
+    from pretrain.finetuning.bert.directory import open_bert
+    from pretrain.finetuning.bert.experiment import Experiment, run_experiment
+    from pretrain.finetuning.bert.report import reservoir_report
+    from pretrain.finetuning.settings import Settings
+    from pretrain.reporting.progress import WorkDisplay
+
+    settings = Settings(learning_rate, epochs, batch_size, warmup, patience=0)
+    bert = open_bert(model, max_length)
+    ranges = layers or ["all"]
+    for text in ranges:
+        layers_of(text, bert.config.num_hidden_layers)
+    experiment = Experiment(bert, train, validation, settings, norm, max_length)
+    chosen = arms(find_conditions(conditions), ranges)
+    with WorkDisplay(len(chosen) * seeds) as work:
+        results = run_experiment(experiment, chosen, range(1, seeds + 1), out, work.begin)
+    _publish(reservoir_report(experiment, results, tolerance), out)
+
+
+def bert_small(
+    corpus: Annotated[Path, typer.Argument(help="Text files, or a directory of them, as `tokenize` reads.")],
+    out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
+    hidden_size: Annotated[int, typer.Option(min=8)] = 64,
+    num_layers: Annotated[int, typer.Option(min=1)] = 4,
+    heads: Annotated[int, typer.Option(min=1, help="Of each layer.")] = 4,
+    vocab_size: Annotated[int, typer.Option(min=300, help="Pieces of the tokenizer.")] = 4000,
+    sequence_length: Annotated[int, typer.Option(min=16, help="Pieces, and positions of the model.")] = 48,
+    steps: Annotated[int, typer.Option(min=1)] = 2000,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    learning_rate: Annotated[float, typer.Option(min=1e-9, help="Peak.")] = 2e-3,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+) -> None:
+    """Pretrain a small BERT on text of your own, and make a test of its sentences; offline.
+
+    Example: python -m pretrain evaluate bert-small demo/corpus --out demo/bert
+    """
+    from pretrain.export.directories import made_beside, refuse_existing
+    from pretrain.finetuning.packages import require_packages
+
+    require_packages("evaluate bert-small")
+    from pretrain.finetuning.bert.sentences import make_task, read_text, write_examples
+    from pretrain.finetuning.bert.small import SmallBert, pretrain_small, save_bert, train_tokenizer
+    from pretrain.runs.directory import write_json
+
+    refuse_existing(out)
+    settings = SmallBert(
+        *(hidden_size, num_layers, heads, vocab_size, sequence_length, batch_size, steps, learning_rate, seed)
+    )
+    text = read_text(corpus)
+    task = make_task(text)
+    with made_beside(out) as made:
+        tokenizer = train_tokenizer(text.training, settings)
+        model, found = pretrain_small(
+            text,
+            tokenizer,
+            settings,
+            lambda step, loss: typer.echo(f"step {step} of {steps}: loss {loss:.3f}", err=True),
+        )
+        save_bert(made / "model", model, tokenizer)
+        write_examples(made / "train.jsonl", task.training)
+        write_examples(made / "validation.jsonl", task.validation)
+        write_json(made / "pretraining.json", {**found.as_json(), "sources": list(task.sources)})
+    typer.echo(
+        f"{out}: model ({model.num_parameters():,} parameters; held-out loss {found.loss:.3f} nats a hidden "
+        f"piece, {found.loss_by_frequency:.3f} by frequency alone), train.jsonl ({len(task.training):,} "
+        f"sentences), validation.jsonl ({len(task.validation):,})"
+    )
+
+
+def _publish(report: Report, out: Path) -> None:
+    from rich.console import Console
+
+    from pretrain.study.report import print_report, write_report
+
+    path = write_report(report, out)
+    print_report(report, Console())
+    typer.echo(f"written: {path}")

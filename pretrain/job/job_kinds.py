@@ -1,0 +1,108 @@
+"""What a Slurm job works at: a training run, or a task of a tokenize array.
+
+What it has reached is the newest complete checkpoint's step, or the number of finished units of a task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from data_pipeline.errors import DataError
+from data_pipeline.tokenizing.plan import read_plan
+from pretrain.reporting.log_errors import error_lines
+from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
+
+CRASHED = "crashed"
+
+
+class Work(Protocol):
+    """What a job works at: where it lies, how far it is, how it ended."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def title(self) -> str:
+        """What a log calls it."""
+
+    @property
+    def records(self) -> Path:
+        """Where its segments are recorded, and their logs."""
+
+    def start(self) -> None:
+        """Forget how the segment before ended, so that this one's end is not taken from it."""
+
+    def reached(self) -> int:
+        """Something that grows when a restart would not begin where the last one began."""
+
+    def outcome(self, exit_code: int) -> str:
+        """FINISHED, CONTINUE, STOPPED or CRASHED, after its processes ended with `exit_code`."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run; its directory says how it ended, which outranks the exit code."""
+
+    directory: Path
+
+    @property
+    def title(self) -> str:
+        return str(self.directory)
+
+    @property
+    def records(self) -> Path:
+        return self.directory / "slurm"
+
+    def start(self) -> None:
+        run = RunDirectory(self.directory)
+        if run.state() is not None:
+            run.write_state(RUNNING)
+
+    def reached(self) -> int:
+        return RunDirectory(self.directory).trained_steps()
+
+    def outcome(self, exit_code: int) -> str:
+        state = RunDirectory(self.directory).state()
+        return state if state in (FINISHED, CONTINUE, STOPPED) else CRASHED
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """Task `index` of `count` that fill a shard directory. It may be ended at any time and loses one unit."""
+
+    directory: Path
+    index: int
+    count: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.directory}, task {self.index} of {self.count},"
+
+    @property
+    def records(self) -> Path:
+        """Beside the shards: tokenize wants its directory for itself."""
+        return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
+
+    def start(self) -> None:
+        """Its only state is which units are there."""
+
+    def reached(self) -> int:
+        try:
+            _, units = read_plan(self.directory)
+        except DataError:
+            return 0  # no task has written the plan yet
+        return sum(unit.record_path.is_file() for unit in units[self.index :: self.count])
+
+    def outcome(self, exit_code: int) -> str:
+        return FINISHED if exit_code == 0 else CRASHED
+
+
+def errors_in(logs: Path, most: int = 5) -> list[str]:
+    """The first sentences that ranks ended with, each once, with the log they stand in."""
+    sentences: dict[str, str] = {}
+    for path in sorted(logs.glob("*.log")):
+        for line in error_lines(path.read_text(errors="replace").splitlines()):
+            sentences.setdefault(line, f"{path.name}: {line}")
+    return list(sentences.values())[:most]

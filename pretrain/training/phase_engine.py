@@ -1,0 +1,126 @@
+"""The live engine, and its replacement where a run begins to train more.
+
+DeepSpeed fixes what it trains when it is initialised, so a layer that only gets `requires_grad` later never
+moves. Here a new model and a new engine are built for the new phase and take over everything of the old ones,
+bit for bit: weights, fp32 masters, both moments and step counts, micro-step and sample counts. What has
+become trainable starts from the rows it was frozen with, with zero moments and a step count of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from pretrain.checkpoint.resuming import together
+from pretrain.checkpoint.state import StoredState
+from pretrain.config.phases import phase_at, phases_of
+from pretrain.config.tree import Config
+from pretrain.model.build import build_model, compile_layers, compiles_layers
+from pretrain.model.structured_products import (
+    StructuredProducts,
+    choose_structured_products,
+    use_structured_products,
+)
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.release import release_engine
+from pretrain.training.engine import wrap_model
+from pretrain.training.reduction import OverlappedReduction
+from pretrain.training.state_transfer import TrainingState
+from pretrain.training.update import GuardedUpdate
+
+
+class Trainer:
+    """The live engine of the current phase, its audit, and the way into the next phase.
+
+    Args:
+        step: the last step that was trained (0: none): its phase is the one to build.
+        state: of the checkpoint that was saved after it, if there is one.
+
+    Attributes:
+        engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
+        update: steps that engine.
+        audit: what the live engine was found to hold.
+        structured_products: how structured rows are multiplied by, chosen once; None: there have been none.
+
+    Raises:
+        MethodError: ZeRO holds a frozen weight.
+        UserError: on every rank, if the checkpoint is damaged or of another model, or a kernel that is asked
+            for cannot be had.
+    """
+
+    def __init__(
+        self, config: Config, context: ParallelContext, step: int = 0, state: StoredState | None = None
+    ) -> None:
+        self._config = config
+        self._context = context
+        self.phase = phase_at(config, step)
+        self.engine: Any
+        self.update: GuardedUpdate
+        self.audit: dict[str, Any]
+        self._reduction: OverlappedReduction | None
+        self.structured_products: StructuredProducts | None = None
+        self._build(state)
+
+    def is_in(self, step: int) -> bool:
+        """Whether the live engine is that of the phase of `step`."""
+        return phase_at(self._config, step) == self.phase
+
+    def enter(self, step: int) -> bool:
+        """Be in the phase of `step` (collective). True if that took a new engine; the old one is gone."""
+        if self.is_in(step):
+            return False
+        state = TrainingState.of(self.engine)
+        self.close()
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.phase = phase_at(self._config, step)
+        self._build(state)
+        return True
+
+    def close(self) -> None:
+        """Let go of the engine and, with it, of the model and of the process groups that it holds."""
+        self.update.detach()
+        if self._reduction is not None:
+            self._reduction.detach()
+            self._reduction = None
+        release_engine(self.engine)
+        del self.engine
+        gc.collect()  # engine and model hold each other; without this both models would be in memory at once
+
+    def _build(self, state: TrainingState | StoredState | None) -> None:
+        model = build_model(self._config, self._context, self.phase.number)
+        if self.structured_products is None:
+            self.structured_products = choose_structured_products(model, self._config, self._context)
+        use_structured_products(model, self.structured_products)
+        if state is not None:
+            together(partial(state.give_weights, model))
+        wrapped = wrap_model(model, self._config, self._context)
+        if compiles_layers(self._config, self._context.device, self._context.world_size):
+            compile_layers(model, "inductor")
+        if state is not None:
+            together(partial(state.give_optimizer, wrapped.engine))
+        self.engine, self.audit = wrapped.engine, wrapped.audit
+        self._reduction = wrapped.reduction
+        self.update = GuardedUpdate(self.engine)
+
+    def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
+        """The audit for audit.json: of the live engine and, in a run of several phases, of each so far.
+
+        Args:
+            on_disk: what audit.json holds already, for the phases before; empty if there is none.
+        """
+        if len(phases_of(self._config)) == 1:
+            return self.audit
+        earlier = [entry for entry in on_disk.get("phases", []) if entry["phase"] < self.phase.number]
+        own = {
+            "phase": self.phase.number,
+            "first_step": self.phase.first_step,
+            "learning_rate_factor": self.phase.learning_rate_factor,
+            "newly_trainable_layers": list(self.phase.newly_trainable),
+            **self.audit,
+        }
+        return {**self.audit, "phases": [*earlier, own]}

@@ -1,0 +1,232 @@
+"""Blends: whose sample it is, each part's own epochs, held-out sets, what is refused, what changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.blend import Blend, Member, make_blend
+from data_pipeline.shards.blend_difference import data_changes
+from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.shards.samples import TrainingSamples
+from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
+
+MakeDirectory = Callable[[str, list[ShardSpec]], Manifest]
+LENGTH = 8
+
+
+def documents(first: int, lengths: list[int]) -> list[list[int]]:
+    """Documents whose ids are all different, from `first` on."""
+    starts = first + np.cumsum([0, *lengths])
+    return [
+        list(range(start, start + length)) for start, length in zip(starts.tolist(), lengths, strict=False)
+    ]
+
+
+@pytest.fixture
+def make_directory(make_manifest: MakeManifest) -> MakeDirectory:
+    """`make_manifest`, any number of times, each in a directory of its own name."""
+
+    def make(name: str, specs: list[ShardSpec]) -> Manifest:
+        manifest = make_manifest(specs)
+        directory = manifest.directory.rename(manifest.directory.with_name(name))
+        return dataclasses.replace(manifest, directory=directory)
+
+    return make
+
+
+@pytest.fixture
+def web(make_directory: MakeDirectory) -> Manifest:
+    """Sources Book (ids from 1000) and Wiki (from 2000), of either a little held out (3000, 4000)."""
+    specs: list[ShardSpec] = [
+        ("train", "Book", 0, documents(1000, [30, 9, 50, 4, 17, 80, 2])),
+        ("train", "Wiki", 0, documents(2000, [11, 25, 6, 40, 40])),
+        ("train", "Book", 1, documents(1500, [33, 41])),
+        ("validation", "Book", 0, documents(3000, [40])),
+        ("validation", "Wiki", 0, documents(4000, [20, 20])),
+    ]
+    return make_directory("web", specs)
+
+
+@pytest.fixture
+def stories(make_directory: MakeDirectory) -> Manifest:
+    """Sources Tales (ids from 5000) and Book (from 6000), of Book something held out (7000)."""
+    specs: list[ShardSpec] = [
+        ("train", "Tales", 0, documents(5000, [21, 8, 60, 12, 5, 77])),
+        ("train", "Book", 0, documents(6000, [50, 50])),
+        ("validation", "Book", 0, documents(7000, [60])),
+    ]
+    return make_directory("stories", specs)
+
+
+def origins(blocks: np.ndarray) -> list[int]:
+    """The thousand that each block's ids come from (id 2 ends a document)."""
+    found = []
+    for row in blocks:
+        thousands = {int(token) // 1000 for token in row if token != 2}
+        assert len(thousands) == 1, "a block mixes parts"
+        found.append(thousands.pop())
+    return found
+
+
+def test_a_single_directory_is_what_it_was(web: Manifest) -> None:
+    plain, blended = TrainingSamples(web, LENGTH, seed=5), make_blend([Member(web, 3.0)])
+    numbers = np.arange(3 * plain.samples_per_epoch)
+    assert np.array_equal(blended.training_samples(LENGTH, 5).blocks(numbers), plain.blocks(numbers))
+    assert blended.fingerprint == web.fingerprint
+
+
+def test_every_part_gives_its_share_in_every_stretch(web: Manifest, stories: Manifest) -> None:
+    blend = make_blend([Member(web, 0.75, {"Wiki": 2, "Book": 1}), Member(stories, 0.25, {"Tales": 1})])
+    blocks = blend.training_samples(LENGTH, seed=1).blocks(np.arange(1200))
+    found = np.array(origins(blocks))
+    for thousand, share in ((2, 0.5), (1, 0.25), (5, 0.25)):
+        given = np.cumsum(found == thousand)
+        assert np.abs(given - share * np.arange(1, 1201)).max() < 1
+
+
+def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(web: Manifest, stories: Manifest) -> None:
+    samples = make_blend([Member(web, 0.9), Member(stories, 0.1, {"Tales": 1})]).training_samples(LENGTH, 7)
+    blocks = samples.blocks(np.arange(3000))
+    of_tales = np.array([row[0] >= 5000 or row[-1] >= 5000 for row in blocks])
+    for rows, member in ((blocks[of_tales], 0), (blocks[~of_tales], 1)):
+        per_epoch = sorted(m.samples_per_epoch for m in samples.members)[member]
+        epochs = [rows[start : start + per_epoch] for start in range(0, len(rows) - per_epoch, per_epoch)]
+        assert len(epochs) > 3
+        for epoch in epochs:  # every token at most once as a target
+            targets = Counter(epoch[:, 1:].ravel().tolist())
+            targets.pop(2)
+            assert max(targets.values()) == 1
+        assert not np.array_equal(epochs[0], epochs[1])
+        assert {tuple(r) for r in epochs[0].tolist()} != {tuple(r) for r in epochs[1].tolist()}
+
+
+def test_the_order_depends_on_data_seed_and_number_only(
+    web: Manifest, stories: Manifest, tmp_path: Path
+) -> None:
+    members = [Member(web, 0.7, {"Wiki": 1, "Book": 3}), Member(stories, 0.3)]
+    blend = make_blend(members)
+    expected = blend.training_samples(LENGTH, 7).blocks(np.arange(2000))
+    twin = make_blend([dataclasses.replace(m, weight=m.weight * 10) for m in reversed(members)])
+    assert twin.fingerprint == blend.fingerprint
+    assert np.array_equal(twin.training_samples(LENGTH, 7).blocks(np.arange(2000)), expected)
+    for start in (1, 613, 1999):
+        fresh = blend.training_samples(LENGTH, 7, cache_directory=tmp_path / "cache")
+        fresh.prepare(start)
+        assert np.array_equal(fresh.blocks(np.arange(start, 2000)), expected[start:])
+    other = make_blend([dataclasses.replace(members[0], weight=0.6), members[1]])
+    assert other.fingerprint != blend.fingerprint
+    assert not np.array_equal(blend.training_samples(LENGTH, 8).blocks(np.arange(2000)), expected)
+
+
+def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Manifest) -> None:
+    whole = make_blend([Member(web, 1), Member(stories, 1)])
+    sets = whole.validation_samples(LENGTH, 6)
+    assert list(sets) == ["Book", "Wiki"] and whole.validation_tokens() == {"Book": 41 + 61, "Wiki": 42}
+    assert origins(sets["Book"].blocks(np.arange(6))) in ([3, 3, 3, 7, 7, 7], [7, 7, 7, 3, 3, 3])
+    assert len(whole.validation_samples(LENGTH, 5)["Book"]) == 5
+    assert len(whole.validation_samples(LENGTH, 1)["Book"]) == 1
+    assert len(whole.validation_samples(LENGTH, 10_000)["Book"]) == 40 // 8 + 60 // 8
+    # Only what is trained on.
+    assert list(make_blend([Member(web, 1, {"Wiki": 1}), Member(stories, 1)]).validation_tokens()) == [
+        "Book",
+        "Wiki",
+    ]
+    assert list(make_blend([Member(web, 1, {"Wiki": 1})]).validation_tokens()) == ["Wiki"]
+
+
+def test_refusals(web: Manifest, stories: Manifest) -> None:
+    tokenizer = dataclasses.replace(stories.tokenizer, sha256="1" * 64)
+    other = dataclasses.replace(stories, tokenizer=tokenizer)
+    cases = [
+        ([], "at least one"),
+        (
+            [Member(web, 1), Member(other, 1)],
+            f"{web.directory} and {other.directory} were made with different",
+        ),
+        ([Member(web, 0), Member(stories, 1)], "weight 0 must be a number above 0"),
+        ([Member(web, 1, {"Wiki": -1})], "weight -1 must be"),
+        ([Member(web, 1, {})], "with no sources"),
+        ([Member(web, 1, {"wiki": 1})], "no train documents of source 'wiki'; it has Book, Wiki"),
+        ([Member(web, 1), Member(web, 2)], f"same data twice, as {web.directory} and {web.directory}"),
+        ([Member(web, 1), Member(web, 2, {"Wiki": 1})], f"same data twice, as {web.directory} and"),
+    ]
+    for members, words in cases:
+        with pytest.raises(DataError) as raised:
+            make_blend(members)
+        assert words in str(raised.value)
+    # One directory twice with different sources is no mistake.
+    assert len(make_blend([Member(web, 1, {"Book": 1}), Member(web, 2, {"Wiki": 1})]).parts) == 2
+
+
+def changes(before: Blend, after: Blend) -> list[str]:
+    return data_changes(before.describe(), after.describe())
+
+
+def test_what_changed_is_said_with_names(
+    web: Manifest, stories: Manifest, make_directory: MakeDirectory
+) -> None:
+    members = [Member(web, 0.7, {"Wiki": 1, "Book": 3}), Member(stories, 0.3)]
+    blend = make_blend(members)
+    assert changes(blend, blend) == []
+    moved = dataclasses.replace(web, directory=web.directory.rename(web.directory.with_name("moved")))
+    assert changes(blend, make_blend([members[1], dataclasses.replace(members[0], manifest=moved)])) == []
+
+    reweighted = make_blend([Member(moved, 0.7, {"Wiki": 1, "Book": 1}), members[1]])
+    assert changes(blend, reweighted) == [
+        f"{moved.directory} source Book gives 7/20 of the samples, was 21/40",
+        f"{moved.directory} source Wiki gives 7/20 of the samples, was 7/40",
+    ]
+    without = changes(blend, make_blend([Member(moved, 1, {"Wiki": 1, "Book": 3})]))
+    assert without[0] == f"{stories.directory} is no longer there"
+    assert f"{moved.directory} source Book gives 3/4 of the samples, was 21/40" in without
+
+    tokenizer = dataclasses.replace(moved.tokenizer, sha256="1" * 64)
+    assert any(
+        "the tokenizer is another one" in c
+        for c in changes(
+            make_blend([Member(moved)]), make_blend([Member(dataclasses.replace(moved, tokenizer=tokenizer))])
+        )
+    )
+
+    specs: list[ShardSpec] = [
+        ("train", "Tales", 0, documents(5000, [21, 8, 60, 12, 5, 77, 10])),
+        ("train", "Poems", 0, documents(6000, [50, 50])),
+    ]
+    stories.directory.rename(stories.directory.with_name("old"))
+    again = make_directory("stories", specs)
+    assert changes(make_blend([Member(stories)]), make_blend([Member(again)])) == [
+        f"{again.directory} has no source Book any more",
+        f"{again.directory} has the new source Poems",
+        f"{again.directory} source Tales has 7 documents, was 6",
+        f"{again.directory} source Tales has 200 tokens, was 189",
+    ]
+    other = [("train", "Tales", 0, documents(5001, [21, 8, 60, 12, 5, 77, 10])), specs[1]]
+    again.directory.rename(again.directory.with_name("older"))
+    assert changes(make_blend([Member(again)]), make_blend([Member(make_directory("stories", other))])) == [
+        f"{again.directory} source Tales has as many tokens as before but others, or in another order"
+    ]
+
+
+def test_unigram_perplexity_of_a_case_done_by_hand(make_directory: MakeDirectory, workshop: Workshop) -> None:
+    first = make_directory("first", [("train", "a", 0, [[5, 5, 5, 6]]), ("validation", "a", 0, [[5, 7]])])
+    # Train: 5 three times, 6 once, 2 (the end) once; 5 tokens, 60,000 pieces. Held out: 5, 7, 2.
+    total = 5 + 60_000
+    expected = math.exp(-(math.log(4 / total) + math.log(1 / total) + math.log(2 / total)) / 3)
+    assert make_blend([Member(first)]).unigram_perplexity() == pytest.approx(expected)
+    # Ten tokens 9 and an end, weighed like the five above: 16 tokens, half of them of each.
+    second = make_directory("second", [("train", "a", 0, [[9] * 10])])
+    counts = {5: 8 * 3 / 5, 2: 8 / 5 + 8 / 11}
+    mixed = [math.log((counts.get(token, 0.0) + 1) / (16 + 60_000)) for token in (5, 7, 2)]
+    both = make_blend([Member(first, 1), Member(second, 1)])
+    assert both.unigram_perplexity() == pytest.approx(math.exp(-sum(mixed) / 3))
+    assert 50 < make_blend([Member(read_manifest(workshop.shards))]).unigram_perplexity() < 1000
+    with pytest.raises(DataError, match="second has no held-out tokens"):
+        make_blend([Member(second)]).unigram_perplexity()

@@ -1,0 +1,181 @@
+"""The manifest, and damage: each fault found and its file named, by `verify` and by the check at start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import to_checked_json
+from data_pipeline.shards.manifest import Manifest, check_shards, read_manifest, write_manifest
+from data_pipeline.shards.verify import find_problems
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.tokenizer.tokenizer import identify
+from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
+from tests.data_pipeline.helpers import Workshop, run
+
+
+@pytest.fixture
+def shards(workshop: Workshop, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(workshop.shards, tmp_path / "shards"))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def swap_index(path: Path) -> None:
+    """Another shard's index: of the same size if there is one."""
+    size = path.stat().st_size
+    others = [p for p in path.parent.glob("*.idx") if p.read_bytes() != path.read_bytes()]
+    shutil.copy(min(others, key=lambda p: abs(p.stat().st_size - size)), path)
+
+
+Damage = Callable[[Path], None]
+FAULTS = [
+    (".bin", flip),
+    (".bin", cut),
+    (".bin", Path.unlink),
+    (".idx", flip),
+    (".idx", cut),
+    (".idx", swap_index),
+]
+
+
+@pytest.mark.parametrize(("ending", "damage"), FAULTS)
+def test_damage_is_named_by_both_checks(shards: Path, ending: str, damage: Damage) -> None:
+    manifest = read_manifest(shards)
+    path = Path(f"{manifest.prefix(manifest.shards[5])}{ending}")
+    damage(path)
+    problems = find_problems(manifest)
+    assert len(problems) == 1 and problems[0].startswith(str(path))
+    with pytest.raises(DataError, match=path.name.replace(".", r"\.")):
+        check_shards(manifest)
+
+
+def test_a_foreign_tokenizer_is_named(shards: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(shards)
+    other = tmp_path / "other.model"
+    other.write_bytes(b"another")
+    assert find_problems(manifest, other)[0].startswith(f"{other} is not the tokenizer of {shards}")
+    shutil.copy(other, shards / "tokenizer.model")
+    assert find_problems(manifest)[0].startswith(str(shards / "tokenizer.model"))
+    with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):
+        check_shards(manifest)
+
+
+def test_a_manifest_of_another_tokenizer_is_named(shards: Path, workshop: Workshop, tmp_path: Path) -> None:
+    # The manifest that the same corpus has under another tokenizer: it agrees with itself.
+    train_tokenizer(
+        find_inputs([workshop.corpus]),
+        tmp_path / "t",
+        TrainerSettings(400, sample_bytes=50_000),
+        RecordKeys(),
+    )
+    identity = identify(tmp_path / "t.model")
+    write_manifest(dataclasses.replace(read_manifest(shards), tokenizer=identity))
+    manifest = read_manifest(shards)
+    assert manifest.tokenizer.sha256 == identity.sha256
+    assert find_problems(manifest) == [
+        f"{shards / 'tokenizer.model'} does not have the SHA-256 that the manifest says"
+    ]
+    with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):
+        check_shards(manifest)
+    # With that tokenizer's model beside it the hashes agree; its ids do not.
+    shutil.copy(tmp_path / "t.model", shards / "tokenizer.model")
+    assert any("do not cover" in problem for problem in find_problems(manifest))
+
+
+def test_a_file_the_manifest_does_not_know_is_named(shards: Path) -> None:
+    shutil.copy(next(shards.glob("*_00000.bin")), shards / "stray_00001.bin")
+    assert find_problems(read_manifest(shards)) == [f"{shards / 'stray_00001.bin'} is not in the manifest"]
+
+
+def rewrite(directory: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
+    value = json.loads((directory / "manifest.json").read_bytes())
+    value.pop("checksum")
+    change(value)
+    (directory / "manifest.json").write_bytes(to_checked_json(value))
+
+
+def test_counts_that_do_not_match_the_files(shards: Path) -> None:
+    # A manifest whose sums agree with themselves, but not with the shard: only opening the shard tells.
+    def change(value: dict) -> None:  # type: ignore[type-arg]
+        shard = value["shards"][0]
+        shard["tokens"] -= 1
+        value["totals"][shard["split"]][shard["source"]]["tokens"] -= 1
+
+    rewrite(shards, change)
+    manifest = read_manifest(shards)
+    (problem,) = find_problems(manifest)
+    assert problem.startswith(str(manifest.prefix(manifest.shards[0])))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.update(format_version=99), "format version 99"),
+        (lambda value: value.pop("tokenizer"), "not a complete manifest"),
+        (lambda value: value["shards"][0].update(tokens="12"), "not a complete manifest"),
+        (lambda value: value["shards"][0].update(tokens=12), "contradicts itself"),
+        (lambda value: value["shards"].pop(), "contradicts itself"),
+    ],
+)
+def test_manifests_that_cannot_be_right(shards: Path, change: Callable[[dict], None], message: str) -> None:  # type: ignore[type-arg]
+    rewrite(shards, change)
+    with pytest.raises(DataError, match=message):
+        read_manifest(shards)
+
+
+def test_missing_directory_and_unfinished_directory(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent does not exist; make it with"):
+        read_manifest(tmp_path / "absent")
+    (shards / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"has no manifest\.json"):
+        read_manifest(shards)
+    (shards / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest\.json is not valid JSON"):
+        read_manifest(shards)
+
+
+def test_queries_and_fingerprint(workshop: Workshop, tmp_path: Path) -> None:
+    manifest = read_manifest(workshop.shards)
+    sources = ["PydocTopics", "StdlibComments", "StdlibDocstrings"]
+    assert manifest.sources("train") == manifest.sources("validation") == sources
+    assert sum(manifest.tokens("train", source) for source in sources) == manifest.tokens("train")
+    assert {shard.source for shard in manifest.shards_of("train", sources[0])} == {sources[0]}
+    with pytest.raises(DataError, match="split 'dev' is unknown"):
+        manifest.tokens("dev")
+    moved: Manifest = read_manifest(Path(shutil.copytree(workshop.shards, tmp_path / "moved")))
+    part, _ = workshop.tokenize(tmp_path / "part", slice(0, 7))
+    assert moved.fingerprint == manifest.fingerprint != part.fingerprint
+    check_shards(moved)
+
+
+def test_verify_and_stats_commands(shards: Path, workshop: Workshop) -> None:
+    good = run("verify", shards, "--tokenizer", workshop.model)
+    assert (
+        good.code == 0
+        and "all as the manifest says" in good.out
+        and "4 units are as in the source" in good.out
+        and good.err == ""
+    )
+    table = run("stats", shards)
+    assert table.code == 0 and "StdlibDocstrings" in table.out
+    assert f"{read_manifest(shards).tokens('train'):,}" in table.out
+    damaged = shards / f"{read_manifest(shards).shards[0].name}.bin"
+    flip(damaged)
+    sentence = run("verify", shards).sentence()
+    assert str(damaged) in sentence and "SHA-256" in sentence

@@ -1,0 +1,197 @@
+"""Reading documents: formats, keys, parts of files, and lines and files that are not right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from data_pipeline.errors import DataError
+from data_pipeline.sources.discovery import Piece, RecordKeys, find_inputs
+from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
+
+RECORDS = [
+    {"text": "first\nwith a line", "meta": {"redpajama_set_name": "Books"}},
+    {"text": "naïve – 数字", "meta": {"redpajama_set_name": "Web"}},
+    {"text": "no source"},
+]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+EXPECTED = [("first\nwith a line", "Books"), ("naïve – 数字", "Web"), ("no source", "default")]
+
+
+def records(path: Path, keys: RecordKeys | None = None) -> list[Document | Reject]:
+    (file,) = find_inputs([path])
+    return list(RecordReader(file.whole, keys or RecordKeys()))
+
+
+def documents(path: Path, keys: RecordKeys | None = None) -> list[Document]:
+    found = [record for record in records(path, keys) if isinstance(record, Document)]
+    (file,) = find_inputs([path])
+    assert found == list(read_documents(file.whole, keys or RecordKeys()))
+    return found
+
+
+def rejects(path: Path, keys: RecordKeys | None = None) -> list[Reject]:
+    return [record for record in records(path, keys) if isinstance(record, Reject)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", LINES),
+        ("a.jsonl", LINES.rstrip(b"\n")),
+        ("a.jsonl", LINES.replace(b"\n", b"\r\n")),
+        ("a.jsonl", b"\xef\xbb\xbf" + LINES),
+        ("a.jsonl.gz", gzip.compress(LINES)),
+        ("a.jsonl.zst", zstandard.compress(LINES)),
+        # Two frames, the first one ending inside a line: readers that stop at the first frame lose the rest.
+        ("a.jsonl.zst", zstandard.compress(LINES[:30]) + zstandard.compress(LINES[30:])),
+    ],
+)
+def test_every_format_gives_the_same_documents(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    found = documents(tmp_path / name)
+    assert [(document.text, document.source) for document in found] == EXPECTED
+    assert [document.id for document in found] == [f"{name}:1", f"{name}:2", f"{name}:3"]
+    assert rejects(tmp_path / name) == []
+
+
+def test_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = [*RECORDS, {"text": None}, {"text": ""}] * 400  # more than one batch of rows
+    meta = pyarrow.struct([("redpajama_set_name", pyarrow.string())])
+    schema = pyarrow.schema([("id", pyarrow.int64()), ("text", pyarrow.string()), ("meta", meta)])
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path, row_group_size=300)
+    found = documents(path)
+    assert [(document.text, document.source) for document in found] == EXPECTED * 400
+    assert found[-1].id == "a.parquet:1998"
+    assert [(r.line, r.reason) for r in rejects(path)[-2:]] == [(1999, "missing_text"), (2000, "empty_text")]
+    with pytest.raises(DataError, match='has no column "body", it has id, text, meta; set --text-key'):
+        records(path, RecordKeys(text="body"))
+    path.write_bytes(path.read_bytes()[:-100])
+    assert [reject.reason for reject in rejects(path)] == ["damaged"]
+
+
+def test_parquet_with_invalid_utf8(tmp_path: Path) -> None:
+    raw = pyarrow.array([b"good", b"b\xffd", b"fine"], type=pyarrow.binary())
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert [document.text for document in documents(tmp_path / "a.parquet")] == ["good", "fine"]
+    assert [(r.line, r.reason) for r in rejects(tmp_path / "a.parquet")] == [(2, "invalid_utf8")]
+
+
+def test_text_file_is_one_document_and_blank_lines_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    assert [document.text for document in documents(tmp_path / "a.txt")] == ["one\n\ntwo"]
+    (tmp_path / "b.jsonl").write_bytes(b"\n" + LINES + b"\n  \n")
+    assert len(documents(tmp_path / "b.jsonl")) == 3 and not rejects(tmp_path / "b.jsonl")
+    (tmp_path / "c.txt").write_bytes(b"ok \xff")
+    assert [reject.reason for reject in rejects(tmp_path / "c.txt")] == ["invalid_utf8"]
+
+
+def test_keys_can_be_chosen(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": {"raw": "hello"}, "from": "mail"}\n{"body": {"raw": "x"}}\n')
+    first, second = documents(tmp_path / "a.jsonl", RecordKeys("body.raw", "from", "letters"))
+    assert (first.text, first.source) == ("hello", "mail")
+    assert (second.text, second.source) == ("x", "letters")
+
+
+HOSTILE = [
+    (b'{"text": "cut', "bad_json"),
+    (b"[" * 100_000, "bad_json"),
+    (b'{"text": NaN}', "bad_json"),
+    (b'{"text": "\\ud800"}', "lone_surrogate"),
+    (b'{"text": "\xff"}', "invalid_utf8"),
+    (b"\xed\xa0\x80", "invalid_utf8"),
+    (b'{"text": "a\x00b"}', "nul_byte"),
+    (b"\x00" * 500, "nul_byte"),
+    (b'{"txt": "x"}', "missing_text"),
+    (b'{"text": null}', "missing_text"),
+    (b'["text"]', "missing_text"),
+    (b'{"text": 5}', "text_not_string"),
+    (b'{"text": ["x"]}', "text_not_string"),
+    (b'{"text": "x", "meta": {"redpajama_set_name": 7}}', "bad_source"),
+    (b'{"text": ""}', "empty_text"),
+]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.zst", "jsonl.gz"])
+def test_hostile_lines_are_named_by_reason_and_the_rest_is_intact(tmp_path: Path, ending: str) -> None:
+    content = b"".join(LINES + line + b"\n" for line, _ in HOSTILE) + LINES
+    pack = {"jsonl": bytes, "jsonl.zst": zstandard.compress, "jsonl.gz": gzip.compress}[ending]
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(pack(content))
+    assert [(d.text, d.source) for d in documents(path)] == EXPECTED * (len(HOSTILE) + 1)
+    expected = [(4 * number, reason) for number, (_, reason) in enumerate(HOSTILE, start=1)]
+    assert [(r.line, r.reason) for r in rejects(path)] == expected
+    assert not any(reject.kept for reject in rejects(path))
+
+
+def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
+    texts = ["nul \u0000", "block \u2581", "x" * 10_000_000, "数" * 3_400_000, "y" * 9_999_999]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert [document.text for document in documents(path)] == texts
+    found = [(reject.line, reject.reason, reject.kept) for reject in rejects(path)]
+    reasons = ["contains_nul", "contains_u2581", "long_document", "long_document"]
+    assert found == [(line, reason, True) for line, reason in enumerate(reasons, start=1)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
+def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(tmp_path: Path, name: str) -> None:
+    # Text that compresses badly, so that the file has many blocks.
+    lines = b"".join(json.dumps({"text": f"{n * 7919**9 % 10**30}"}).encode() + b"\n" for n in range(30_000))
+    checked = zstandard.ZstdCompressor(write_checksum=True)  # as the zstd program and gzip do
+    whole = checked.compress(lines) if name.endswith("zst") else gzip.compress(lines)
+    path = tmp_path / name
+    path.write_bytes(whole)
+    everything = documents(path)
+    assert len(everything) == 30_000
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    found, (reject,) = documents(path), rejects(path)
+    assert (reject.reason, reject.kept, reject.line) == ("truncated", False, len(found) + 1)
+    assert found == everything[: len(found)] and len(found) > 15_000
+    path.write_bytes(b"not compressed at all")
+    assert [(r.line, r.reason) for r in records(path) if isinstance(r, Reject)] == [(1, "damaged")]
+    middle = len(whole) // 2
+    path.write_bytes(whole[:middle] + bytes(1000) + whole[middle + 1000 :])
+    # What is damaged may still decompress, to lines that are no JSON; what comes before is intact.
+    assert rejects(path) and documents(path)[:10_000] == everything[:10_000]
+
+
+@pytest.mark.parametrize(
+    "content", [LINES * 7, LINES.rstrip(b"\n"), b"\n\n" + LINES + b"{bad\n" + LINES, b"{bad"]
+)
+def test_parts_of_any_size_are_the_whole(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    (file,) = find_inputs([path])
+    whole = records(path)
+    for size in [1, 2, 3, *range(4, len(content) + 2, 5)]:
+        found: list[Document | Reject] = []
+        for start in range(0, len(content), size):
+            found += RecordReader(Piece(file, start, min(start + size, len(content))), RecordKeys())
+        assert [getattr(r, "text", None) for r in found] == [getattr(r, "text", None) for r in whole]
+
+
+def test_progress_through_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.compress(LINES * 1000))
+    (file,) = find_inputs([path])
+    reader = RecordReader(file.whole, RecordKeys())
+    assert reader.input_bytes() == 0
+    assert len(list(reader)) == 3000
+    assert (reader.input_bytes(), reader.lines) == (file.size, 3000)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_and_no_hostile_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    (file,) = find_inputs([tmp_path / "a.jsonl"])
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*a\.jsonl: No such file"):
+        list(RecordReader(file.whole, RecordKeys()))

@@ -1,0 +1,157 @@
+"""Every entry of an input directory is read or named; nothing waits for a pipe."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.sources.survey import COMPANION, survey
+from tests.data_pipeline.helpers import Workshop, run
+
+LINE = b'{"text": "a document of a few words"}\n'
+
+
+def passed_over(root: Path) -> dict[str, str]:
+    return {entry.name: entry.reason for entry in survey([root]).passed_over}
+
+
+def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    (root / "a.jsonl").write_bytes(LINE)
+    (root / "b.csv").write_bytes(LINE)
+    (root / "c.json").write_bytes(b"[]")
+    (root / "empty.jsonl.zst").write_bytes(b"")
+    (root / "gone.jsonl").symlink_to(root / "absent")
+    os.mkfifo(root / "pipe.jsonl")
+    os.mkfifo(root / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(root / "s.jsonl"))
+        found = survey([root])
+    assert found.files == (root / "a.jsonl",)
+    assert passed_over(root) == {
+        "b.csv": "unknown ending",
+        "c.json": "unknown ending",
+        "empty.jsonl.zst": "empty",
+        "gone.jsonl": "broken link",
+        "pipe.jsonl": "a pipe",
+        "pipe.txt": "a pipe",
+        "s.jsonl": "a socket",
+    }
+
+
+def test_companions_of_the_data_are_left_out_and_listed(tmp_path: Path) -> None:
+    for name in ("README.md", "readme.txt", "LICENSE", "LICENCE.txt", ".gitattributes", "download.json"):
+        (tmp_path / name).write_bytes(LINE)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "part.jsonl").write_bytes(LINE)
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+    assert set(passed_over(tmp_path).values()) == {COMPANION} and len(passed_over(tmp_path)) == 7
+    assert [file.name for file in find_inputs([tmp_path])] == ["a.jsonl"]
+
+
+def test_linked_directories_are_followed_once_and_loops_end(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "in", tmp_path / "elsewhere"
+    for place in (root / "z_real", elsewhere / "deep"):
+        place.mkdir(parents=True)
+        (place / "a.jsonl").write_bytes(LINE)
+    (root / "a_link_to_real").symlink_to(root / "z_real")
+    (root / "linked").symlink_to(elsewhere)
+    (elsewhere / "deep" / "back").symlink_to(root)  # a loop
+    assert sorted(file.name for file in find_inputs([root])) == ["linked/deep/a.jsonl", "z_real/a.jsonl"]
+    assert passed_over(root) == {
+        "a_link_to_real": "the same directory as z_real",
+        "linked/deep/back": "the same directory as .",
+    }
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that any user may enter, unlike pytest's."""
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
+    (open_directory / "a.jsonl").write_bytes(LINE)
+    (open_directory / "closed").mkdir(mode=0o000)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)  # root may enter anything
+    try:
+        found = survey([open_directory])
+    finally:
+        os.seteuid(before)
+    assert found.files == (open_directory / "a.jsonl",)
+    assert [(entry.name, entry.reason) for entry in found.passed_over] == [("closed", "permission denied")]
+
+
+def test_endings_of_any_case_and_packing_are_read(workshop: Workshop, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    contents = {
+        "a.JSONL": LINE,
+        "b.jsonl.xz": lzma.compress(LINE),
+        "c.jsonl.zstd": zstandard.compress(LINE),
+        "d.json.zst": zstandard.compress(LINE),
+        "e.JSON.Zst": zstandard.compress(LINE),
+        "f.ndjson": LINE,
+        "G.TXT": b"plain",
+    }
+    for name, content in contents.items():
+        (root / name).write_bytes(content)
+    (root / "README.md").write_bytes(b"about")
+    (root / "notes.docx").write_bytes(b"?")
+    os.mkfifo(root / "pipe.jsonl")
+    command = ["tokenize", root, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x"]
+    done = run(*command)
+    assert done.code == 0, done.err
+    assert done.err == "  not read (a pipe): pipe.jsonl\n  not read (unknown ending): notes.docx\n"
+    assert "left out: README.md" in done.out
+    manifest = read_manifest(tmp_path / "out")
+    assert sum(entry.documents for entry in manifest.inputs) == len(contents)
+    stated = {entry["name"]: entry["reason"] for entry in manifest.passed_over}
+    assert stated == {"README.md": COMPANION, "notes.docx": "unknown ending", "pipe.jsonl": "a pipe"}
+    command[command.index(tmp_path / "out")] = tmp_path / "strict"
+    assert "not read (a pipe): pipe.jsonl" in run(*command, "--strict").sentence()
+    assert not (tmp_path / "strict").exists()
+    (root / "pipe.jsonl").unlink(), (root / "notes.docx").unlink()
+    assert run(*command, "--strict").code == 0  # a README is no reason
+
+
+def test_an_input_that_holds_nothing_is_said(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINE)
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(b""))
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.zst"]
+    done = run("tokenize", *files, "--tokenizer", workshop.model, "--out", tmp_path / "out", "--name", "x")
+    assert done.code == 0 and "1 inputs hold no lines: b.jsonl.zst" in done.out, done.err
+
+
+def test_names_that_are_no_text_are_read_and_written(workshop: Workshop, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for number, name in enumerate((b"caf\xe9.jsonl", "数.jsonl".encode())):
+        (root / os.fsdecode(name)).write_bytes(LINE * (number + 1) + (b"{bad\n" if number else b""))
+    out = tmp_path / "out"
+    command = ["tokenize", root, "--tokenizer", workshop.model, "--out", out, "--name", "x"]
+    done = run(*command, "--max-reject-rate", "0.5", "--validation-fraction", "0")
+    assert done.code == 0, done.err
+    assert "already up to date" in run(*command, "--validation-fraction", "0").out
+    names = [os.fsencode(entry.name) for entry in read_manifest(out).inputs]
+    assert sorted(names) == sorted([b"caf\xe9.jsonl", "数.jsonl".encode()])
+    assert json.loads((out / "rejects.jsonl").read_bytes())["file"] == "数.jsonl"
+    checked = run("verify", out)
+    assert checked.code == 0 and "2 units are as in the source text" in checked.out, checked.err

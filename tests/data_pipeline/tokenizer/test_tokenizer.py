@@ -1,0 +1,217 @@
+"""SentencePiece: lossless on text it never saw, deterministic, honest in its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sentencepiece
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import sha256_file
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.records import read_documents
+from data_pipeline.sources.sampling import LowestNumbers, sample_number
+from data_pipeline.tokenizer.tokenizer import check_report, identify, load_tokenizer, read_model
+from data_pipeline.tokenizer.train import TrainerSettings, round_scores, train_tokenizer
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, run
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "  two spaces,  a tab\tand\n\n\n  an indented line \r\n",
+        "def f(x):\n    return {'a': [1, 22, 333]}\n\n\n",
+        "naïve café – 数字 🙂 \u200b e\u0301 \ufb01",
+        "<s> </s> <unk> <0x41> are text here",
+        "nul \u0000 and bell \u0007",
+        "x" * 20_000,
+        " ",
+        "\n",
+    ],
+)
+def test_hostile_text_survives(workshop: Workshop, text: str) -> None:
+    processor = load_tokenizer(workshop.model)
+    ids = processor.encode(text)
+    assert processor.decode(ids) == text
+    assert not {0, 1, 2}.intersection(ids), "reserved ids must never come from text"
+
+
+def test_the_whole_corpus_survives(workshop: Workshop) -> None:
+    processor = load_tokenizer(workshop.model)
+    texts = [
+        d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+    ]
+    decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
+    assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
+
+
+def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
+    report = json.loads(workshop.model.with_suffix(".json").read_bytes())
+    assert report["round_trip_failures"] == 0
+    assert report["held_out_documents"] > 3
+    assert 2 < report["bytes_per_token"] < 6
+    assert report["sha256"] == sha256_file(workshop.model)
+    identity = identify(workshop.model)
+    assert (identity.vocab_size, identity.model_type) == (1000, "bpe")
+    assert (identity.unk_id, identity.bos_id, identity.eos_id, identity.pad_id) == (0, 1, 2, -1)
+    assert identity.eod_id == identity.eos_id
+    again, trained = train_tokenizer(
+        find_inputs([workshop.corpus]),
+        workshop.model.with_suffix(""),
+        TrainerSettings(vocab_size=1000, sample_bytes=400_000),
+        RecordKeys(),
+    )
+    assert not trained and again == report
+
+
+def test_scores_of_a_unigram_model_are_rounded(workshop: Workshop, tmp_path: Path) -> None:
+    settings = TrainerSettings(vocab_size=600, model_type="unigram", sample_bytes=100_000)
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())
+    assert report["sha256"] == sha256_file(tmp_path / "u.model"), "rounded after it was hashed"
+    pieces = [piece for piece in read_model(tmp_path / "u.model").pieces if piece.type == piece.NORMAL]
+    assert len(pieces) > 300 and all(piece.score * 64 == round(piece.score * 64) for piece in pieces)
+    assert len({piece.score for piece in pieces}) > 100
+    content = (tmp_path / "u.model").read_bytes()
+    assert round_scores(content) == content
+    # Tokenizers that were trained before the rounding are not up to date.
+    known = json.loads((tmp_path / "u.json").read_bytes())
+    del known["settings"]["trainer"]["score_steps"]
+    (tmp_path / "u.json").write_text(json.dumps(known))
+    assert train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())[1]
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_training_is_deterministic(workshop: Workshop, tmp_path: Path, model_type: str) -> None:
+    settings = TrainerSettings(vocab_size=600, model_type=model_type, sample_bytes=100_000)
+    files = find_inputs([workshop.corpus])
+    reports = [train_tokenizer(files, tmp_path / name, settings, RecordKeys())[0] for name in ("a", "b")]
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+    assert identify(tmp_path / "a.model").model_type == model_type
+    assert reports[0]["round_trip_failures"] == 0
+    # The sample is near what was asked for: not the whole corpus.
+    assert 100_000 <= reports[0]["training_bytes"] < 200_000
+
+
+def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) -> None:
+    # One line of 40,000 bytes a document: SentencePiece alone would skip it and learn nothing.
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200)))
+    settings = TrainerSettings(vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
+    train_tokenizer(find_inputs([path]), tmp_path / "long", settings, RecordKeys())
+    processor = load_tokenizer(tmp_path / "long.model")
+    assert len(processor.encode("wonderful wonderful wonderful ")) < 8
+
+
+@pytest.mark.parametrize(("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")])
+def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, message: str) -> None:
+    settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
+    with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}: .*{message}"):
+        train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "t", settings, RecordKeys())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "junk.model").write_bytes(b"junk")
+    with pytest.raises(DataError, match=r"junk\.model is not a SentencePiece model"):
+        identify(tmp_path / "junk.model")
+    with pytest.raises(DataError, match=r"absent\.model"):
+        identify(tmp_path / "absent.model")
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0].whole, RecordKeys())]
+    with open(tmp_path / "lossy.model", "wb") as stream:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter("\n".join(texts).split("\n")),
+            model_writer=stream,
+            vocab_size=300,
+            minloglevel=2,
+        )
+    with pytest.raises(DataError, match="changes the text"):
+        identify(tmp_path / "lossy.model")
+
+
+def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    settings = TrainerSettings(vocab_size=400, sample_bytes=300_000)
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    sizes: dict[str, int] = {}
+    for document in all_documents(workshop.corpus):
+        sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
+    for source, size in report["training_bytes_by_source"].items():
+        share = size / report["training_bytes"]
+        assert share == pytest.approx(sizes[source] / sum(sizes.values()), abs=0.08)
+    assert sum(report["training_bytes_by_source"].values()) == report["training_bytes"]
+    # The documents decide, not how they are grouped, named or ordered: one file, backwards, is the same.
+    lines = [
+        json.dumps({"text": d.text, "meta": {"redpajama_set_name": d.source}})
+        for d in all_documents(workshop.corpus)
+    ]
+    (tmp_path / "one.jsonl").write_text("\n".join(reversed(lines)))
+    train_tokenizer(find_inputs([tmp_path / "one.jsonl"]), tmp_path / "b", settings, RecordKeys())
+    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
+
+
+def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Path) -> None:
+    files = find_inputs([workshop.corpus])
+    settings = TrainerSettings(vocab_size=400, sample_bytes=30_000)
+    report, _ = train_tokenizer(files, tmp_path / "a", settings, RecordKeys())
+    assert 0 < len(report["inputs"]) < len(files)
+    other = dataclasses.replace(settings, seed=7)
+    names = [entry["name"] for entry in report["inputs"]]
+    again, _ = train_tokenizer(files, tmp_path / "b", other, RecordKeys())
+    assert [entry["name"] for entry in again["inputs"]] != names
+
+
+def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
+    settings = TrainerSettings(vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",))
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    assert list(report["training_bytes_by_source"]) == ["PydocTopics", "StdlibDocstrings"]
+
+
+def test_the_samples_lowest_numbers() -> None:
+    texts = [str(number).encode() * 10 for number in range(1000)]
+    orders = [texts, texts[::-1], texts + texts]
+    kept = []
+    for order in orders:
+        lowest = LowestNumbers(500)
+        for text in order:
+            lowest.add(sample_number(text), text, "s")
+        kept.append(lowest.texts())
+    ranked = sorted(texts, key=sample_number)
+    assert kept[0] == kept[1] == kept[2] == [text.decode() for text in ranked[: len(kept[0])]]
+    size = sum(map(len, kept[0]))
+    assert size >= 500 > size - len(kept[0][-1])
+
+
+def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    for ending in (".model", ".json"):
+        shutil.copy(workshop.model.with_suffix(ending), tmp_path / f"t{ending}")
+    check_report(tmp_path / "t.model", identify(tmp_path / "t.model"))
+    settings = TrainerSettings(vocab_size=400, sample_bytes=50_000)
+    train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "other", settings, RecordKeys())
+    shutil.copy(tmp_path / "other.model", tmp_path / "t.model")
+    arguments = ("--tokenizer", tmp_path / "t.model", "--out", tmp_path / "out", "--name", "x")
+    assert "is not the model that" in run("tokenize", workshop.corpus, *arguments).sentence()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("before", "ending"), [("default_int_handler", -signal.SIGINT), ("SIG_IGN", 0)], ids=["usual", "ignored"]
+)
+def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
+    program = f"""
+import os, signal, threading
+from data_pipeline.io.interrupt import ended_by_ctrl_c
+signal.signal(signal.SIGINT, signal.{before})
+with ended_by_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+assert signal.getsignal(signal.SIGINT) == signal.{before}
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (ending, b"")

@@ -1,0 +1,199 @@
+"""Shards are made of whole units up to a size: always the same bytes, however that is cut and interrupted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+from data_pipeline.errors import DataError
+from data_pipeline.io.files import to_json
+from data_pipeline.io.pool import Progress
+from data_pipeline.shards.manifest import check_shards, read_manifest
+from data_pipeline.shards.samples import TrainingSamples
+from data_pipeline.shards.verify import find_problems
+from data_pipeline.shards.writing import index_size
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.tokenizing.assemble import join_all, plan_shards
+from data_pipeline.tokenizing.plan import TokenizeOptions, read_plan
+from data_pipeline.tokenizing.run import Task, make_task, merge_manifests, tokenize
+from data_pipeline.tokenizing.unit_files import unit_groups
+from data_pipeline.tokenizing.work_unit import read_record
+from tests.data_pipeline.helpers import Workshop, contents, quiet, run
+
+SMALL = TokenizeOptions("small", range_bytes=100_000, shard_bytes=150_000)
+
+
+def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path) -> None:
+    files = find_inputs([workshop.corpus])
+    manifest, _ = tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
+    large = read_manifest(workshop.shards)
+    assert len(large.shards) == 6 and len(manifest.shards) > 10
+    for split in ("train", "validation"):
+        for source in manifest.sources(split):
+            shards = manifest.shards_of(split, source)
+            assert [shard.number for shard in shards] == list(range(len(shards)))
+            units = [unit for shard in shards for unit in shard.units]
+            assert units == sorted(set(units))  # a unit is in one shard of a source
+            assert all(s.bin_bytes + s.idx_bytes <= SMALL.shard_bytes or len(s.units) == 1 for s in shards)
+            assert all(sum(s.unit_documents) == s.documents for s in shards)
+            # One after the other they are the one large shard, as megatron-core reads it.
+            (whole,) = large.shards_of(split, source)
+            read = [IndexedDataset(str(manifest.prefix(shard))) for shard in shards]
+            expected = IndexedDataset(str(large.prefix(whole)))
+            documents = [dataset[number] for dataset in read for number in range(len(dataset))]
+            assert len(documents) == len(expected)
+            assert all(np.array_equal(documents[n], expected[n]) for n in range(len(expected)))
+    assert find_problems(manifest) == []
+    assert not (tmp_path / "a" / "units").exists()
+    assert index_size(manifest.shards[0].documents) == manifest.shards[0].idx_bytes
+
+
+def test_the_same_bytes_for_any_workers_and_tasks(workshop: Workshop, tmp_path: Path) -> None:
+    files = find_inputs([workshop.corpus])
+    tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
+    tokenize(files, workshop.model, tmp_path / "b", SMALL, 3, quiet)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    for index in (2, 0, 1):
+        make_task(files, workshop.model, tmp_path / "c", SMALL, 1, quiet, Task(index, 3))
+    merge_manifests(tmp_path / "c", workers=2)
+    assert contents(tmp_path / "a") == contents(tmp_path / "c")
+
+
+class EndedError(Exception):
+    """Stands for a kill -9 while shards are being made: nothing is cleaned up after it."""
+
+
+@pytest.mark.parametrize("after", [1, 5, 12])
+def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: Path, after: int) -> None:
+    files, out = find_inputs([workshop.corpus]), tmp_path / "out"
+    tokenize(files, workshop.model, tmp_path / "whole", SMALL, 1, quiet)
+    make_task(files, workshop.model, out, SMALL, 1, quiet, Task(0, 2))
+    make_task(files, workshop.model, tmp_path / "half", SMALL, 1, quiet, Task(1, 2))
+    shutil.copytree(tmp_path / "half", out, dirs_exist_ok=True)
+    parts = 0
+
+    def end(progress: Progress) -> None:
+        nonlocal parts
+        parts += progress.joined_tokens > 0
+        if parts == after:
+            raise EndedError
+
+    _, units = read_plan(out)
+    groups = [unit_groups(read_record(unit), unit.data_path, "uint16") for unit in units]
+    with pytest.raises(EndedError):
+        join_all(plan_shards(groups, SMALL, "uint16"), out, "uint16", 1, end)
+    assert not (out / "manifest.json").exists()
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
+    _, made = tokenize(files, workshop.model, out, SMALL, 1, quiet)
+    assert made == 0  # ids that have become shards are not made again, and no others are lost
+    assert contents(out) == contents(tmp_path / "whole")
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+
+
+def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_path: Path) -> None:
+    files, out = find_inputs([workshop.corpus]), tmp_path / "out"
+    for index in range(2):
+        make_task(files, workshop.model, tmp_path / str(index), SMALL, 1, quiet, Task(index, 2))
+        shutil.copytree(tmp_path / str(index), out, dirs_exist_ok=True)
+    path = out / "units" / "small_00002.ids"
+    size = path.stat().st_size
+    for at in (10, size // 2, size - 5):  # an id, another id or a length, a run
+        copy = Path(shutil.copytree(out, tmp_path / f"damaged {at}"))
+        content = bytearray(path.read_bytes())
+        content[at] ^= 4
+        (copy / "units" / path.name).write_bytes(content)
+        with pytest.raises(DataError, match=r"small_00002\.ids is damaged: .* checksum"):
+            merge_manifests(copy)
+    path.unlink()
+    _, made = tokenize(files, workshop.model, out, SMALL, 1, quiet)
+    assert made == 1
+    tokenize(files, workshop.model, tmp_path / "whole", SMALL, 1, quiet)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_damaged_shard_is_made_again_under_verify(workshop: Workshop, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(workshop.shards, tmp_path / "out"))
+    shard = read_manifest(out).shards[1]
+    path = out / f"{shard.name}.bin"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+    assert "already up to date" in run(*command).out  # sizes are right
+    done = run(*command, "--verify")
+    assert done.code == 0 and "already up to date" not in done.out, done.err
+    assert contents(out) == contents(workshop.shards)
+    assert "already up to date" in run(*command, "--verify").out
+
+
+@pytest.mark.parametrize("name", ["plan.json", "location.json", "manifest.json"])
+def test_a_flipped_bit_in_what_describes_the_shards_is_found(
+    workshop: Workshop, tmp_path: Path, name: str
+) -> None:
+    out = Path(shutil.copytree(workshop.shards, tmp_path / "out"))
+    whole = (out / name).read_bytes()
+    command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+    for at in {len(whole) // 7, len(whole) // 3, len(whole) * 2 // 3}:
+        content = bytearray(whole)
+        content[at] ^= 1
+        (out / name).write_bytes(content)
+        sentence = (run("verify", out) if name != "plan.json" else run(*command)).sentence()
+        assert name in sentence
+    (out / name).unlink()
+    assert run(*command).code == 0
+    assert contents(out) == contents(workshop.shards)
+
+
+def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "fine"}\n' * 300 + "{bad\n")
+    files, out = find_inputs([tmp_path / "in.jsonl"]), tmp_path / "out"
+    options = TokenizeOptions("x", range_bytes=3000)
+    manifest, units = tokenize(files, workshop.model, tmp_path / "whole", options, 1, quiet)
+    make_task(files, workshop.model, out, options, 1, quiet, Task(0, units))
+    record = out / "units" / "x_00000.json"
+    record.write_bytes(record.read_bytes().replace(b'"documents": ', b'"documents": 1', 1))
+    with pytest.raises(DataError, match=r"x_00000\.json is damaged"):
+        tokenize(files, workshop.model, out, options, 1, quiet)
+    record.unlink()
+    make_task(files, workshop.model, out, options, 1, quiet, Task(units - 1, units))
+    rejects = out / "units" / f"x_{units - 1:05d}.rejects.jsonl"
+    rejects.write_bytes(rejects.read_bytes().replace(b"bad_json", b"bad_jsom"))
+    tokenize(files, workshop.model, out, options, 1, quiet)
+    assert contents(out) == contents(tmp_path / "whole")
+    rejects = out / "rejects.jsonl"
+    rejects.write_bytes(rejects.read_bytes().replace(b"bad_json", b"bad_jsom"))
+    assert f"{rejects} is not as the manifest says" in run("verify", out).sentence()
+    tokenize(files, workshop.model, out, options, 1, quiet)
+    assert contents(out) == contents(tmp_path / "whole") and manifest.rejects == {"bad_json": 1}
+
+
+def test_an_old_directory_is_read_and_checked_but_not_continued(workshop: Workshop, tmp_path: Path) -> None:
+    """One shard for every unit, split and source, and a manifest of format 2."""
+    out = tmp_path / "out"
+    options = dataclasses.replace(workshop.options, shard_bytes=1)
+    manifest, _ = tokenize(find_inputs([workshop.corpus]), workshop.model, out, options, 1, quiet)
+    samples = TrainingSamples(manifest, 32, seed=1).blocks(np.arange(20))
+    value = json.loads((out / "manifest.json").read_bytes())
+    for key in ("passed_over", "rejects_sha256", "checksum"):
+        del value[key]
+    for entry in value["inputs"]:
+        del entry["rejected"], entry["unusual"], entry["damaged"]
+    for shard in value["shards"]:
+        shard["unit"] = shard.pop("number")
+        del shard["units"], shard["unit_documents"]
+    (out / "manifest.json").write_bytes(to_json(value | {"format_version": 2}))
+    (out / "plan.json").write_bytes(to_json({"format_version": 2}))
+    old = read_manifest(out)
+    assert (old.format_version, old.fingerprint) == (2, manifest.fingerprint)
+    check_shards(old)
+    assert np.array_equal(TrainingSamples(old, 32, seed=1).blocks(np.arange(20)), samples)
+    checked = run("verify", out)
+    assert checked.code == 0 and "made by an older version" in checked.out, checked.err
+    with pytest.raises(DataError, match="can be trained on but not continued; choose another --out"):
+        tokenize(find_inputs([workshop.corpus]), workshop.model, out, options, 1, quiet)

@@ -1,0 +1,161 @@
+"""A lost file is not a bad line: what can be read is read, the file is named, and the exit code says so."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import itertools
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.records import Document, RecordReader, Reject
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from data_pipeline.tokenizing.rejects import Limits
+from data_pipeline.tokenizing.run import merge_manifests, tokenize
+from tests.data_pipeline.helpers import Workshop, quiet, run
+
+COUNT = 3000
+
+
+def lines(first: int, count: int) -> bytes:
+    """Lines whose text compresses badly, so that a frame has several blocks."""
+    texts = (f"{n} {n * 7919**9 % 10**60}" for n in range(first, first + count))
+    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def read(path: Path) -> tuple[set[int], list[Reject]]:
+    """(numbers of the documents, rejects)."""
+    (file,) = find_inputs([path])
+    reader = RecordReader(file.whole, RecordKeys())
+    records = list(reader)
+    found = [int(record.text.split()[0]) for record in records if isinstance(record, Document)]
+    assert len(found) == len(set(found))
+    assert reader.sha256() == hashlib.sha256(path.read_bytes()).hexdigest()
+    return set(found), [record for record in records if isinstance(record, Reject)]
+
+
+def frames(checksum: bool) -> list[bytes]:
+    compressor = zstandard.ZstdCompressor(write_checksum=checksum)
+    return [compressor.compress(lines(n * COUNT, COUNT)) for n in range(4)]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("damage", ["zeros", "missing end", "missing beginning", "garbage between"])
+def test_reading_goes_on_at_the_next_frame(tmp_path: Path, damage: str, checksum: bool) -> None:
+    parts, path = frames(checksum), tmp_path / "a.jsonl.zst"
+    middle = len(parts[1]) // 2
+    parts[1] = {
+        "zeros": parts[1][:middle] + bytes(300) + parts[1][middle + 300 :],
+        "missing end": parts[1][:middle],
+        "missing beginning": parts[1][middle:],
+        "garbage between": b"?" * 1000 + parts[1],
+    }[damage]
+    path.write_bytes(b"".join(parts))
+    found, rejects = read(path)
+    whole = set(range(COUNT)) | set(range(2 * COUNT, 4 * COUNT))
+    assert whole <= found <= set(range(4 * COUNT))
+    assert (found == set(range(4 * COUNT))) is (damage == "garbage between")
+    assert {reject.reason for reject in rejects} <= {"damaged", "bad_json", "invalid_utf8", "nul_byte"}
+    lost = [reject for reject in rejects if reject.lost]
+    assert lost and "reading goes on at byte" in lost[0].detail
+
+
+def test_frames_need_not_end_at_lines(tmp_path: Path) -> None:
+    text = lines(0, 4 * COUNT)
+    cut = [0, len(text) // 4 + 5, len(text) // 2 + 7, len(text)]
+    parts = [zstandard.compress(text[a:b]) for a, b in itertools.pairwise(cut)]
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(b"".join(parts))
+    assert read(path) == (set(range(4 * COUNT)), [])
+    path.write_bytes(parts[0] + parts[1][: len(parts[1]) // 2] + parts[2])
+    found, rejects = read(path)
+    assert [reject.reason for reject in rejects] == ["damaged"]  # half a line is no line of its own
+    assert set(range(text[: cut[2]].count(b"\n") + 1, 4 * COUNT)) <= found
+
+
+def test_a_window_of_two_gigabytes(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
+    path = tmp_path / "a.jsonl.zst"
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path.write_bytes(compressor.compress(lines(0, 10)) + compressor.flush())
+    assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << 31
+    assert read(path) == (set(range(10)), [])
+
+
+@pytest.mark.parametrize("ending", ["gz", "xz"])
+def test_members_one_after_the_other(tmp_path: Path, ending: str) -> None:
+    pack = {"gz": gzip.compress, "xz": lzma.compress}[ending]
+    path = tmp_path / f"a.jsonl.{ending}"
+    path.write_bytes(pack(lines(0, COUNT)[:-9]) + pack(lines(0, COUNT)[-9:] + lines(COUNT, 5)) + bytes(8))
+    assert read(path) == (set(range(COUNT + 5)), [])
+    path.write_bytes(pack(lines(0, COUNT))[:-500])
+    found, (reject,) = read(path)
+    assert reject.reason == "truncated" and found < set(range(COUNT))
+
+
+def test_damaged_inputs_end_with_exit_code_3_after_everything_else(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for number, content in enumerate(frames(True)):
+        (root / f"{number}.jsonl.zst").write_bytes(content[: len(content) // (2 if number == 1 else 1)])
+    out = tmp_path / "out"
+    command = ["tokenize", root, "--tokenizer", workshop.model, "--name", "x", "--workers", "2", "--out"]
+    first = run(*command, out)
+    assert first.code == 3 and "Traceback" not in first.err
+    assert "damaged input 1.jsonl.zst: truncated: the file is cut short" in first.err
+    assert "error: 1 inputs are damaged, everything else is finished" in first.err
+    manifest = read_manifest(out)
+    assert [entry.documents for entry in manifest.inputs][2:] == [COUNT, COUNT]
+    assert [entry.name for entry in manifest.damaged] == ["1.jsonl.zst"]
+    assert run(*command, out).code == 3  # also when it is up to date
+    assert run(*command, out, "--allow-damaged").code == 0
+    shared = tmp_path / "tasks"
+    task = run(*command, shared, "--num-tasks", "2", "--task", "1")
+    assert task.code == 0 and "damaged input 1.jsonl.zst" in task.err
+    assert run(*command, shared, "--num-tasks", "2", "--task", "0").code == 0
+    assert run("merge-manifests", shared).code == 3
+    assert run("merge-manifests", shared, "--allow-damaged").code == 0
+    assert run(*command, tmp_path / "strict", "--strict").sentence().count("remove the file") == 1
+
+
+def test_too_many_bad_lines_stop_the_run_and_name_the_files(workshop: Workshop, tmp_path: Path) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    root.mkdir()
+    (root / "good.jsonl").write_bytes(lines(0, 900))
+    (root / "mixed.jsonl").write_bytes(lines(900, 90) + b"{bad\n" * 10)
+    files, options = find_inputs([root]), TokenizeOptions("x")
+    manifest, _ = tokenize(files, workshop.model, out, options, 1, quiet)  # 1 % is allowed
+    assert manifest.rejects == {"bad_json": 10} and manifest.inputs[1].rejected == 10
+    with (root / "mixed.jsonl").open("ab") as stream:
+        stream.write(b"{bad\n")
+    files, out = find_inputs([root]), tmp_path / "more"
+    message = (
+        r"11 of 1,001 lines are no documents, more than --max-reject-rate 0\.01 .*: mixed\.jsonl \(11 of"
+    )
+    for _ in range(2):
+        with pytest.raises(DataError, match=message):
+            tokenize(files, workshop.model, out, options, 1, quiet)
+    with pytest.raises(DataError, match=message):
+        merge_manifests(out)
+    assert not (out / "manifest.json").exists()
+    _, made = tokenize(files, workshop.model, out, options, 1, quiet, Limits(max_reject_rate=0.02))
+    assert made == 0  # the units that were made are not made again
+
+
+def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.jsonl").write_bytes(b'{"body": "x"}\n' * 6000)
+    files, out = find_inputs([tmp_path]), tmp_path / "out"
+    with pytest.raises(DataError, match=r"12,000 of 12,000 lines are no documents"):
+        tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet)
+    with pytest.raises(DataError, match=r"--max-reject-rate 2\.0 must be from 0 to 1"):
+        tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet, Limits(max_reject_rate=2.0))

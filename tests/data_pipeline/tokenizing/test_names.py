@@ -1,0 +1,110 @@
+"""Names of sources become file names: whatever they are, nothing collides; what is written is not read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.shards.manifest import read_manifest
+from data_pipeline.shards.samples import TrainingSamples
+from data_pipeline.shards.verify import find_problems
+from data_pipeline.shards.writing import shard_name
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from data_pipeline.tokenizing.rejects import Limits
+from data_pipeline.tokenizing.run import tokenize
+from tests.data_pipeline.helpers import Workshop, quiet, run
+from tests.data_pipeline.tokenizing.test_tokenize import texts_of
+
+# With 10,000 it passes too, and takes the disk a minute or more of fsync.
+SOURCES = 1500
+NAMES = [
+    "C",
+    "C++",
+    "C#",
+    "a b",
+    "a/b",
+    "数据",
+    "数学",
+    "x" * 300,
+    "x" * 299,
+    "..",
+    "-",
+    "\n",
+    "web",
+    "Ω" * 80,
+]
+
+
+def write(path: Path, sources: list[str]) -> None:
+    records = [{"text": f"of {s}", "meta": {"redpajama_set_name": s}} for s in sources]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", NAMES)
+    files, options = find_inputs([tmp_path / "in.jsonl"]), TokenizeOptions("x", validation_fraction=0)
+    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
+    assert {source: texts[0] for (_, source), texts in texts_of(manifest).items()} == {
+        name: f"of {name}" for name in NAMES
+    }
+    assert max(len(path.name) for path in (tmp_path / "out").iterdir()) < 100
+    assert find_problems(manifest) == []
+    # Names that need no hash have none, and no name can look as if it had one.
+    assert shard_name("x", "train", "web", 3) == "x-train-web_00003"
+    assert "-" not in shard_name("x", "train", "web", 3).removeprefix("x-train-")
+
+
+def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
+    files, options = find_inputs([tmp_path / "in.jsonl"]), TokenizeOptions("x", validation_fraction=0)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 8, quiet)
+    assert len(manifest.shards) == SOURCES == len(set(manifest.sources("train")))
+    samples = TrainingSamples(read_manifest(tmp_path / "out"), 8, seed=1)
+    samples.blocks(np.arange(samples.samples_per_epoch))  # every shard is read
+    assert not before or len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+def test_a_name_of_a_source_that_there_is_not_is_said(workshop: Workshop, tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", ["Books", "Web"])
+    command = ["tokenize", tmp_path / "in.jsonl", "--tokenizer", workshop.model, "--name", "x"]
+    done = run(*command, "--out", tmp_path / "out", "--exclude-source", "Boks")
+    assert (
+        done.code == 0
+        and "--exclude-source 'Boks': no document is of that source; there are Books, Web" in (done.out)
+    )
+    done = run(*command, "--out", tmp_path / "b", "--exclude-source", "Books", "--max-tokens", "40")
+    assert "no document is of" not in done.out and "--max-tokens 40: " in done.out, done.err
+
+
+def test_out_inside_the_input_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    write(root / "in.jsonl", ["Books"])
+    (tmp_path / "link").symlink_to(root)
+    for out in (root / "out", root, tmp_path / "link" / "deep" / "out"):
+        sentence = run(
+            "tokenize", root, "--tokenizer", workshop.model, "--name", "x", "--out", out
+        ).sentence()
+        assert f"--out {out} lies inside the input directory {root}" in sentence
+    assert sorted(path.name for path in root.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", '"\\ud800"', '{"deep": ["\\udc00"]}'])
+def test_oddities_outside_the_text_do_not_cost_the_document(
+    workshop: Workshop, tmp_path: Path, value: str
+) -> None:
+    good = f'{{"text": "fine", "score": {value}}}\n'
+    bad = '{"text": "half a pair: \\udc00"}\n'
+    (tmp_path / "in.jsonl").write_text(good * 3 + bad)
+    files, options = find_inputs([tmp_path / "in.jsonl"]), TokenizeOptions("x", validation_fraction=0)
+    manifest, _ = tokenize(
+        files, workshop.model, tmp_path / "out", options, 1, quiet, Limits(max_reject_rate=1)
+    )
+    assert texts_of(manifest)["train", "default"] == ["fine"] * 3
+    assert manifest.unusual == {"not_strict_json": 3} and manifest.rejects == {"lone_surrogate": 1}

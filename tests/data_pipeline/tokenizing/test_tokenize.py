@@ -1,0 +1,181 @@
+"""Tokenising: what is in the shards, the same bytes however it is run, and reruns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+from data_pipeline.errors import DataError
+from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.shards.writing import ShardWriter, dtype_for
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.records import read_documents
+from data_pipeline.tokenizer.tokenizer import load_tokenizer
+from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from data_pipeline.tokenizing.rejects import Limits
+from data_pipeline.tokenizing.run import tokenize
+from tests.data_pipeline.helpers import Workshop, contents, quiet, write_documents
+
+
+def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
+    """Documents by split and source, as megatron-core reads and the directory's tokenizer decodes them."""
+    processor = load_tokenizer(manifest.directory / "tokenizer.model")
+    found: dict[tuple[str, str], list[str]] = {}
+    for shard in manifest.shards:
+        dataset = IndexedDataset(str(manifest.prefix(shard)))
+        assert len(dataset) == shard.documents
+        for number in range(len(dataset)):
+            ids = dataset[number].tolist()
+            assert ids[-1] == manifest.tokenizer.eod_id
+            found.setdefault((shard.split, shard.source), []).append(processor.decode(ids[:-1]))
+    return found
+
+
+def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
+    manifest = read_manifest(workshop.shards)
+    found = texts_of(manifest)
+    expected = [
+        d for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+    ]
+    for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
+        texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
+        train, validation = found["train", source], found["validation", source]
+        held_out = set(validation)
+        # Order is kept within a split, nothing is lost, nothing is on both sides.
+        assert train == [text for text in texts if text not in held_out]
+        assert validation == [text for text in texts if text in held_out]
+        assert 0.01 < len(validation) / len(texts) < 0.12
+    assert sum(s.text_bytes for s in manifest.shards) == sum(len(d.text.encode()) for d in expected)
+    assert manifest.tokens("train") + manifest.tokens("validation") == sum(s.tokens for s in manifest.shards)
+    assert manifest.dtype == "uint16" and manifest.tokenizer.vocab_size == 1000
+    stated = json.loads((workshop.shards / "manifest.json").read_bytes())
+    assert {key: stated["tokenizer"][key] for key in ("unk_id", "bos_id", "eos_id", "pad_id", "eod_id")} == {
+        "unk_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "pad_id": -1,
+        "eod_id": 2,
+    }
+    assert stated["end_of_document"].startswith("every document ends with id 2;")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("workers", [2, 16])
+def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path, workers: int) -> None:
+    workshop.tokenize(tmp_path / "out", workers=workers)
+    assert contents(tmp_path / "out") == contents(workshop.shards)
+
+
+def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first, made = workshop.tokenize(out)
+    assert made == 8
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    again, made = workshop.tokenize(out, workers=2)
+    assert made == 0 and again == first
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    lost = first.shards_of("validation")[0]
+    (out / f"{lost.name}.bin").unlink()
+    _, made = workshop.tokenize(out)
+    assert made == len(lost.units) and contents(out) == contents(workshop.shards)
+
+
+def tokenize_into(
+    out: Path, workshop: Workshop, inputs: list[Path], limits: Limits | None = None, **options: Any
+) -> Manifest:
+    """The manifest of these inputs under the workshop's tokenizer, made in this process."""
+    chosen = TokenizeOptions(name="x", **options)
+    return tokenize(find_inputs(inputs), workshop.model, out, chosen, 1, quiet, limits or Limits())[0]
+
+
+def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    workshop.tokenize(out, slice(0, 2))
+    before = contents(out)
+    files = find_inputs([workshop.corpus])[:2]
+    base = TokenizeOptions(name="small")
+    settings = TrainerSettings(vocab_size=500, sample_bytes=50_000)
+    train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
+    for changed, expected in (
+        (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
+        (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
+        (dataclasses.replace(base, files_per_shard=2), "files_per_shard 1, not 2"),
+    ):
+        with pytest.raises(DataError, match=expected):
+            tokenize(files, workshop.model, out, changed, 1, quiet)
+    with pytest.raises(DataError, match="another tokenizer"):
+        tokenize(files, tmp_path / "other.model", out, base, 1, quiet)
+    with pytest.raises(DataError, match=r"other inputs \(1 differ, the first is demo-00002"):
+        workshop.tokenize(out, slice(0, 3))
+    assert contents(out) == before
+
+
+def test_an_input_that_changed_without_changing_size_is_named(workshop: Workshop, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "aaaa"}\n' * 3)
+    options = TokenizeOptions(name="x")
+    tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+    source.write_text('{"text": "bbbb"}\n' * 3)
+    with pytest.raises(DataError, match=r"in\.jsonl changed after its shards were made"):
+        tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+
+
+def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_path: Path) -> None:
+    part, _ = workshop.tokenize(tmp_path / "part", slice(2, 5))
+    some, everything = texts_of(part), texts_of(read_manifest(workshop.shards))
+    for (split, source), texts in some.items():
+        assert texts and set(texts) <= set(everything[split, source])
+
+
+def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Workshop, tmp_path: Path) -> None:
+    options = TokenizeOptions(name="small", files_per_shard=3)
+    manifest, units = tokenize(
+        find_inputs([workshop.corpus]), workshop.model, tmp_path / "out", options, 1, quiet
+    )
+    assert units == 3
+    assert texts_of(manifest) == texts_of(read_manifest(workshop.shards))
+
+
+def test_nothing_but_empty_documents(workshop: Workshop, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(DataError, match=r"hold no usable text \(1 empty_text\)"):
+        tokenize_into(tmp_path / "out", workshop, [tmp_path / "in.jsonl"], Limits(max_reject_rate=1))
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> None:
+    generator = np.random.Generator(np.random.Philox(7))
+    documents = [generator.integers(0, 65_536, size=size, dtype=np.int32) for size in (1, 0, 5, 300, 2)]
+    writer = ShardWriter(tmp_path / "ours", dtype)
+    write_documents(writer, documents[:2])
+    write_documents(writer, documents[2:])
+    counts = writer.finish()
+    theirs = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.dtype(dtype).type)
+    for document in documents:
+        theirs.add_document([*document.tolist(), 2], [len(document) + 1])
+    theirs.finalize(str(tmp_path / "theirs.idx"))
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"ours.{ending}").read_bytes() == (tmp_path / f"theirs.{ending}").read_bytes()
+    assert (counts["documents"], counts["tokens"]) == (5, 313)
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    assert (dtype_for(65_536), dtype_for(65_537)) == ("uint16", "int32")
+    writer = ShardWriter(tmp_path / "x", "uint16")
+    write_documents(writer, [np.array([65_535], dtype=np.int32)])
+    with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
+        write_documents(writer, [np.array([65_536], dtype=np.int32)])
+    with pytest.raises(DataError, match=r"token id \(-1\) does not fit uint16"):
+        write_documents(writer, [np.array([5, -1], dtype=np.int32)])
+    writer.discard()
+    assert list(tmp_path.iterdir()) == []

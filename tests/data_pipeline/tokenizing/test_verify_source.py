@@ -1,0 +1,96 @@
+"""`verify` against the source text: faults that no hash of the shards can show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.io.files import to_checked_json
+from data_pipeline.shards.manifest import Manifest, read_manifest, write_manifest
+from data_pipeline.shards.verify import find_problems
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from data_pipeline.tokenizing.run import tokenize
+from data_pipeline.tokenizing.source_check import compare_with_source
+from tests.data_pipeline.helpers import Workshop, quiet, run
+
+
+@pytest.fixture
+def shards(workshop: Workshop, tmp_path: Path) -> Path:
+    """A copy to falsify."""
+    return Path(shutil.copytree(workshop.shards, tmp_path / "shards"))
+
+
+def falsify(directory: Path, at: int = 0) -> Manifest:
+    """Swap two words of a shard's first document, and make every hash agree with that."""
+    manifest = read_manifest(directory)
+    shard = manifest.shards[at]
+    path = Path(f"{manifest.prefix(shard)}.bin")
+    tokens = np.fromfile(path, dtype=np.uint16)
+    first = next(i for i in range(3, len(tokens)) if tokens[i] != tokens[i + 1])
+    tokens[[first, first + 1]] = tokens[[first + 1, first]]
+    path.write_bytes(tokens.tobytes())
+    changed = replace(shard, bin_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    shards = tuple(changed if entry is shard else entry for entry in manifest.shards)
+    write_manifest(replace(manifest, shards=shards))
+    return read_manifest(directory)
+
+
+def test_good_shards_agree_with_their_source(workshop: Workshop) -> None:
+    problems, remark = compare_with_source(read_manifest(workshop.shards), None, most_units=8)
+    assert problems == [] and "documents of 8 units are as in the source text" in remark
+    assert int(remark.split()[0]) > 500
+
+
+def test_a_text_that_is_not_the_sources_is_found_and_named(shards: Path) -> None:
+    manifest = falsify(shards)
+    found = [problem for problem in find_problems(manifest) if "same ids" not in problem]
+    assert found == []  # every hash and count is right
+    problems, _ = compare_with_source(manifest)
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{manifest.prefix(manifest.shards[0])}.bin: document 0 is no document")
+
+
+def test_documents_in_the_wrong_split_or_lost_are_found(shards: Path) -> None:
+    manifest = read_manifest(shards)
+    swapped = {"train": "validation", "validation": "train"}
+    wrong = tuple(replace(s, split=swapped[s.split]) if 0 in s.units else s for s in manifest.shards)
+    problems, _ = compare_with_source(replace(manifest, shards=wrong), None, 1)
+    assert any("is no document of this split" in problem for problem in problems)
+    fewer = tuple(shard for shard in manifest.shards if shard is not manifest.shards[0])
+    problems, _ = compare_with_source(replace(manifest, shards=fewer), None, 1)
+    assert any("unit 0 has 0 documents of PydocTopics in train" in problem for problem in problems)
+
+
+def test_inputs_that_moved_changed_or_are_gone(workshop: Workshop, shards: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(workshop.corpus, tmp_path / "moved"))
+    manifest, gone = read_manifest(shards), tmp_path / "gone"
+    (shards / "location.json").write_bytes(to_checked_json({"inputs": str(gone)}))
+    problems, remark = compare_with_source(manifest)
+    assert problems == [] and f"the inputs are not at {gone}" in remark
+    assert compare_with_source(manifest, gone)[0] == [f"{gone} is not the directory of the inputs"]
+    problems, remark = compare_with_source(manifest, moved)
+    assert problems == [] and "as in the source text" in remark
+    first = min(moved.glob("*.zst"))
+    first.write_bytes(first.read_bytes()[::-1])
+    sentence = run("verify", shards, "--inputs", moved).sentence()
+    assert f"{first} is not the file that was tokenised" in sentence
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 60_000}, {"range_bytes": 50_000}])
+def test_samples_and_parts_agree_with_their_source(
+    workshop: Workshop, tmp_path: Path, options: dict[str, int]
+) -> None:
+    texts = "".join(json.dumps({"text": f"text {n} \u2581 \u0000 {n * 77}"}) + "\n" for n in range(4000))
+    (tmp_path / "in.jsonl").write_text(texts)
+    chosen = TokenizeOptions("x", **options)  # type: ignore[arg-type]
+    files = find_inputs([workshop.corpus, tmp_path / "in.jsonl"])
+    manifest, _ = tokenize(files, workshop.model, tmp_path / "out", chosen, 1, quiet)
+    problems, remark = compare_with_source(manifest, None, 12)
+    assert problems == [] and "as in the source text" in remark

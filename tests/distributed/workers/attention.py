@@ -1,0 +1,174 @@
+"""What the ranks of test_attention.py do: run one attention layer in float64 beside plain autograd, and
+count what it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+from megatron.core.models.gpt import GPTModel
+
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.bank.shards import layer_shard
+from megatron_patches.engine.streams import normal_rows
+from megatron_patches.recipe.policy import policy_for
+from megatron_patches.recipe.recipes import bank_recipe
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    shutdown_distributed,
+)
+from tests.distributed.one_layer import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    OperationLog,
+    full_weights,
+    one_layer_model,
+    worst_difference,
+)
+
+SEQ, SEED = 10, 5
+
+
+def build(
+    context: ParallelContext,
+    variant: str,
+    groups: int,
+    sequence_parallel: bool,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[GPTModel, BankRecipe | None]:
+    """A one-layer model without dropout, and how its frozen rows are made."""
+    policy = policy_for(variant)
+    recipe = bank_recipe(
+        policy,
+        seed=SEED,
+        hidden_size=HIDDEN,
+        head_dim=HEAD_DIM,
+        num_attention_heads=HEADS,
+        num_query_groups=groups,
+    )
+    model = one_layer_model(
+        context,
+        policy,
+        recipe,
+        seed=SEED,
+        groups=groups,
+        length=SEQ,
+        sequence_parallel=sequence_parallel,
+        dtype=dtype,
+    )
+    return model, recipe
+
+
+def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """One report a case: errors against the reference, collectives forward and backward, shapes of the
+    matrix products.
+    """
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
+    reports = [_attention_case(context, **case) for case in payload["cases"]]
+    shutdown_distributed(context)
+    return reports
+
+
+def _attention_case(
+    context: ParallelContext, variant: str, groups: int, sequence_parallel: bool
+) -> dict[str, Any]:
+    model, recipe = build(context, variant, groups, sequence_parallel)
+    attention = model.decoder.layers[0].self_attention
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    full_grad = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    rows = _sequence_slice(context) if sequence_parallel else slice(None)
+    hidden = full[rows].clone().requires_grad_()
+
+    forward, backward = OperationLog(), OperationLog()
+    with forward:
+        output, _ = attention(hidden, attention_mask=None)
+    with backward:
+        output.backward(full_grad[rows])
+
+    reference = _reference(full, full_grad, recipe, groups)
+    heads = slice(*(torch.tensor([context.rank, context.rank + 1]) * groups * HEAD_DIM // context.world_size))
+    value_grad = (
+        attention.linear_qkv.value_weight.grad
+        if hasattr(attention.linear_qkv, "value_weight")
+        else _value_rows(attention.linear_qkv.weight.grad, groups // context.world_size)
+    )
+    return {
+        "output": worst_difference(output, reference["output"][rows]),
+        "input_grad": worst_difference(hidden.grad, reference["input_grad"][rows]),
+        "value_grad": worst_difference(value_grad, reference["value_grad"][heads]),
+        "collectives_forward": dict(forward.collectives),
+        "collectives_backward": dict(backward.collectives),
+        "gemm_shapes_backward": backward.gemm_shapes,
+        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
+        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+    }
+
+
+def _reference(
+    x: torch.Tensor, output_grad: torch.Tensor, recipe: BankRecipe | None, groups: int
+) -> dict[str, torch.Tensor]:
+    """The whole layer in plain torch operations on full weights, differentiated by autograd."""
+
+    def bank(role: str, heads: int) -> torch.Tensor:
+        if recipe is not None:
+            return layer_shard(recipe, 0, role, 0, 1, torch.float64)
+        return normal_rows(SEED, f"layer.0.attention.{role}", range(heads * HEAD_DIM), HIDDEN, 0.02).double()
+
+    x = x.clone().requires_grad_()
+    value_weight = normal_rows(
+        SEED, "layer.0.attention.value", range(groups * HEAD_DIM), HIDDEN, 0.02
+    ).double()
+    value_weight.requires_grad_()
+    proj = normal_rows(
+        SEED, "layer.0.attention.proj", range(HIDDEN), HEADS * HEAD_DIM, 0.02 / math.sqrt(2)
+    ).double()
+    query = (x @ bank("query", HEADS).t()).unflatten(-1, (HEADS, HEAD_DIM))
+    key = (
+        (x @ bank("key", groups).t())
+        .unflatten(-1, (groups, HEAD_DIM))
+        .repeat_interleave(HEADS // groups, dim=2)
+    )
+    value = (x @ value_weight.t()).unflatten(-1, (groups, HEAD_DIM)).repeat_interleave(HEADS // groups, dim=2)
+    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(HEAD_DIM)
+    future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
+    probabilities = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+    context_layer = torch.einsum("bhst,tbhd->sbhd", probabilities, value).flatten(2)
+    output = context_layer @ proj.t()
+    output.backward(output_grad)
+    return {"output": output, "input_grad": x.grad, "value_grad": value_weight.grad}
+
+
+def weight_digests(payload: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """{variant: {weight name: SHA-256 of the full float32 weight}}, Q, K and V of the fused layout apart."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
+    answer = {}
+    for variant in payload["variants"]:
+        model, _ = build(context, variant, payload["groups"], False, torch.float32)
+        answer[variant] = {
+            name: _digest(weight) for name, weight in full_weights(model, context, payload["groups"])
+        }
+    shutdown_distributed(context)
+    return answer
+
+
+def _value_rows(fused: torch.Tensor, groups: int) -> torch.Tensor:
+    return fused.view(groups, -1, HEAD_DIM, HIDDEN)[:, -1].reshape(-1, HIDDEN)
+
+
+def _sequence_slice(context: ParallelContext) -> slice:
+    length = SEQ // context.world_size
+    return slice(context.rank * length, (context.rank + 1) * length)
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()

@@ -1,0 +1,159 @@
+"""What the ranks of test_evaluate_runs.py do: train under a layout; load on one rank; look into heads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core.models.gpt import GPTModel
+from safetensors.torch import load_file, save_file
+
+from megatron_patches.attention.heads import attention_observed, head_weights
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.evaluation.heads.approximation import Experiment, run_experiment
+from pretrain.evaluation.heads.trained_model import load_trained_model
+from pretrain.model.build import build_model, token_losses
+from pretrain.model.packing import document_layout
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.single_process import one_process
+from pretrain.runs.directory import RunDirectory
+from pretrain.training.loop import train
+
+
+def train_all(payload: dict[str, Any]) -> list[str]:
+    """Final state of every run."""
+    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
+
+
+def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
+    """On one rank: train its runs, load those and the others, spoil copies, and the bare functions."""
+    states = train_all(payload)
+    paths = [Path(path) for path in payload["load"]]
+    with one_process() as context:
+        losses = {}
+        for path in paths:
+            trained = load_trained_model(path, context)
+            losses[path.name] = (trained.validation_loss, trained.run.result.validation_loss)
+        heads = [_heads(load_config("demo", overrides), context) for overrides in payload["models"]]
+        refusals = {
+            name: _refusal(paths[0], Path(payload["spoilt"]) / name, spoil, context)
+            for name, spoil in SPOILS.items()
+        }
+    tiny = Experiment(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
+    trials = [[asdict(trial) for trial in run_experiment(tiny)] for _ in range(2)]
+    return {"states": states, "losses": losses, "heads": heads, "refusals": refusals, "trials": trials}
+
+
+def _another_bank(run: Path) -> None:
+    file = RunDirectory(run).complete_checkpoints()[0] / "checkpoint.json"
+    saved = json.loads(file.read_text())
+    saved["frozen_bank"]["sha256"]["layer=1 role=key"] = "0" * 64
+    text = json.dumps(saved, indent=1)
+    file.write_text(text)
+    _mark_again(file.parent)
+
+
+def _other_weights(run: Path) -> None:
+    """Every rank's slice of one weight turned round, with the hashes that belong to that."""
+    checkpoint = RunDirectory(run).complete_checkpoints()[0]
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        key = "master/embedding.word_embeddings.weight"
+        tensors[key] = tensors[key].flip(0).contiguous()
+        save_file(tensors, file)
+    _mark_again(checkpoint)
+
+
+def _mark_again(checkpoint: Path) -> None:
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+        for file in checkpoint.iterdir()
+        if file.name not in ("COMPLETE", "PROVEN")
+    }
+    (checkpoint / "COMPLETE").write_text(json.dumps(files))
+
+
+def _flipped_byte(run: Path) -> None:
+    file = RunDirectory(run).complete_checkpoints()[0] / "rank_00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+
+
+def _other_shape(run: Path) -> None:
+    config = run / "config.yaml"
+    text = config.read_text()
+    assert "ffn_hidden_size: 128" in text
+    config.write_text(text.replace("ffn_hidden_size: 128", "ffn_hidden_size: 64"))
+
+
+SPOILS = {
+    "bank": _another_bank,
+    "weights": _other_weights,
+    "shape": _other_shape,
+    "flipped": _flipped_byte,
+}
+
+
+def _refusal(run: Path, copy: Path, spoil: Any, context: ParallelContext) -> str:
+    shutil.copytree(run, copy)
+    spoil(copy)
+    try:
+        load_trained_model(copy, context)
+    except UserError as error:
+        return str(error)
+    return "not refused"
+
+
+def _heads(config: Config, context: ParallelContext) -> dict[str, float]:
+    """Largest differences of `head_weights` and `attention_observed` from what they should be."""
+    model = build_model(config, context).eval()
+    attention = model.decoder.layers[1].self_attention
+    weights = head_weights(attention)
+    hidden = torch.randn(5, 2, config.model.hidden_size)
+    with torch.no_grad():
+        query, key = attention.get_query_key_value_tensors(hidden)[:2]
+    linear = max(
+        float((torch.einsum("sbn,hdn->sbhd", hidden.double(), w) - image).abs().max())
+        for w, image in ((weights.query, query), (weights.key, key))
+    )
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, config.model.vocab_size, (2, 13)))
+    boundary = int(tokens[0, 4])
+    return {
+        "linear": linear,
+        "causal": _attention(model, tokens, None),
+        "documents": _attention(model, tokens, boundary),
+    }
+
+
+def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> float:
+    """Observed distributions of the last layer against softmax(q·k/√d) of the queries and keys it got."""
+    caught, observed = [], {}
+    core = model.decoder.layers[1].self_attention.core_attention
+    handle = core.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[:2]))
+    with torch.no_grad(), attention_observed(model, observed.__setitem__):
+        watched = token_losses(model, tokens, boundary)
+    handle.remove()
+    with torch.no_grad():
+        assert torch.equal(watched, token_losses(model, tokens, boundary))
+    assert set(observed) == {0, 1} and len(caught) == 1
+    query, key = caught[0]
+    if core.rotary is not None:
+        query, key = core.rotary.rotate(query), core.rotary.rotate(key)
+    key = key.repeat_interleave(query.size(2) // key.size(2), dim=2)
+    scores = torch.einsum("sbhd,tbhd->bhst", query, key) / math.sqrt(query.size(-1))
+    length = scores.size(-1)
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    if boundary is not None:
+        hidden = document_layout(tokens[:, :-1], boundary).documents.mask()
+    return float((observed[1] - scores.masked_fill(hidden, -math.inf).softmax(-1)).abs().max())

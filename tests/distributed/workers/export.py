@@ -1,0 +1,104 @@
+"""What the ranks of test_export.py do: train under a layout; export on one rank, and look at the files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from data_pipeline.errors import DataError
+from megatron_patches.errors import MethodError
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.export.agreement import compare_logits, held_out_tokens, own_logits
+from pretrain.export.export import export_run
+from pretrain.export.trained_run import load_model, open_trained_run
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.single_process import one_process
+from pretrain.training.loop import train
+
+
+def train_all(payload: dict[str, Any]) -> list[str]:
+    """Final state of every run."""
+    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
+
+
+def export_all(payload: dict[str, Any]) -> dict[str, Any]:
+    """On one rank: train its runs, then {name: export.json, or the refusal} of every export."""
+    states, out = train_all(payload), Path(payload["out"])
+    found: dict[str, Any] = {"states": states}
+    with one_process() as context:
+        for name, (run, options) in payload["exports"].items():
+            found[name] = _export(Path(run), out / name, context, options)
+        found["bits"] = _equal_bits(Path(payload["bf16"]), out, context)
+        found["swapped"] = _swapped_heads(Path(payload["run"]), out, context)
+        found["spoilt"] = _spoilt(Path(payload["run"]), out, context)
+    return found
+
+
+def _export(run: Path, out: Path, context: ParallelContext, options: dict[str, Any]) -> Any:
+    try:
+        return export_run(run, out, context, **options)
+    except (UserError, DataError, MethodError) as error:
+        return str(error)
+
+
+def _equal_bits(run: Path, out: Path, context: ParallelContext) -> dict[str, bool]:
+    """Of an export of a bf16 run, of each kind of weight: are its bits those of the checkpoint?"""
+    model = load_model(open_trained_run(run), context)
+    stored = load_file(out / run.name / "model.safetensors")
+    attention = model.decoder.layers[1].self_attention
+    fused = attention.linear_qkv.weight.view(4, 3, 8, 32)  # per head: q, k, v
+    pairs = {
+        "embedding": ("model.embed_tokens.weight", model.embedding.word_embeddings.weight),
+        "query": ("model.layers.1.self_attn.q_proj.weight", fused[:, 0].flatten(0, 1)),
+        "value": ("model.layers.1.self_attn.v_proj.weight", fused[:, 2].flatten(0, 1)),
+        "norm": ("model.norm.bias", model.decoder.final_layernorm.bias),
+    }
+    return {
+        kind: stored[name].dtype == torch.bfloat16 and torch.equal(stored[name], ours)
+        for kind, (name, ours) in pairs.items()
+    }
+
+
+def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
+    """How far the logits are off when two query heads of one layer of the export have changed places."""
+    from safetensors.torch import save_file
+
+    opened = open_trained_run(run)
+    tokens = held_out_tokens(opened)
+    own = own_logits(load_model(opened, context), tokens)
+    shutil.copytree(out / run.name, out / "swapped")
+    file = out / "swapped/model.safetensors"
+    weights = load_file(file)
+    rows = weights["model.layers.1.self_attn.q_proj.weight"]
+    weights["model.layers.1.self_attn.q_proj.weight"] = rows.view(4, 8, 32).flip(0).reshape(32, 32)
+    save_file(weights, file, metadata={"format": "pt"})
+    return compare_logits(out / "swapped", tokens, own, custom=False).difference
+
+
+def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
+    """What export says of copies of a run with another bank, or with another base of the rotation."""
+    found = {}
+    for name, spoil in {"bank": _another_bank, "config": _another_base}.items():
+        shutil.copytree(run, out / f"run-{name}")
+        spoil(out / f"run-{name}")
+        found[name] = _export(out / f"run-{name}", out / f"of-{name}", context, {})
+    return found
+
+
+def _another_bank(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    seed = "  seed: 1234\n  scope: head"  # of the attention section
+    assert seed in text
+    (run / "config.yaml").write_text(text.replace(seed, seed.replace("1234", "1235")))
+
+
+def _another_base(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    assert "rotary_base: 10000" in text
+    (run / "config.yaml").write_text(text.replace("rotary_base: 10000", "rotary_base: 20000"))

@@ -1,0 +1,146 @@
+"""What the ranks of test_import.py do: models of transformers, imported, built and trained here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_pipeline.errors import DataError
+from megatron_patches.errors import MethodError
+from pretrain.checkpoint.bank import bank_digests
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.export.agreement import own_logits
+from pretrain.export.export import export_run
+from pretrain.export.importing import import_model
+from pretrain.model.build import build_model
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.single_process import one_process
+from pretrain.training.loop import train
+
+SIZES = {"vocab_size": 512, "tie_word_embeddings": False}
+
+
+def import_all(payload: dict[str, Any]) -> dict[str, Any]:
+    """On one rank: a run exported and imported; models that transformers made; what is refused."""
+    root = Path(payload["root"])
+    found: dict[str, Any] = {"source": train(load_config("demo", payload["source"]), StopSignals())}
+    with one_process() as context:
+        export_run(root / "source", root / "export", context)
+        config = import_model(root / "export", root / "imported", "demo", payload["overrides"])
+        found["bank"] = bank_digests(build_model(config, context), context)
+        for name in ("starcoder2", "gpt2"):
+            stock(name, root / name)
+            import_model(root / name, root / f"{name}-imported", "demo", payload["overrides"])
+            for variant in ("pretrained", "vanilla"):
+                found[f"{name} {variant}"] = _difference(root, name, variant, context)
+        import_model(root / "starcoder2", root / "other", "demo", payload["overrides"])
+        found["refusals"] = {name: _refusal(root, name) for name in REFUSED}
+    return found
+
+
+def train_all(payload: dict[str, Any]) -> list[str]:
+    """Final state of every run, or why it was refused."""
+    states = []
+    for config, overrides in payload["runs"]:
+        try:
+            states.append(train(load_config(config, overrides), StopSignals()))
+        except (UserError, DataError, MethodError) as error:
+            states.append(str(error))
+    return states
+
+
+def stock(name: str, directory: Path, **changes: Any) -> None:
+    """A model with random weights as transformers itself makes and saves it."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcoder2ForCausalLM
+
+    torch.manual_seed(len(name))
+    if name == "gpt2":
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48, "activation_function": "gelu"}
+        model: Any = GPT2LMHeadModel(GPT2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes}))
+    else:
+        sizes = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "hidden_act": "gelu",
+            "use_bias": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        }
+        model = Starcoder2ForCausalLM(
+            Starcoder2Config(**{**SIZES, **sizes, "initializer_range": 0.2, **changes})
+        )
+    for parameter in model.parameters():
+        if parameter.dim() == 1 and (parameter == 1).all():  # the norms' weights, which start at 1
+            parameter.data.normal_(1, 0.3)
+    model.save_pretrained(directory)
+    if name == "gpt2":  # as in older checkpoints, where the causal mask is among the weights
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(directory / "model.safetensors")
+        weights["transformer.h.0.attn.bias"] = torch.ones(1, 1, 48, 48, dtype=torch.bool).tril()
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _difference(root: Path, name: str, variant: str, context: ParallelContext) -> float:
+    """Largest |difference| of a logit between what was imported and what transformers makes of it."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"])
+    tokens = torch.arange(96).view(2, 48) * 5
+    own = own_logits(build_model(config, context).eval(), tokens)
+    theirs = AutoModelForCausalLM.from_pretrained(root / name).eval()
+    with torch.no_grad():
+        logits = theirs(tokens).logits
+    assert own.shape == logits.shape and float(logits.std()) > 0.3
+    return float((own - logits).abs().max())
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "activation": ("gpt2", {"activation_function": "gelu_new"}),
+    "window": ("starcoder2", {"sliding_window": 16}),
+    "scaled": ("starcoder2", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "bias": ("starcoder2", {"use_bias": True}),
+    "exists": ("gpt2", {}),
+    "type": ("gpt2", {}),
+    "shape": ("gpt2", {}),
+    "silent": ("starcoder2", {}),
+    "no weights": ("starcoder2", {}),
+}
+
+
+def _refusal(root: Path, case: str) -> str:
+    name, changes = REFUSED[case]
+    directory, out = root / f"refused-{case}", root / f"refused-{case}-imported"
+    stock(name, directory, **changes)
+    config = json.loads((directory / "config.json").read_text())
+    if case == "bias":
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(directory / "model.safetensors")
+        weights["model.layers.1.mlp.c_fc.bias"][3] = 1e-3
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    elif case == "exists":
+        out.mkdir()
+    elif case == "type":
+        config["model_type"] = "llama"
+    elif case == "shape":
+        config["n_inner"] = 96
+    elif case == "silent":
+        del config["num_hidden_layers"]
+    elif case == "no weights":
+        (directory / "model.safetensors").unlink()
+    (directory / "config.json").write_text(json.dumps(config))
+    try:
+        import_model(directory, out, "demo", [])
+    except UserError as error:
+        assert case == "exists" or not out.exists()
+        return str(error)
+    return "not refused"

@@ -1,0 +1,160 @@
+"""What the ranks of test_performance.py do: the same model with one way of computing beside another."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+
+from megatron_patches.bank.monarch_kernel import Tile
+from megatron_patches.engine.freeze import reduce_partial_gradients
+from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.model.build import build_model, compile_layers, token_losses
+from pretrain.model.structured_products import (
+    StructuredProducts,
+    choose_structured_products,
+    use_structured_products,
+)
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    set_seeds,
+    shutdown_distributed,
+)
+from pretrain.training.phase_engine import Trainer
+from tests.distributed.one_layer import OperationLog
+
+EOD = 2
+
+
+def compare(payload: dict[str, Any]) -> list[dict[str, float]]:
+    """For each case, how far two ways of computing are apart on any rank.
+
+    A case: `overrides`, `ways`, {"one": overrides, "other": overrides}, and perhaps `by_operator`, the way
+    that multiplies by structured rows through the kernel's operator. Differences are in units of the largest
+    loss, and of the largest entry of each gradient. `saved` is what autograd keeps for backward, in bytes,
+    without weights; `collectives` are those of the forward pass, each with how often.
+    """
+    size = load_config("demo", payload["cases"][0]["overrides"]).parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    reports = [_compare(context, **case) for case in payload["cases"]]
+    shutdown_distributed(context)
+    return reports
+
+
+def _compare(
+    context: ParallelContext, overrides: list[str], ways: dict[str, list[str]], by_operator: str = ""
+) -> dict[str, Any]:
+    torch._dynamo.reset()
+    counters.clear()
+    found = {
+        name: _pass(context, load_config("demo", [*overrides, *own]), Tile() if name == by_operator else None)
+        for name, own in ways.items()
+    }
+    (one, facts), (other, other_facts) = found["one"], found["other"]
+    assert one.keys() == other.keys()
+    differences = {
+        name: ((one[name] - other[name]).abs().max() / one[name].abs().max()).item()
+        for name in one
+        if one[name].numel()  # adapters of a rank without frozen heads
+    }
+    worst = torch.tensor([differences.pop("loss"), max(differences.values())])
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    return {
+        "loss": worst[0].item(),
+        "gradients": worst[1].item(),
+        "compared": len(differences),
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": len(counters["graph_break"]),
+        **{name: {"one": facts[name], "other": other_facts[name]} for name in facts},
+    }
+
+
+def _pass(
+    context: ParallelContext, config: Config, tile: Tile | None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Losses and all gradients of a micro batch; bytes kept for backward, the forward pass's collectives."""
+    model = build_model(config, context)
+    use_structured_products(model, StructuredProducts(tile, "for a test"))
+    reduce_partial_gradients(model, context.tensor_parallel_group)
+    if config.performance.compile == "layers":
+        compile_layers(model, "aot_eager")
+    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
+    weights = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    boundary = EOD if config.data.reset_at_document_end else None
+    log = OperationLog()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        nullcontext() if config.performance.compile == "layers" else log,
+    ):
+        losses = token_losses(model, some_tokens(config), boundary)
+        # Tokens count differently, so that a gradient that forgets how much each counts is noticed.
+        weight = torch.linspace(0.5, 1.5, losses.numel()).view_as(losses)
+        total = sum(take_auxiliary_losses(model).values(), (losses * weight).mean())
+    saved = sum(kept.values())
+    total.backward()
+    gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": losses.detach(), **gradients}, {"saved": saved, "collectives": dict(log.collectives)}
+
+
+def structured_choices(payload: dict[str, Any]) -> list[Any]:
+    """How structured rows are multiplied by, config by config, or why that is refused."""
+    size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    found: list[Any] = []
+    for overrides in payload["runs"]:
+        config = load_config("demo", overrides)
+        try:
+            chosen = choose_structured_products(build_model(config, context), config, context)
+            found.append(None if chosen is None else chosen.as_dict())
+        except UserError as error:
+            found.append(str(error))
+    shutdown_distributed(context)
+    return found
+
+
+def some_tokens(config: Config) -> torch.Tensor:
+    """`[micro batch, sequence + 1]`, with a document's end here and there."""
+    size = (config.data.micro_batch_size, config.data.sequence_length + 1)
+    tokens = torch.randint(3, config.model.vocab_size, size, generator=torch.Generator().manual_seed(7))
+    tokens[:, 4::7] = EOD
+    tokens[0, 5] = tokens[-1, -2] = EOD  # a document of one token, and one that ends with the sample
+    tokens[-1, :20] = 3  # and a longer one
+    return tokens
+
+
+def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
+    """Losses and gradient norms of a few steps of the program's engine, config by config."""
+    size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    found = [_engine_losses(context, load_config("demo", overrides)) for overrides in payload["runs"]]
+    shutdown_distributed(context)
+    return found
+
+
+def _engine_losses(context: ParallelContext, config: Config) -> list[float]:
+    trainer = Trainer(config, context, 0)
+    numbers = []
+    for step in range(3):
+        set_seeds(config.run.seed, step, context.data_parallel_rank, context.tensor_parallel_rank)
+        loss = token_losses(trainer.engine, some_tokens(config)).mean()
+        trainer.engine.backward(loss)
+        trainer.engine.step()
+        numbers += [loss.item(), float(trainer.engine.get_global_grad_norm() or 0.0)]
+    trainer.close()
+    return numbers

@@ -1,0 +1,107 @@
+"""What the ranks of test_plan.py do: build real engines and models, and measure what `plan` computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.engine.freeze import audit_rank
+from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
+from pretrain.config.load import load_config
+from pretrain.config.phases import phases_of
+from pretrain.config.tree import Config
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import (
+    ParallelContext,
+    initialize_distributed,
+    set_seeds,
+    shutdown_distributed,
+)
+from pretrain.ranks.release import release_engine
+from pretrain.training.engine import wrap_model
+
+BOUNDARY = 1
+
+
+def audits(payload: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """For each configuration, every rank's audit of the engine that the program builds for it."""
+    return [_audit(load_config("demo", overrides)) for overrides in payload["configs"]]
+
+
+def _audit(config: Config) -> list[dict[str, Any]]:
+    context, model = _model(config)
+    engine = wrap_model(model, config, context).engine
+    own = audit_rank(engine) | {"tensor_parallel_rank": context.tensor_parallel_rank}
+    release_engine(engine)
+    del engine, model
+    return _of_all_ranks(own, context)
+
+
+def kept_for_backward(payload: dict[str, Any]) -> list[list[int]]:
+    """For each configuration, every rank's bytes that autograd keeps between forward and backward."""
+    return [_kept(load_config("demo", overrides)) for overrides in payload["configs"]]
+
+
+def _kept(config: Config) -> list[int]:
+    """Storages that saved-tensor hooks see, each once, without weights and frozen bank."""
+    context, model = _model(config)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # held, so that no other gets its address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = _loss(model, config)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    kept.clear()
+    del model, loss
+    return _of_all_ranks(size, context)
+
+
+def peaks(payload: dict[str, Any]) -> list[list[int]]:
+    """For each configuration, every rank's most bytes at once in a forward and backward pass."""
+    return [_peak(load_config("demo", overrides)) for overrides in payload["configs"]]
+
+
+def _peak(config: Config) -> list[int]:
+    """Beyond the weights, and beyond the gradients that an earlier pass has left."""
+    context, model = _model(config)
+    _loss(model, config).backward()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as found:
+        _loss(model, config).backward()
+    held = most = 0
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    del model
+    return _of_all_ranks(most, context)
+
+
+def _model(config: Config) -> tuple[ParallelContext, torch.nn.Module]:
+    """Of the phase of which the plan speaks, the one in which most trains."""
+    size = config.parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
+    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
+    return context, build_model(config, context, len(phases_of(config)) - 1)
+
+
+def _loss(model: torch.nn.Module, config: Config) -> torch.Tensor:
+    size = (config.data.micro_batch_size, config.data.sequence_length + 1)
+    tokens = torch.randint(0, config.model.vocab_size, size, generator=torch.Generator().manual_seed(0))
+    losses = token_losses(model, tokens, BOUNDARY if config.data.reset_at_document_end else None)
+    return sum(take_auxiliary_losses(model).values(), losses.sum())
+
+
+def _of_all_ranks(own: Any, context: ParallelContext) -> list[Any]:
+    ranks: list[Any] = [None] * context.world_size
+    dist.all_gather_object(ranks, own)
+    shutdown_distributed(context)
+    return ranks

@@ -1,0 +1,52 @@
+"""What the ranks of test_prompts.py do: train with and without prompts; continue prompts the plain way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.config.load import load_config
+from pretrain.data.prompts import read_prompts
+from pretrain.export.trained_run import load_model, open_trained_run
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.single_process import one_process
+from pretrain.training.loop import train
+
+SURE = 1e-5
+"""Logits that are nearer to each other may change places with the layout."""
+
+
+def train_all(payload: dict[str, Any]) -> list[str]:
+    """Final state of every run."""
+    return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]]
+
+
+def continue_all(payload: dict[str, Any]) -> dict[str, Any]:
+    """{run: {step: [(text, tokens, ended, sure) of each prompt]}}, from its checkpoints, on one rank."""
+    with one_process() as context:
+        return {
+            name: {step: _continuations(Path(path), step, context) for step in payload["steps"]}
+            for name, path in payload["paths"].items()
+        }
+
+
+def _continuations(path: Path, step: int, context: Any) -> list[tuple[str, int, bool, bool]]:
+    run = open_trained_run(path, step)
+    model, prompts = load_model(run, context), read_prompts(run.config, run.blend)
+    assert prompts is not None
+    found = []
+    for number, prompt in enumerate(prompts.ids):
+        ids, ended, sure = list(prompt), False, True
+        while not ended and sure and len(ids) < len(prompt) + prompts.tokens:
+            with torch.no_grad():  # one prompt alone, nothing behind it, the logits of all its positions
+                logits = model(torch.tensor([ids]), torch.arange(len(ids))[None], None)[0, -1]
+            first, second = logits.topk(2).values.tolist()
+            chosen, sure = int(logits.argmax()), first - second > SURE
+            ended = sure and chosen == prompts.eod_id
+            if sure and not ended:
+                ids.append(chosen)
+        added = ids[len(prompt) :]
+        found.append((prompts.added(number, added), len(added), ended, sure))
+    return found

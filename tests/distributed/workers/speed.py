@@ -1,0 +1,121 @@
+"""What the ranks of test_speed.py do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
+from megatron_patches.engine.freeze import parameter_groups
+from pretrain.config.load import load_config
+from pretrain.model.build import token_losses
+from pretrain.ranks.groups import LaunchEnvironment, initialize_distributed, shutdown_distributed
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.position import Position
+from pretrain.training.adamw import ClippingAdamW
+from pretrain.training.loop import train_step
+from pretrain.training.open_run import open_run
+from pretrain.training.phase_engine import Trainer
+from tests.distributed.plain_training import plain_optimizer
+
+
+def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
+    """Losses and gradient norms of our engine and of the plain peer, from the same weights and tokens."""
+    config = load_config("demo", payload["overrides"])
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
+    trainer = Trainer(config, context, 0)
+    engine, plain = trainer.engine, PlainGPT(config)
+    plain.take_weights(engine.module)
+    optimizer = plain_adamw(plain, config)
+    generator = torch.Generator().manual_seed(1)
+    found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
+    size = (config.data.micro_batch_size, config.data.sequence_length + 1)
+    for _ in range(payload["steps"]):
+        # Few of the words, so that there is something to learn.
+        tokens = torch.randint(0, config.model.vocab_size // 8, size, generator=generator)
+        loss = token_losses(engine, tokens).mean()
+        engine.backward(loss)
+        engine.step()
+        theirs = plain(tokens)
+        theirs.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optimizer.gradient_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        found["ours"].append(loss.item())
+        found["plain"].append(theirs.item())
+        found["norm"].append(float(engine.get_global_grad_norm()))
+        found["plain norm"].append(norm.item())
+    trainer.close()
+    shutdown_distributed(context)
+    return found
+
+
+def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
+    """How far ClippingAdamW is from torch's clipping followed by AdamW, and what a NaN moves."""
+    config = load_config("demo", payload["overrides"])
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
+    ours, theirs = (torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    section, reference = config.optimizer, plain_optimizer(theirs, config)
+    reference.param_groups[0]["lr"] = reference.param_groups[1]["lr"] = 0.1
+    optimizer = ClippingAdamW(
+        parameter_groups(ours, section.weight_decay),
+        lr=0.1,
+        betas=section.betas,
+        eps=section.eps,
+        clip=section.gradient_clip,
+        tp_group=context.tensor_parallel_group,
+    )
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(float(optimizer._global_grad_norm)))  # type: ignore[arg-type]
+    worst = norm_error = 0.0
+    for step in range(6):
+        scale = 10.0 ** (step - 3)  # some norms are below the limit, some above
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            one.grad = scale * torch.randn_like(one)
+            other.grad = one.grad.clone()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), section.gradient_clip or float("inf"))
+        reference.step()
+        optimizer.step()
+        norm_error = max(norm_error, abs(seen[-1] / float(norm) - 1))  # a later hook finds this step's norm
+        pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+        worst = max(worst, *(float((one - other).abs().max()) for one, other in pairs))
+    before = [parameter.clone() for parameter in ours.parameters()]
+    next(ours.parameters()).grad[0, 0] = torch.nan  # type: ignore[index]
+    optimizer.step()
+    pairs = zip(before, ours.parameters(), strict=True)
+    moved = max(float((one - other).abs().max()) for one, other in pairs)
+    steps = max(float(state["step"]) for state in optimizer.state.values())
+    shutdown_distributed(context)
+    return {"worst": worst, "norm": norm_error, "moved by nan": moved, "steps": steps}
+
+
+def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
+    """{engine: the reported norm, the norm of the gradient in AdamW's first moments after one step}"""
+    found = {}
+    for name, overrides in payload["runs"].items():
+        with open_run(load_config("demo", overrides)) as run:
+            result, _ = train_step(run, Position(), StopSignals())
+            optimizer = run.engine.basic_optimizer
+            moments = [state["exp_avg"] for state in optimizer.state.values()]
+            norm = torch.stack([moment.norm() for moment in moments]).norm()
+            found[name] = [result.gradient_norm, norm.item() / (1 - optimizer.param_groups[0]["betas"][0])]
+    return found
+
+
+def environment(payload: dict[str, Any]) -> dict[str, Any]:
+    """What is set for CUDA, and whether DeepSpeed's synchronising timer is on."""
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    config = load_config("demo", payload["overrides"])
+    size = config.parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    trainer = Trainer(config, context, 0)
+    found = {
+        "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
+        "throughput timer": trainer.engine.tput_timer.config.enabled,
+    }
+    trainer.close()
+    shutdown_distributed(context)
+    return found

@@ -1,0 +1,180 @@
+"""What the ranks of test_stability.py do: real trainings whose gradients or weights are spoilt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pretrain.checkpoint.markers import weights_are_finite
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.ranks.signals import StopSignals
+from pretrain.training.loop import run_steps, train, train_step
+from pretrain.training.open_run import Run, open_run
+
+
+def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
+    """On two ranks, for every configuration: what a spoilt gradient and good ones leave of all state.
+
+    Rank 1 alone spoils the gradient of one weight, at the second of three steps.
+    """
+    answers = {}
+    for name, overrides in payload["runs"].items():
+        with open_run(load_config("demo", overrides)) as run:
+            before, states, made, norms = run.position, [_state(run)], [], []
+            spoil = _Spoil(run, steps=(2,), ranks=(1,))
+            for _ in range(3):
+                result, _ = train_step(run, before, StopSignals())
+                before = before.after_step(8, 256, result.loss, result.gradient_norm, result.updated)
+                states.append(_state(run))
+                made.append(result.updated)
+                norms.append(result.gradient_norm)
+            spoil.end()
+            finite = [weights_are_finite(run.engine, run.context.device)]
+            if run.context.rank == 1:
+                with torch.no_grad():
+                    weight = next(w for w in run.engine.module.parameters() if w.requires_grad)
+                    getattr(weight, "ds_tensor", weight).view(-1)[0] = torch.inf
+            finite.append(weights_are_finite(run.engine, run.context.device))
+        answers[name] = {
+            "unchanged": [a == b for a, b in pairwise(states)],
+            "made": _on_all_ranks(made),
+            "norms": norms,
+            "position": [before.step, before.consumed_samples, before.skipped_steps],
+            "weights_finite": _on_all_ranks(finite),
+        }
+    return answers
+
+
+def spoilt_runs(payload: dict[str, Any]) -> dict[str, str]:
+    """On two ranks: train each configuration with rank 1's gradient spoilt at `steps`; state or refusal."""
+    answers = {}
+    for name, (overrides, steps) in payload["runs"].items():
+        answers[name] = _ending(lambda: _train_spoilt(overrides, steps))  # noqa: B023  called at once
+    return answers
+
+
+def trained_runs(payload: dict[str, Any]) -> list[str]:
+    """Train each configuration in order; its state or refusal."""
+    return [
+        _ending(lambda: train(load_config("demo", overrides), StopSignals()))  # noqa: B023  called at once
+        for overrides in payload["runs"]
+    ]
+
+
+def _ending(training: Callable[[], str]) -> str:
+    try:
+        return training()
+    except UserError as error:
+        return f"error: {error}"
+
+
+def _train_spoilt(overrides: list[str], steps: list[int]) -> str:
+    with open_run(load_config("demo", overrides)) as run:
+        spoil = _Spoil(run, tuple(steps), ranks=(1,))
+        try:
+            state = run_steps(run, StopSignals())
+        finally:
+            spoil.end()
+        run.close(state)
+    return state
+
+
+def spiked_runs(payload: dict[str, Any]) -> dict[str, str]:
+    """On two ranks: train each configuration with spikes planted: {step: "small norm", "norm" or "loss"}."""
+    answers = {}
+    for name, (overrides, spikes) in payload["runs"].items():
+        planted = {int(step): kind for step, kind in spikes.items()}
+        answers[name] = _ending(lambda: _train_with_spikes(overrides, planted))  # noqa: B023  called at once
+    return answers
+
+
+_GRADIENT_TIMES = {"small norm": 1e3, "norm": 1e5}
+"""Far apart: what a gradient times a factor is, rounding of some 40 steps decides within a factor of ten."""
+
+
+def _train_with_spikes(overrides: list[str], spikes: dict[int, str]) -> str:
+    """A "norm": rank 1's gradient of one weight, times a factor. A "loss": the logits, times 30."""
+    with open_run(load_config("demo", overrides)) as run:
+
+        def kind() -> str:
+            return spikes.get(run.engine.global_steps + 1, "")
+
+        def gradient(own: torch.Tensor) -> torch.Tensor | None:
+            times = _GRADIENT_TIMES.get(kind())
+            return times * own if times and run.context.rank == 1 else None
+
+        def logits(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+            return 30 * output if kind() == "loss" else None
+
+        model = run.engine.module
+        hooks = [
+            model.get_submodule("decoder.layers.0.mlp.linear_fc1").weight.register_hook(gradient),
+            model.decoder.final_layernorm.register_forward_hook(logits),
+        ]
+        try:
+            state = run_steps(run, StopSignals())
+        finally:
+            for hook in hooks:
+                hook.remove()
+        run.close(state)
+    return state
+
+
+class _Spoil:
+    """Makes one element of one weight's gradient NaN, on some ranks, at some steps."""
+
+    def __init__(self, run: Run, steps: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+        self._run, self._steps = run, steps
+        weight = run.engine.module.get_submodule("decoder.layers.0.mlp.linear_fc1").weight
+        self._hook = weight.register_hook(self._spoilt) if run.context.rank in ranks else None
+
+    def _spoilt(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        if self._run.engine.global_steps + 1 not in self._steps:
+            return None
+        gradient = gradient.clone()
+        gradient.view(-1)[0] = torch.nan
+        return gradient
+
+    def end(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+
+def _state(run: Run) -> str:
+    """SHA-256 of every rank's weights, master weights, moments and step counts."""
+    digest = hashlib.sha256()
+    for weight in run.engine.module.parameters():
+        _add(digest, getattr(weight, "ds_tensor", weight))
+    _add(digest, run.engine.optimizer.state_dict())
+    return "".join(_on_all_ranks(digest.hexdigest()))
+
+
+def _add(digest: Any, value: Any) -> None:
+    if torch.is_tensor(value):
+        digest.update(
+            value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+            if value.ndim
+            else repr(value.item()).encode()
+        )
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if key not in ("lr", "overflow"):  # of the schedule; whether the last step was skipped
+                digest.update(str(key).encode())
+                _add(digest, item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(digest, item)
+    elif isinstance(value, (int, float, bool)):
+        digest.update(repr(value).encode())
+
+
+def _on_all_ranks(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

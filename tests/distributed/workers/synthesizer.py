@@ -1,0 +1,256 @@
+"""What the ranks of test_synthesizer.py do: one Synthesizer layer in float64 beside plain autograd, dropout
+and initial values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+from torch.utils.flop_counter import FlopCounterMode
+
+from megatron_patches.bank.shards import digest
+from megatron_patches.engine.freeze import frozen_layers
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.policy import policy_for
+from megatron_patches.recipe.recipes import score_recipe
+from pretrain.config.counting import ModelShape, count_attention, executed_flops_per_token
+from pretrain.model.build import token_losses
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    set_seeds,
+    shutdown_distributed,
+)
+from tests.distributed.one_layer import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    VOCABULARY,
+    OperationLog,
+    full_weights,
+    one_layer_model,
+    worst_difference,
+)
+from tests.distributed.synthesizer_reference import LENGTH, SEED, rank_of, reference
+
+
+def build(
+    context: ParallelContext,
+    variant: str,
+    groups: int = HEADS,
+    *,
+    trainable: bool = True,
+    sequence_parallel: bool = False,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> GPTModel:
+    """A one-layer model, initialised by the product."""
+    axes = {} if variant == "vanilla" else {"trainable": trainable, "synthesizer_rank": rank_of(variant)}
+    policy = policy_for(variant, axes)
+    recipe = score_recipe(policy, seed=SEED, num_attention_heads=HEADS, sequence_length=LENGTH)
+    return one_layer_model(
+        context,
+        policy,
+        recipe,
+        seed=SEED,
+        groups=groups,
+        length=LENGTH,
+        sequence_parallel=sequence_parallel,
+        dropout=dropout,
+        dtype=dtype,
+    )
+
+
+def everything(payload: dict[str, Any]) -> dict[str, Any]:
+    """{"cases": [...], "weights": {variant: {name: SHA-256}}, "dropout": {...}, "limits": {...}, ...}."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
+    answer = {
+        "cases": [_case(context, **case) for case in payload["cases"]],
+        "weights": {
+            "vanilla": _weights(context, "vanilla", trainable=True),
+            **{
+                f"{variant} trainable={trainable}": _weights(context, variant, trainable)
+                for variant in payload["variants"]
+                for trainable in (True, False)
+            },
+        },
+        "dropout": {
+            f"sequence_parallel={parallel}": _dropout(context, parallel)
+            for parallel in ((False, True) if context.world_size > 1 else (False,))
+        },
+        "limits": {variant: _limits(context, variant) for variant in payload["variants"]},
+        "flops": {
+            f"{variant} trainable={trainable}": _flops(context, variant, trainable)
+            for variant in payload["variants"]
+            for trainable in (True, False)
+            if context.world_size == 1
+        },
+    }
+    shutdown_distributed(context)
+    return answer
+
+
+def _case(
+    context: ParallelContext,
+    variant: str,
+    groups: int,
+    length: int,
+    masked: bool,
+    trainable: bool,
+    sequence_parallel: bool,
+) -> dict[str, Any]:
+    model = build(context, variant, groups, trainable=trainable, sequence_parallel=sequence_parallel)
+    attention = model.decoder.layers[0].self_attention
+    generator = torch.Generator().manual_seed(0)
+    full = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    full_grad = torch.randn(length, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    mask = _documents(length) if masked else None
+    share = length // context.world_size
+    rows = slice(context.rank * share, (context.rank + 1) * share) if sequence_parallel else slice(None)
+    hidden = full[rows].clone().requires_grad_()
+
+    forward, backward = OperationLog(), OperationLog()
+    with forward:
+        output, _ = attention(hidden, attention_mask=mask)
+    with backward:
+        output.backward(full_grad[rows])
+
+    expected = reference(full, full_grad, variant, groups, mask)
+    core = attention.core_attention
+    errors = {
+        "output": worst_difference(output, expected["output"][rows]),
+        "input": worst_difference(hidden.grad, expected["input"][rows]),
+        "value": worst_difference(attention.linear_v.weight.grad, _own(expected["value"], context)),
+    }
+    if trainable:
+        for name in core.recipe.matrices:
+            gradient = getattr(core, name).grad
+            errors[name] = worst_difference(gradient, _own(expected[name].flatten(0, 1), context))
+    future = torch.ones(length, length, dtype=torch.bool).triu(1) if mask is None else mask
+    return {
+        "errors": errors,
+        "seen_future": float((core.probabilities(length, mask) * future).abs().max()),
+        "collectives_forward": dict(forward.collectives),
+        "collectives_backward": dict(backward.collectives),
+        "gemm_shapes_forward": forward.gemm_shapes,
+        "trainable": sorted(name for name, p in attention.named_parameters() if p.requires_grad),
+        "saved": sorted(name for name in attention.state_dict() if "_extra_state" not in name),
+        "logit_sd": float(core.logits(LENGTH).std()),
+    }
+
+
+def _weights(context: ParallelContext, variant: str, trainable: bool) -> dict[str, str]:
+    """{weight: SHA-256 of the full float32 weight}, frozen score matrices by head."""
+    model = build(context, variant, trainable=trainable, dtype=torch.float32)
+    digests = {name: digest(weight) for name, weight in full_weights(model, context, HEADS)}
+    own = {}
+    for _, layer in frozen_layers(model):
+        for name, heads, rows in layer.frozen_shards():
+            for head, values in zip(heads, rows.split(len(rows) // len(heads)), strict=True):
+                own[f"frozen {name} head={head}"] = digest(values)
+    shards: list[dict[str, str]] = [{}] * context.world_size
+    dist.all_gather_object(shards, own)
+    for shard in shards:
+        digests |= shard
+    return digests
+
+
+def _dropout(context: ParallelContext, sequence_parallel: bool) -> dict[str, Any]:
+    """Mixed values of ones: 1 without dropout; here each sample and head loses its own probabilities."""
+    model = build(context, "synthesizer_random", sequence_parallel=sequence_parallel, dropout=0.5)
+    core = model.decoder.layers[0].self_attention.core_attention
+    value = torch.ones(LENGTH, BATCH, HEADS // context.world_size, HEAD_DIM, dtype=torch.float64)
+
+    def run(step: int) -> torch.Tensor:
+        set_seeds(SEED, step, 0, context.tensor_parallel_rank)
+        if not sequence_parallel:
+            return core(value, None)
+        from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+        with get_cuda_rng_tracker().fork():  # as TransformerBlock does
+            return core(value, None)
+
+    with torch.no_grad():
+        first, again, next_step = run(1), run(1), run(2)
+        core.eval()
+        kept_all = run(1)
+    ranks = [torch.empty_like(first) for _ in range(context.world_size)]
+    dist.all_gather(ranks, first)
+    return {
+        "repeats": torch.equal(first, again),
+        "changes_with_the_step": not torch.equal(first, next_step),
+        "differs_between_samples": not torch.equal(first[:, 0], first[:, 1]),
+        "differs_between_ranks": all(not torch.equal(ranks[0], other) for other in ranks[1:]),
+        "mean": float(torch.stack(ranks).mean()),
+        "evaluation": float((kept_all - 1).abs().max()),
+    }
+
+
+def _limits(context: ParallelContext, variant: str) -> dict[str, Any]:
+    """A changed input moves nothing before it, bit for bit; an input longer than the matrices is refused."""
+    attention = build(context, variant).decoder.layers[0].self_attention
+    x = torch.randn(LENGTH + 1, 1, HIDDEN, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    changed = x.clone()
+    changed[5] += 1.0
+    with torch.no_grad():
+        moved = (attention(changed[:LENGTH], None)[0] - attention(x[:LENGTH], None)[0]).abs()
+        shorter = attention(x[:8], None)[0] - attention(x[:LENGTH], None)[0][:8]
+    try:
+        attention(x, None)
+        complaint = None
+    except MethodError as error:
+        complaint = str(error)
+    return {
+        "before": float(moved[:5].max()),
+        "after": float(moved[5:].amax(dim=(1, 2)).min()),
+        "shorter": float(shorter.abs().max()),
+        "complaint": complaint,
+    }
+
+
+def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str, float]:
+    """FLOPs of forward and backward as torch counts them, and by the formula for the full score matrix."""
+    with FlopCounterMode(display=False) as counter:
+        token_losses(build(context, variant, 2, trainable=trainable), _tokens()).mean().backward()
+    shape = ModelShape(
+        num_layers=1,
+        hidden_size=HIDDEN,
+        num_attention_heads=HEADS,
+        num_query_groups=2,
+        head_dim=HEAD_DIM,
+        ffn_hidden_size=4 * HIDDEN,
+        vocab_size=VOCABULARY,
+        sequence_length=LENGTH,
+        learned_positions=True,
+        tied_embeddings=True,
+    )
+    policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": rank_of(variant)})
+    per_token = executed_flops_per_token(shape, count_attention(shape, policy), causal_share=1.0)
+    return {"torch": counter.get_total_flops(), "formula": BATCH * LENGTH * per_token}
+
+
+def _tokens() -> torch.Tensor:
+    """`[batch, length + 1]`, the same on every machine."""
+    stream = np.random.Generator(np.random.Philox(3))
+    return torch.from_numpy(stream.integers(VOCABULARY, size=(BATCH, LENGTH + 1)))
+
+
+def _documents(length: int) -> torch.Tensor:
+    """`[batch, 1, length, length]`, True where hidden: sample b has documents of b + 2 positions."""
+    place = torch.arange(length)
+    masks = []
+    for sample in range(BATCH):
+        document = place // (sample + 2)
+        masks.append((document[:, None] != document[None, :]) | (place[None, :] > place[:, None]))
+    return torch.stack(masks).unsqueeze(1)
+
+
+def _own(full: torch.Tensor, context: ParallelContext) -> torch.Tensor:
+    return full.chunk(context.world_size)[context.rank]

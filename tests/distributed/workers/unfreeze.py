@@ -1,0 +1,241 @@
+"""What the ranks of test_unfreeze.py do: train through changes of phase, look inside, resume, and compare."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param
+
+from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.shards import layer_shard
+from megatron_patches.engine.freeze import frozen_layers
+from pretrain.config.load import load_config
+from pretrain.config.phases import phase_at
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.signals import StopSignals
+from pretrain.runs.directory import step_of
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.training.loop import train, train_step
+from pretrain.training.open_run import Run, open_run
+from pretrain.training.state_transfer import TrainingState
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
+from tests.distributed.plain_training import plain_optimizer, plain_step
+
+TAGS = ("loss/train", "optim/grad_norm", "optim/lr", "memory/trainable_parameters", "loss/valid")
+
+
+def one_rank(payload: dict[str, Any]) -> dict[str, Any]:
+    """Curves, the same training in plain PyTorch, and what happens at the changes of phase."""
+    return {
+        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "reference": _reference(load_config("demo", payload["reference"])),
+    }
+
+
+def two_ranks(payload: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "curves": {name: _curve(overrides) for name, overrides in payload["curves"].items()},
+        "changes": {name: _watch(load_config("demo", o)) for name, o in payload["watch"].items()},
+        "resumes": {name: _resumes(o, payload["after"]) for name, o in payload["resume"].items()},
+        "refused": _refused(payload["resume"], payload["longer"]),
+    }
+
+
+def _curve(overrides: list[str]) -> dict[str, list[float]]:
+    config = load_config("demo", overrides)
+    train(config, StopSignals())
+    records = list(read_metrics(config.run_path / "metrics.jsonl"))
+    return {tag: [record[tag] for record in records if tag in record] for tag in TAGS}
+
+
+def _reference(config: Config) -> dict[str, list[float]]:
+    """Models and optimizers of plain PyTorch, one after another; what is kept is copied by name."""
+    found: dict[str, list[float]] = {tag: [] for tag in TAGS[:3]}
+    with open_run(config) as run:  # for its data
+        model: torch.nn.Module | None = None
+        states: dict[str, dict[str, Any]] = {}
+        for step in range(1, config.total_steps + 1):
+            phase = phase_at(config, step)
+            if step == phase.first_step:
+                model, optimizer = _next_model(config, run, phase.number, model, states)
+            assert model is not None
+            batch = run.batches.at((step - 1) * config.data.global_batch_size).flatten(0, 1)
+            loss = token_losses(model, batch).mean()
+            norm, rate = plain_step(model, optimizer, (loss,), config, step, phase.learning_rate_factor)
+            for tag, value in zip(found, (loss.item(), norm, rate), strict=True):
+                found[tag].append(value)
+            states = {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return found
+
+
+def _next_model(
+    config: Config, run: Run, phase: int, old: torch.nn.Module | None, states: dict[str, dict[str, Any]]
+) -> tuple[torch.nn.Module, torch.optim.AdamW]:
+    model = build_model(config, run.context, phase)
+    if old is not None:
+        missing, unexpected = model.load_state_dict(old.state_dict(), strict=False)
+        assert not unexpected and all(name.endswith("trained_query_key") for name in missing), missing
+    optimizer = plain_optimizer(model, config)
+    for name, parameter in model.named_parameters():
+        if name in states:
+            optimizer.state[parameter] = states[name]
+    return model, optimizer
+
+
+def _watch(config: Config) -> dict[str, Any]:
+    """Train step by step; at every change of phase compare what was before with what is after it."""
+    seen: dict[str, Any] = {"moved": [], "changes": []}
+    with open_run(config) as run:
+        position = run.position
+        while position.step < config.total_steps:
+            before = _all_state(run)
+            gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
+            shared = _shared_memory()
+            number = run.trainer.phase.number
+            run.enter_phase_of(position.step + 1)
+            if run.trainer.phase.number != number:
+                seen["changes"].append(_change(run, before) | {"step": position.step})
+                del before
+                gc.collect()
+                seen["changes"][-1]["old engine is gone"] = all(ref() is None for ref in gone)
+                seen["changes"][-1]["shared memory grew"] = _shared_memory() - shared
+            result, _ = train_step(run, position, StopSignals())
+            position = position.after_step(
+                config.data.global_batch_size, config.tokens_per_step, result.loss, result.gradient_norm
+            )
+            seen["moved"].append(_moved(run))
+        steps = [state["step"] for state in _adam_states(run)]
+        seen["step counts"] = [int(step) for step in steps]
+    return seen
+
+
+def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
+    full = {
+        name: safe_get_full_fp32_param(p).cpu().clone() for name, p in run.engine.module.named_parameters()
+    }
+    return TrainingState.of(run.engine), full, run.engine.micro_steps
+
+
+def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
+    """What a change of phase kept and what is new; true on every rank."""
+    old, old_full, old_micro_steps = before
+    new, new_full, new_micro_steps = _all_state(run)
+    kept = [(before, new.slices[name]) for name, before in old.slices.items()]
+    moments = [tensor for _, after in kept for tensor in after.adam.values() if tensor.ndim]
+    rounded = [(after.master, after.master.bfloat16().float()) for _, after in kept]
+    report = {
+        "weights": all(torch.equal(new.weights[name], weight) for name, weight in old.weights.items()),
+        "masters by DeepSpeed": all(torch.equal(new_full[name], full) for name, full in old_full.items()),
+        "masters": all(torch.equal(a.master, b.master) and a.start == b.start for a, b in kept),
+        "moments and steps": all(
+            a.adam.keys() == b.adam.keys() and all(equal(a.adam[key], b.adam[key]) for key in a.adam)
+            for a, b in kept
+        ),
+        "moments are not zero": all(bool(tensor.any()) for tensor in moments)
+        and len(moments) == 2 * len(kept) >= 4,
+        "masters are not rounded": any(not torch.equal(a, b) for a, b in rounded),
+        "new parameters have no state": all(
+            not state.adam for name, state in new.slices.items() if name not in old.slices
+        ),
+        "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
+        "what is new starts from the bank": all(
+            _moved(run)[layer] == 0 for layer in run.trainer.phase.newly_trainable
+        ),
+    }
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, report)
+    report = {key: all(other[key] for other in everywhere) for key in report}
+    report["new parameters"] = sorted(new.weights.keys() - old.weights.keys())
+    return report
+
+
+def _adam_states(run: Run) -> list[dict[str, Any]]:
+    inner = run.engine.optimizer.optimizer
+    return [inner.state[parameter] for group in inner.param_groups for parameter in group["params"]]
+
+
+def _moved(run: Run) -> list[float]:
+    """For each layer the largest distance on any rank of its Query/Key rows from the bank's."""
+    context, recipe = run.context, run.config.recipe()
+    assert recipe is not None
+    distances = []
+    for _, layer in frozen_layers(run.engine.module):
+        dtype = layer.query_key_weight.dtype
+        bank = [
+            layer_shard(
+                recipe, layer.layer, role, context.tensor_parallel_rank, context.tensor_parallel_size, dtype
+            )
+            for role in ROLES
+        ]
+        trained = layer.trained_query_key
+        rows = layer.query_key_weight if trained is None else trained
+        distances.append(float((rows.detach() - torch.cat(bank)).abs().max()))
+    tensor = torch.tensor(distances, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def _shared_memory() -> int:
+    return sum(1 for _ in Path("/dev/shm").glob("deepspeed*"))
+
+
+def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
+    """Train straight through, then again from each of the checkpoints; what differs at the end."""
+    straight = load_config("demo", overrides)
+    train(straight, StopSignals())
+    final = f"checkpoints/step_{straight.total_steps:08d}"
+    expected = checkpoint_tensors(straight.run_path / final)
+    metrics, phases = deterministic_metrics(straight.run_path), _phases(straight.run_path)
+    found: dict[str, Any] = {"tensors": len(expected), "phases": phases}
+    for step in after:
+        config = load_config("demo", [*overrides, f"run.name={straight.run.name}-{step}"])
+        _copy_up_to(straight.run_path, config.run_path, step)
+        train(config, StopSignals())
+        again = checkpoint_tensors(config.run_path / final)
+        found[str(step)] = {
+            "tensors": sorted(key for key in expected if not equal(expected[key], again.get(key))),
+            "metrics": deterministic_metrics(config.run_path) == metrics,
+            "phases": _phases(config.run_path) == phases,
+        }
+    return found
+
+
+def _copy_up_to(source: Path, target: Path, step: int) -> None:
+    """What a run that ended after `step` would have left (rank 0 copies)."""
+    if dist.get_rank() == 0:
+        shutil.copytree(source, target)
+        for checkpoint in (target / "checkpoints").glob("step_*"):
+            if step_of(checkpoint) > step:
+                shutil.rmtree(checkpoint)
+    dist.barrier()
+
+
+def _phases(run_path: Path) -> list[dict[str, Any]]:
+    audit = json.loads((run_path / "audit.json").read_text())
+    keys = ("phase", "first_step", "learning_rate_factor", "newly_trainable_layers", "frozen_in_zero")
+    return [
+        {key: entry[key] for key in keys}
+        | {key: entry["totals"][key] for key in ("model_trainable_parameters", "model_frozen_parameters")}
+        for entry in audit["phases"]
+    ]
+
+
+def _refused(resume: dict[str, list[str]], longer: list[str]) -> str:
+    """Going on with a length of the run that would move the changes of phase."""
+    overrides = next(iter(resume.values()))
+    source = load_config("demo", overrides)
+    config = load_config("demo", [*overrides, f"run.name={source.run.name}-longer", *longer])
+    _copy_up_to(source.run_path, config.run_path, 2)
+    try:
+        return train(config, StopSignals())
+    except UserError as error:
+        return str(error)

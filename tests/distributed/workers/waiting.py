@@ -1,0 +1,61 @@
+"""What the ranks of test_waiting.py do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _world
+
+from data_pipeline.io import lease
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
+from pretrain.ranks.signals import StopSignals
+from pretrain.ranks.watch import watching
+from pretrain.training.loop import run_steps, train_step
+from pretrain.training.open_run import open_run
+
+
+def one_is_busy(payload: dict[str, Any]) -> None:
+    """Rank 1 lives, and does not come to a sum; the ranks end there."""
+    launch, timeout = LaunchEnvironment.read(), payload["timeout"]
+    context = initialize_distributed(launch, 2, timeout_seconds=timeout)
+    with watching(launch, timeout) as watch:
+        watch.at("reading a slow disk")
+        time.sleep(10 * timeout * launch.rank)
+        watch.at("the sum of all")
+        dist.all_reduce(torch.ones(1), group=context.tensor_parallel_group)
+
+
+def loses_its_lock(payload: dict[str, Any]) -> str:
+    """Another process takes the lock over after the first step, as if this one had been suspended."""
+    lease.RENEWED_EVERY = 0.02
+    signals = StopSignals()
+    try:
+        with open_run(load_config("demo", payload["overrides"])) as run:
+            train_step(run, run.position, signals)
+            if run.lock is not None:
+                (run.config.run_path / "lock").write_text(payload["holder"])
+                while run.lock.lost is None:
+                    time.sleep(0.01)
+            run_steps(run, signals)
+    except UserError as error:
+        return str(error)
+    return "it went on"
+
+
+def timeouts(payload: dict[str, Any]) -> list[list[float]]:
+    """For each of `timeouts`: those of all groups that were made for it, in seconds."""
+    found = []
+    for seconds in payload["timeouts"]:
+        context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=seconds)
+        backends = [
+            group._get_backend(torch.device("cpu")) for group in set(_world.pg_map) - context.earlier_groups
+        ]
+        found.append(sorted({backend.options._timeout.total_seconds() for backend in backends}))
+        shutdown_distributed(context)
+    return found

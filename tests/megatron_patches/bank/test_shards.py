@@ -1,0 +1,89 @@
+"""Shards of the frozen bank: the same heads, bit for bit, under any tensor-parallel size."""
+
+import hashlib
+
+import pytest
+import torch
+
+from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
+from megatron_patches.bank.shards import (
+    digest,
+    head_digests,
+    heads_of_rank,
+    layer_shard,
+    orthonormality_errors,
+    role_digest,
+)
+from megatron_patches.errors import MethodError
+
+MULTI_HEAD = BankRecipe(1234, 64, 8, 8, 8)
+GROUPED = BankRecipe(1234, 64, 8, 16, 8)
+LAYER_SCOPE = BankRecipe(1234, 64, 8, 8, 8, scope="layer")
+
+
+def test_ranks_own_consecutive_heads() -> None:
+    assert [list(heads_of_rank(6, rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "recipe", [MULTI_HEAD, GROUPED, LAYER_SCOPE], ids=["multi-head", "grouped", "layer scope"]
+)
+def test_shards_are_bitwise_slices_of_the_whole(recipe: BankRecipe, role: Role, dtype: torch.dtype) -> None:
+    heads = [head_rows(recipe, 3, role, head) for head in range(recipe.num_heads(role))]
+    whole = torch.cat([torch.from_numpy(head).to(dtype) for head in heads])
+    for size in (1, 2, 4, 8):
+        shards = [layer_shard(recipe, 3, role, rank, size, dtype) for rank in range(size)]
+        assert {tuple(shard.shape) for shard in shards} == {(len(heads) // size * 8, 64)}
+        assert torch.equal(torch.cat(shards), whole)
+
+
+def test_every_grouped_query_head_lies_on_the_rank_of_its_key_head() -> None:
+    per_group = GROUPED.num_attention_heads // GROUPED.num_query_groups
+    for rank in range(4):
+        queries, keys = (heads_of_rank(count, rank, 4) for count in (16, 8))
+        assert {query // per_group for query in queries} == set(keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_digest_is_of_the_bytes_of_the_cast_tensor(dtype: torch.dtype) -> None:
+    shard = layer_shard(MULTI_HEAD, 0, "query", 0, 2, dtype)
+    as_integers = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    assert digest(shard) == hashlib.sha256(shard.view(as_integers).numpy().tobytes()).hexdigest()
+    assert digest(shard.t().contiguous().t()) == digest(shard)  # how it lies in memory does not matter
+    changed = shard.clone()
+    changed.view(as_integers)[5, 7] ^= 1  # one bit
+    assert digest(changed) != digest(shard)
+
+
+def test_role_digest_is_the_same_for_every_tensor_parallel_size() -> None:
+    made = set()
+    for size in (1, 2, 4, 8):
+        shards = [layer_shard(GROUPED, 0, "query", rank, size, torch.bfloat16) for rank in range(size)]
+        made.add(role_digest([one for shard in shards for one in head_digests(shard, 8)]))
+    assert len(made) == 1
+    swapped = head_digests(layer_shard(GROUPED, 0, "query", 0, 1, torch.bfloat16), 8)[::-1]
+    assert role_digest(swapped) not in made
+
+
+def test_orthonormality_errors_are_per_head() -> None:
+    shard = layer_shard(MULTI_HEAD, 0, "query", 0, 2, torch.float32)
+    shard[8] *= 1.5
+    errors = orthonormality_errors(shard, 8)
+    assert len(errors) == 4
+    assert errors[1] == pytest.approx(1.25, abs=1e-6)
+    assert max(errors[0], *errors[2:]) <= 1e-6
+
+
+def test_a_size_that_does_not_divide_the_heads_names_both_numbers() -> None:
+    with pytest.raises(
+        MethodError, match="num_query_groups=3 is not divisible by tensor_model_parallel_size=2"
+    ):
+        layer_shard(BankRecipe(1, 64, 8, 6, 3), 0, "query", 0, 2, torch.float32)
+    with pytest.raises(
+        MethodError, match="num_attention_heads=8 is not divisible by tensor_model_parallel_size=3"
+    ):
+        layer_shard(MULTI_HEAD, 0, "key", 0, 3, torch.float32)
+    with pytest.raises(MethodError, match="rank 2 does not exist"):
+        layer_shard(MULTI_HEAD, 0, "query", 2, 2, torch.float32)

@@ -1,0 +1,57 @@
+"""What DeepSpeed gets to see of a model."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.engine.freeze import (
+    frozen_layers,
+    frozen_weights,
+    model_parameter_counts,
+    parameter_groups,
+    reduce_partial_gradients,
+)
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, build
+
+
+def test_groups_hold_each_trainable_parameter_once_and_vectors_do_not_decay(
+    one_rank: dist.ProcessGroup,
+) -> None:
+    model = build("orthogonal", adapters=("core", "low_rank"))
+    decayed, undecayed = parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.1, 0.0)
+    ids = [id(parameter) for group in (decayed, undecayed) for parameter in group["params"]]
+    assert sorted(ids) == sorted(id(parameter) for parameter in model.parameters())
+    cores = [layer.self_attention.linear_qkv.adapters.core for layer in model.decoder.layers]
+    assert {id(core) for core in cores} <= {id(parameter) for parameter in undecayed["params"]}
+    assert all(parameter.ndim == 2 for parameter in decayed["params"])
+
+
+def test_what_does_not_require_a_gradient_is_in_no_group(one_rank: dist.ProcessGroup) -> None:
+    model = build("vanilla")
+    model.decoder.layers[0].mlp.linear_fc1.weight.requires_grad_(False)
+    ids = {id(parameter) for group in parameter_groups(model, 0.1) for parameter in group["params"]}
+    assert id(model.decoder.layers[0].mlp.linear_fc1.weight) not in ids and len(ids) > 5
+
+
+def test_frozen_weights_are_found_and_counted_and_never_trained(one_rank: dist.ProcessGroup) -> None:
+    model, vanilla = build("orthogonal"), build("vanilla")
+    assert [layer.layer for _, layer in frozen_layers(model)] == list(range(LAYERS))
+    frozen = LAYERS * 2 * HEADS * HEAD_DIM * HIDDEN
+    counts, plain = (model_parameter_counts(one, one_rank) for one in (model, vanilla))
+    assert counts["model_frozen_parameters"] == frozen and plain["model_frozen_parameters"] == 0
+    total = sum(parameter.numel() for parameter in vanilla.parameters())
+    assert plain["model_trainable_parameters"] == total
+    assert counts["model_trainable_parameters"] == total - frozen
+    before = [weight.clone() for weight in frozen_weights(model)]
+    tokens = torch.arange(10).view(1, 10)
+    model(tokens, tokens, None, labels=tokens).mean().backward()
+    assert all(weight.grad is None for weight in frozen_weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(before, frozen_weights(model), strict=True))
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_partial_gradients_are_known_by_their_mark(one_rank: dist.ProcessGroup) -> None:
+    assert reduce_partial_gradients(build("orthogonal"), one_rank) == 0
+    assert reduce_partial_gradients(build("orthogonal", adapters=("low_rank",)), one_rank) == LAYERS

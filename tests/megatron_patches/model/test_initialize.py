@@ -1,0 +1,57 @@
+"""Initial values: the right scale, the same for every variant, marked for DeepSpeed's gradient norm."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.shards import layer_shard
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, LAYERS, STD, build
+
+
+def test_scales(one_rank: dist.ProcessGroup) -> None:
+    residual = STD / math.sqrt(2 * LAYERS)
+    for name, weight in build("vanilla").named_parameters():
+        if "layernorm" in name:
+            assert torch.equal(weight, torch.full_like(weight, float(name.endswith("weight"))))
+            continue
+        into_the_stream = name.endswith(("linear_proj.weight", "linear_fc2.weight"))
+        assert weight.std().item() == pytest.approx(residual if into_the_stream else STD, rel=0.1), name
+        assert abs(weight.mean().item()) < 0.1 * STD
+
+
+def test_what_variants_share_starts_the_same(one_rank: dist.ProcessGroup) -> None:
+    vanilla = dict(build("vanilla").named_parameters())
+    frozen = dict(build("orthogonal").named_parameters())
+    shared = vanilla.keys() & frozen.keys()
+    assert len(shared) == len(vanilla) - LAYERS and all(torch.equal(vanilla[n], frozen[n]) for n in shared)
+    for layer in range(LAYERS):
+        prefix = f"decoder.layers.{layer}.self_attention.linear_qkv"
+        fused = vanilla[f"{prefix}.weight"].view(HEADS, 3, HEAD_DIM, HIDDEN)
+        assert torch.equal(fused[:, 2].reshape(-1, HIDDEN), frozen[f"{prefix}.value_weight"])
+
+
+def test_orthogonal_trainable_starts_from_the_rows_that_orthogonal_freezes(
+    one_rank: dist.ProcessGroup,
+) -> None:
+    trained, frozen = build("orthogonal_trainable"), build("orthogonal")
+    for ours, theirs in zip(trained.decoder.layers, frozen.decoder.layers, strict=True):
+        fused = ours.self_attention.linear_qkv.weight.view(HEADS, 3, HEAD_DIM, HIDDEN)
+        linear = theirs.self_attention.linear_qkv
+        for place, role in enumerate(ROLES):
+            rows = layer_shard(linear.recipe, linear.layer, role, 0, 1, torch.float32)
+            assert torch.equal(fused[:, place].reshape(-1, HIDDEN), rows)
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "synthesizer_factorized"])
+def test_all_but_the_norms_are_marked_as_sharded(one_rank: dist.ProcessGroup, variant: str) -> None:
+    unmarked = {
+        name
+        for name, parameter in build(variant).named_parameters()
+        if not getattr(parameter, "tensor_model_parallel", False)
+    }
+    assert all("layernorm" in name or "position" in name for name in unmarked), unmarked

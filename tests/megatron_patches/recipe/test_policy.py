@@ -1,0 +1,144 @@
+"""Axes of the attention policy: declared once, judged by variant, and everything that follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.axes import Axis, Rule, axes_of
+from megatron_patches.recipe.phases import Unfreeze, newly_trainable, phases_of_layers
+from megatron_patches.recipe.policy import AXES, VARIANTS, QKPolicy, policy_for
+from pretrain.config.attention import AttentionSection, written_axes
+from pretrain.config.load import load_config, parse_config
+
+GIVEN: dict[str, Any] = {
+    "scope": "layer",
+    "construction": "svd",
+    "gaussian_std": 0.5,
+    "penalty": 0.5,
+    "frozen_heads": (("0-1", 0.5),),
+    "adapters": ("core",),
+    "low_rank": 3,
+    "trainable": False,
+    "synthesizer_rank": 3,
+    "unfreeze": (Unfreeze(0.5, "1"),),
+}
+"""A value of each axis that is no variant's own."""
+
+ORTHONORMAL = {"orthogonal", "orthogonal_trainable", "orthogonal_penalty", "unfreeze", "hybrid"}
+STRUCTURED = {"hadamard", "dct", "monarch"}
+FROZEN = {"orthogonal", "gaussian", "gaussian_naive", "pretrained", "hybrid", *STRUCTURED}
+APPLIES = {
+    "scope": {*ORTHONORMAL, *STRUCTURED},
+    "construction": ORTHONORMAL,
+    "gaussian_std": {"gaussian", "gaussian_naive"},
+    "penalty": {"orthogonal_penalty"},
+    "frozen_heads": FROZEN,
+    "adapters": FROZEN,
+    "low_rank": set(),
+    "trainable": {"synthesizer_random", "synthesizer_factorized"},
+    "synthesizer_rank": {"synthesizer_factorized"},
+    "unfreeze": {"unfreeze"},
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_an_axis_is_taken_where_it_applies_and_refused_elsewhere(name: str) -> None:
+    taken = set()
+    for variant in VARIANTS:
+        try:
+            assert getattr(policy_for(variant, {name: GIVEN[name]}), name) == GIVEN[name]
+            taken.add(variant)
+        except MethodError as error:
+            assert "attention." in str(error)
+    assert taken == APPLIES[name]
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_an_axis_is_a_key_with_its_meaning(name: str) -> None:
+    key = AttentionSection.model_fields[name]
+    assert key.description == AXES[name].meaning
+    assert key.default is None
+    assert name in load_config("demo").resolved()["attention"]
+
+
+def test_the_section_has_its_own_keys_and_the_axes_in_their_order() -> None:
+    assert list(AttentionSection.model_fields) == ["variant", "seed", *AXES]
+    assert list(axes_of(QKPolicy)) == list(AXES) == list(APPLIES)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if VARIANTS[name].init != "pretrained"])
+def test_what_is_written_of_a_policy_makes_the_same_policy(variant: str) -> None:
+    config = load_config("demo", [f"attention.variant={variant}"])
+    assert config.policy() == VARIANTS[variant]
+    written = written_axes(config.policy())
+    assert written.items() <= config.resolved()["attention"].items()
+    for name, value in written.items():
+        assert value is None or AXES[name].fits(config.policy(), getattr(config.policy(), name))
+    assert parse_config(config.resolved()).policy() == config.policy()
+
+
+def test_low_rank_is_judged_with_the_adapters_that_are_given_beside_it() -> None:
+    policy = policy_for("orthogonal", {"low_rank": 3, "adapters": ("low_rank",)})
+    assert (policy.low_rank, policy.adapters) == (3, ("low_rank",))
+
+
+def test_an_empty_list_asks_for_nothing() -> None:
+    assert policy_for("vanilla", {"adapters": (), "frozen_heads": (), "unfreeze": ()}) == VARIANTS["vanilla"]
+    assert policy_for("hybrid", {"frozen_heads": ()}).frozen_heads == ()
+
+
+def test_the_first_rule_that_does_not_hold_speaks() -> None:
+    axis = Axis(
+        "x",
+        (
+            Rule(lambda policy, value: policy.trainable, "not for {variant}"),
+            Rule(lambda policy, value: value > 1, "not {value}"),
+        ),
+    )
+    axis.check(VARIANTS["vanilla"], 2, "vanilla")
+    with pytest.raises(MethodError, match=r"^not 1$"):
+        axis.check(VARIANTS["vanilla"], 1, "vanilla")
+    with pytest.raises(MethodError, match=r"^not for orthogonal$"):
+        axis.check(VARIANTS["orthogonal"], 1, "orthogonal")
+
+
+def test_unknown_axes_and_variants() -> None:
+    with pytest.raises(MethodError, match=r"attention\.variant is 'x'; known variants: vanilla, orthogonal"):
+        policy_for("x")
+    with pytest.raises(MethodError, match="there is no axis 'init'; known axes: scope, construction"):
+        policy_for("vanilla", {"init": "orthogonal"})
+
+
+# Which heads are frozen
+
+
+def test_frozen_groups_of_each_layer() -> None:
+    hybrid = policy_for("orthogonal", {"frozen_heads": (("0", 1.0), ("2-3", 0.5))})
+    assert hybrid.frozen_groups(4, 4) == [(0, 1, 2, 3), (), (1, 3), (1, 3)]
+    assert VARIANTS["vanilla"].frozen_groups(2, 4) == [(), ()]
+    assert VARIANTS["orthogonal"].frozen_groups(2, 2) == [(0, 1), (0, 1)]
+
+
+def test_a_layer_may_be_named_once() -> None:
+    twice = policy_for("orthogonal", {"frozen_heads": (("0-2", 1.0), ("2-3", 0.5))})
+    with pytest.raises(MethodError, match=r"attention\.frozen_heads: layer 2 is named twice"):
+        twice.frozen_groups(4, 4)
+
+
+def test_frozen_groups_follow_the_phase() -> None:
+    policy = policy_for("unfreeze", {"unfreeze": (Unfreeze(0.25, "3"), Unfreeze(0.5, "1-3"))})
+    every = (0, 1)
+    assert [policy.frozen_groups(4, 2, phase) for phase in range(3)] == [
+        [every, every, every, every],
+        [every, every, every, ()],
+        [every, (), (), ()],
+    ]
+
+
+def test_phases_of_layers() -> None:
+    schedule = (Unfreeze(0.25, "3"), Unfreeze(0.5, "1-3"))
+    assert phases_of_layers(schedule, 4) == [None, 2, 2, 1]
+    assert newly_trainable(schedule, 2, 4) == [1, 2]
