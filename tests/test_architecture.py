@@ -45,7 +45,7 @@ def test_imports_go_one_way(package: str) -> None:
         assert ours <= MAY_IMPORT[package], f"{path.relative_to(ROOT)} imports {ours - MAY_IMPORT[package]}"
 
 
-# The floors of each package, the lowest first: a room may import those below it, and none of its own floor or above.
+# The floors of each package, the lowest first: a room may import those below it, and none beside or above it.
 FLOORS = {
     "pretrain": (
         ("errors",),

@@ -1,8 +1,8 @@
 """One training at a time in a run directory, on any machine: `RUN/lock`, a lease that is renewed.
 
 It needs no flock, so it holds over NFS and Lustre too; data_pipeline/io/lease.py says how. A thread
-renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone holds nothing,
-nor does an earlier start of the same Slurm job, and on another machine it runs out.
+renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone
+holds nothing, nor does an earlier start of the same Slurm job, and on another machine it runs out.
 """
 
 from __future__ import annotations
