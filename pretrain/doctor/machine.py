@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.io.files import sync
 from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
@@ -135,8 +136,7 @@ def _write_speed(directory: Path, size: int) -> float:
         with path.open("wb") as file:
             for _ in range(-(-size // len(block))):
                 file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         seconds = time.monotonic() - started
         with path.open("rb") as file:
             while chunk := file.read(len(block)):
