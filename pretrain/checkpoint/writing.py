@@ -152,7 +152,7 @@ def take_snapshot(engine: Any, context: ParallelContext, buffer: HostBuffer) -> 
 
 
 def _steps(own: list[OwnSlice]) -> dict[int, int]:
-    """Return the step count of each AdamW state once: slices share states, and a read waits for the device."""
+    """Return the step count of each AdamW state, read once: a read waits for the device."""
     states = {id(each.source.adam): each.source.adam for each in own}
     return {key: int(state["step"]) if state else 0 for key, state in states.items()}
 

@@ -112,7 +112,7 @@ def push(hub: Hub, directory: Path, options: str = "") -> subprocess.CompletedPr
     """In a process of its own: the client reads HF_ENDPOINT when it is imported."""
     program = (
         "from pathlib import Path\n"
-        "from pretrain.export.hub import push\n"
+        "from pretrain.export.verb import push\n"
         f"print(push(Path({str(directory)!r}), 'acme/tiny'{options}))\n"
     )
     environment = rank_environment() | {
