@@ -1,4 +1,4 @@
-"""One rank's save of a checkpoint, on a thread in the background of training.
+"""The save of a checkpoint on one rank, by a thread in the background of training.
 
     saving = Saving(path, snapshot, about, world_size, timeout)    # writes, hashes, makes durable
     saving.let_count(good)                                         # from now on it may become complete

@@ -90,7 +90,7 @@ class OwnSlice:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's part of a checkpoint, in host memory.
+    """A rank's part of a checkpoint, in host memory.
 
     Attributes:
         parameters: the rank's slices, by logical parameter.

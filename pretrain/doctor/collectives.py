@@ -20,7 +20,7 @@ from pretrain.doctor.rendezvous import Rendezvous, bounded
 from pretrain.ranks.devices import use_cuda
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB
-PERIOD = 1021  # prime: no two ranks, and no two slices of a ring, have the same numbers at the same own
+PERIOD = 1021  # prime: no two ranks, and no two slices of a ring, have the same numbers at the same place
 REPEATS = 3
 
 

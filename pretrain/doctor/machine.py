@@ -34,7 +34,7 @@ class Unfit(Exception):
 
 
 def version_facts() -> dict[str, str | None]:
-    """Return the versions that must be equal everywhere; `program` is a digest of this program's own files."""
+    """Return the versions that must be equal everywhere; `program` is a digest of this program's files."""
     on_gpu = torch.cuda.is_available()
     return {
         **package_versions(),

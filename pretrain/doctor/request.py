@@ -40,7 +40,7 @@ class Request:
         return [*given, "--", self.config, *self.overrides]
 
     def expected_gpus(self) -> int | None:
-        """Return the number of GPUs that the node should have; None if not stated, or the run uses the CPU."""
+        """Return the number of GPUs that the node should have; None if not stated, or for a CPU run."""
         if self.gpus is not None or cpu_was_asked_for(os.environ.get(VISIBLE)):
             return self.gpus
         given = os.environ.get("SLURM_GPUS_ON_NODE", "")

@@ -1,8 +1,8 @@
 """The problems that follow from all ranks' facts, each with its nodes. Pure: no clock, files or ranks.
 
 A problem that every node has is no problem of nodes: excluding them would not help, and the user or the site
-has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3). Where values differ
-and none is in the majority, the head node's counts as right.
+has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3). Where values
+differ and none is in the majority, the head node's counts as right.
 """
 
 from __future__ import annotations
