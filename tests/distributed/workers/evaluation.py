@@ -1,4 +1,4 @@
-"""What the ranks of test_evaluate_runs.py do: train under a layout; load on one rank; look into heads."""
+"""Rank functions of test_evaluate_runs.py: train under a layout; load on one rank; look into heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_performance.py do: the same model with one way of computing beside another."""
+"""Rank functions of test_performance.py: the same model with one way of computing beside another."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _pass(
 
 
 def structured_choices(payload: dict[str, Any]) -> list[Any]:
-    """How structured rows are multiplied by, config by config, or why that is refused."""
+    """Return for each config the chosen product of structured rows, or the refusal."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
     found: list[Any] = []

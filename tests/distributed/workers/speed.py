@@ -1,4 +1,4 @@
-"""What the ranks of test_speed.py do."""
+"""Rank functions of test_speed.py."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
-    """How far ClippingAdamW is from torch's clipping followed by AdamW, and what a NaN moves."""
+    """Return ClippingAdamW's difference from torch's clipping followed by AdamW, and the effect of a NaN."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     ours, theirs = (torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2))
@@ -106,7 +106,7 @@ def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def environment(payload: dict[str, Any]) -> dict[str, Any]:
-    """What is set for CUDA, and whether DeepSpeed's synchronising timer is on."""
+    """Return the settings for CUDA, and whether DeepSpeed's synchronising timer is on."""
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     config = load_config("demo", payload["overrides"])
     size = config.parallel.tensor_model_parallel_size

@@ -1,4 +1,4 @@
-"""What the ranks of test_unfreeze.py do: train through changes of phase, look inside, resume, and compare."""
+"""Rank functions of test_unfreeze.py: train through changes of phase, look inside, resume, and compare."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
 
 
 def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
-    """What a change of phase kept and what is new; true on every rank."""
+    """Return what a change of phase kept and what is new; true on every rank."""
     old, old_full, old_micro_steps = before
     new, new_full, new_micro_steps = _all_state(run)
     kept = [(before, new.slices[name]) for name, before in old.slices.items()]
@@ -210,7 +210,7 @@ def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
 
 
 def _copy_up_to(source: Path, target: Path, step: int) -> None:
-    """What a run that ended after `step` would have left (rank 0 copies)."""
+    """Copy a run as if it had ended after `step` (rank 0 copies)."""
     if dist.get_rank() == 0:
         shutil.copytree(source, target)
         for checkpoint in (target / "checkpoints").glob("step_*"):
