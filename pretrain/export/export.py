@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def export_run(
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = _facts(run, architecture, dtype, folded, logits)
         facts["weight_bytes"] = weight_bytes
-        facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory, architecture.normed).as_dict()
+        agreement = compare_tokenizers(run.blend.manifests, directory, architecture.normed)
+        facts["tokenizer"] = asdict(agreement)
         facts[CHECKPOINT_FACT] = modified
         write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
@@ -153,5 +155,5 @@ def _facts(
         "frozen_bank": dict(run.frozen_bank),
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
         "folded": folded,
-        "logits": logits.as_dict(),
+        "logits": asdict(logits),
     }

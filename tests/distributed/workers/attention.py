@@ -67,8 +67,8 @@ def build(
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a report for each case: errors against the reference, collectives forward and backward, shapes of
-    the matrix products.
+    """Return a report for each case: errors against the reference, collectives, shapes of the matrix
+    products.
     """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)
