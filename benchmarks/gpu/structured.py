@@ -4,7 +4,8 @@
 
 A stage of benchmarks.gpu.check. One layer's product and, apart, its input gradient, for the tokens of a
 micro batch of `large`, in the precision and at the hidden sizes of SIZES; and heads with their rotation,
-which the kernel can do in the same pass. All ways take turns. Without a GPU: small sizes, and the operator's own products.
+which the kernel can do in the same pass. All ways take turns. Without a GPU: small sizes, and the
+operator's own products.
 """
 
 from __future__ import annotations
