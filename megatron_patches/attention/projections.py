@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -35,6 +34,7 @@ from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
+from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
@@ -64,6 +64,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        name: str | None = None,
     ) -> None:
         # megatron-core numbers layers globally, from 1, and does not tell linear_qkv; the bank counts from 0.
         linear_qkv = partial(
@@ -135,6 +136,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         is_expert: bool,
         tp_comm_buffer_name: str,
         tp_group: dist.ProcessGroup,
+        name: str | None = None,
         policy: QKPolicy,
         recipe: BankRecipe,
         frozen_groups: tuple[int, ...],
@@ -168,7 +170,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def _sharded(self, num_heads: int, input_size: int, device: Any) -> torch.nn.Parameter:
         shape = (num_heads * self.recipe.head_dim, input_size)
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(weight, dim=0)
         return weight
 
     def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, input_size: int, device: Any) -> None:

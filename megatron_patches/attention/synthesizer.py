@@ -24,12 +24,11 @@ import torch.distributed as dist
 from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from megatron_patches.bank.shards import heads_of_rank
+from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import own_stream
 from megatron_patches.engine.streams import normal_rows
 from megatron_patches.errors import MethodError
@@ -40,8 +39,8 @@ from megatron_patches.recipe.score_recipe import ScoreRecipe
 class SynthesizerSelfAttentionSubmodules:
     """The projections of a `SynthesizerSelfAttention`: column-parallel V, row-parallel output."""
 
-    linear_v: ModuleSpec | type
-    linear_proj: ModuleSpec | type
+    linear_v: type
+    linear_proj: type
 
 
 class SynthesizerSelfAttention(MegatronModule):
@@ -62,6 +61,7 @@ class SynthesizerSelfAttention(MegatronModule):
         trainable: bool,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(config=config)
         assert not config.add_bias_linear and cp_comm_type is None
@@ -72,8 +72,7 @@ class SynthesizerSelfAttention(MegatronModule):
         self.core_attention = SynthesizerCoreAttention(
             config, layer_number - 1, recipe, trainable, pg_collection.tp
         )
-        self.linear_v = build_module(
-            submodules.linear_v,
+        self.linear_v = submodules.linear_v(
             config.hidden_size,
             config.num_query_groups * config.kv_channels,
             config=config,
@@ -85,8 +84,7 @@ class SynthesizerSelfAttention(MegatronModule):
             tp_comm_buffer_name="v",
             tp_group=pg_collection.tp,
         )
-        self.linear_proj = build_module(
-            submodules.linear_proj,
+        self.linear_proj = submodules.linear_proj(
             config.num_attention_heads * config.kv_channels,
             config.hidden_size,
             config=config,
@@ -166,7 +164,7 @@ class SynthesizerCoreAttention(MegatronModule):
             self.register_buffer(name, values, persistent=False)
             return
         parameter = torch.nn.Parameter(values)
-        set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(parameter, dim=0)
         self.register_parameter(name, parameter)
 
     def regenerate(self, name: str) -> torch.Tensor:

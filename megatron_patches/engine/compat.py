@@ -14,29 +14,36 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
 from megatron_patches.errors import MethodError
 
-SUPPORTED_MEGATRON_CORE = "0.16."
-"""The version whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
+TESTED_MEGATRON_CORE = ("0.16.1", "0.19.2")
+"""The oldest and the newest megatron-core whose internals this package was tested with. From 0.17 on it needs
+Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
 """The oldest and the newest torch that `make test-oldest` and `make test-newest` have passed with."""
 
 
-def check_megatron_core_version() -> None:
+def check_megatron_core_version(installed: str | None = None) -> None:
     """Refuse a megatron-core whose internals this package has not been tested with.
 
+    Args:
+        installed: its version; None: that of the installed one.
+
     Raises:
-        MethodError: another version is installed.
+        MethodError: it is older or newer than those that were tested.
     """
-    found = version("megatron-core")
-    if not found.startswith(SUPPORTED_MEGATRON_CORE):
+    installed = installed or version("megatron-core")
+    oldest, newest = TESTED_MEGATRON_CORE
+    if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
         raise MethodError(
-            f"megatron-core {found} is installed but this program was written against "
-            f"{SUPPORTED_MEGATRON_CORE}x; install with `pip install -c constraints.txt`"
+            f"megatron-core {installed} is installed but this program was written against {oldest} to "
+            f"{newest}; install with `pip install -c constraints.txt`"
         )
 
 
@@ -88,6 +95,27 @@ def prepare_megatron_core(device: torch.device) -> None:
     torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
     megatron_random._CUDA_RNG_STATE_TRACKER = _cpu_rng_tracker()
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
+
+
+def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
+    """Mark a weight as this rank's slice along `dim`, for checkpoints and DeepSpeed's gradient norm.
+
+    The attributes are megatron-core's. Its own function for them refuses a weight that is marked already, and
+    from 0.18 on its layers mark their weights themselves.
+    """
+    weight.tensor_model_parallel = True  # type: ignore[attr-defined]
+    weight.partition_dim, weight.partition_stride = dim, 1  # type: ignore[attr-defined]
+
+
+def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
+    """Return the spec of megatron-core's MLP of two linear layers, as its TransformerLayer wants it."""
+    from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    submodules = MLPSubmodules(linear_fc1=linear_fc1, linear_fc2=linear_fc2)
+    if hasattr(MLP, "as_mlp_submodule"):  # 0.18 and later
+        return partial(MLP.as_mlp_submodule, submodules=submodules)
+    return ModuleSpec(module=MLP, submodules=submodules)
 
 
 def allow_graphs(count: int) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
@@ -24,6 +23,7 @@ from megatron_patches.attention.synthesizer import SynthesizerSelfAttention
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import head_rows_in, heads_of_rank, layer_shard
+from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.streams import normal_rows
 
 
@@ -94,14 +94,14 @@ class _Initializer:
         rows, columns = weight.shape
         mine = range(self.rank * rows, (self.rank + 1) * rows)
         self._fill(weight, self._rows(name, mine, columns, self.std))
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(weight, dim=0)
 
     def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
         """Input columns are sharded: draw whole rows, keep this rank's columns."""
         rows, columns = weight.shape
         full = self._rows(name, range(rows), columns * self.size, self.residual_std)
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
+        mark_tensor_parallel(weight, dim=1)
 
     def attention(self, name: str, attention: SelfAttention | SynthesizerSelfAttention) -> None:
         self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
@@ -112,7 +112,7 @@ class _Initializer:
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
         if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
             self._fill(attention.linear_v.weight, value)
-            set_tensor_model_parallel_attributes(attention.linear_v.weight, is_parallel=True, dim=0, stride=1)
+            mark_tensor_parallel(attention.linear_v.weight, dim=0)
             return
         if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
             self._fill(attention.linear_qkv.value_weight, value)
@@ -131,7 +131,7 @@ class _Initializer:
         # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
         parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
-        set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(attention.linear_qkv.weight, dim=0)
 
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
         """What trains in a layer of a bank: heads that are not frozen, and adapters."""

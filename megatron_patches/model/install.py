@@ -11,7 +11,6 @@ from typing import Any
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
@@ -25,6 +24,7 @@ from megatron_patches.attention.synthesizer import (
     SynthesizerSelfAttentionSubmodules,
 )
 from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.engine.compat import mlp_spec
 from megatron_patches.model.layer import Layer
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
@@ -70,10 +70,7 @@ def _layer_spec(
             self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=LayerNorm,
-            mlp=ModuleSpec(
-                module=MLP,
-                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-            ),
+            mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
             mlp_bda=get_bias_dropout_add,
         ),
     )

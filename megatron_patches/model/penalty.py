@@ -50,6 +50,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
         is_expert: bool,
         tp_comm_buffer_name: str,
         tp_group: dist.ProcessGroup,
+        name: str | None = None,
         penalty: float,
     ) -> None:
         super().__init__(
