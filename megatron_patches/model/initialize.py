@@ -1,12 +1,12 @@
 """Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
 
 megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer
-would start everywhere else from other values. Here each *row* of each full weight matrix has a random stream
-of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen
-variant equals V of vanilla.
+would give other initial values to all other weights. Here each *row* of each full weight matrix has a random
+stream of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a
+frozen variant equals V of vanilla.
 
-Version-sensitive: walks megatron-core 0.16's GPTModel by the names of its modules, and knows how it shards
-and interleaves their weights.
+Version-sensitive: walks megatron-core's GPTModel by the names of its modules, and knows how megatron-core
+shards and interleaves their weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import head_rows_in, heads_of_rank, layer_shard
 from megatron_patches.engine.compat import mark_tensor_parallel
-from megatron_patches.engine.streams import normal_rows
+from megatron_patches.engine.random_streams import normal_rows
 
 
 def initialize_parameters(
@@ -40,9 +40,9 @@ def initialize_parameters(
     layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
 
     Args:
-        recipe: of the bank that the Q and K of wholly trainable layers start from; None: they start like
-            every other matrix.
-        given: values that take the place of drawn ones wherever it has them.
+        recipe: recipe of the bank from which Q and K of wholly trainable layers start; None: they start
+            like every other matrix.
+        given: file of weights, each of which takes the place of the drawn one.
 
     Raises:
         MethodError: `given` cannot be read.
@@ -67,7 +67,7 @@ def initialize_parameters(
 
 
 class _Initializer:
-    """Draws this rank's part of each weight; one method per way of sharding."""
+    """Initial values of this rank's part of each weight; one method per way of sharding."""
 
     def __init__(
         self,
@@ -90,14 +90,14 @@ class _Initializer:
         self._fill(weight, self._rows(name, range(rows), columns, self.std))
 
     def column_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
-        """Output rows are sharded: this rank owns a contiguous range of rows."""
+        """Fill a weight whose output rows are sharded: this rank owns a contiguous range of rows."""
         rows, columns = weight.shape
         mine = range(self.rank * rows, (self.rank + 1) * rows)
         self._fill(weight, self._rows(name, mine, columns, self.std))
         mark_tensor_parallel(weight, dim=0)
 
     def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
-        """Input columns are sharded: draw whole rows, keep this rank's columns."""
+        """Fill a weight whose input columns are sharded: draw whole rows, keep this rank's columns."""
         rows, columns = weight.shape
         full = self._rows(name, range(rows), columns * self.size, self.residual_std)
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
@@ -134,7 +134,7 @@ class _Initializer:
         mark_tensor_parallel(attention.linear_qkv.weight, dim=0)
 
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
-        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
+        """Fill the trainable parts of a layer with frozen heads: its other heads, and adapters."""
         columns = linear.value_weight.size(1)
         if linear.trained_query_key is not None:
             head_dim = linear.recipe.head_dim
@@ -158,7 +158,7 @@ class _Initializer:
         return self._rows(name, rows, columns, self.std)
 
     def norm(self, name: str, norm: torch.nn.LayerNorm) -> None:
-        """Weight 1 and bias 0, which it has already, or what is given."""
+        """Fill a norm from the file; without one it keeps weight 1 and bias 0."""
         if self.given is not None:
             for part in ("weight", "bias"):
                 parameter = getattr(norm, part)
@@ -166,7 +166,7 @@ class _Initializer:
                 self._fill(parameter, rows)
 
     def _rows(self, name: str, rows: Sequence[int], columns: int, std: float) -> torch.Tensor:
-        """Rows of the full matrix called `name`, given or drawn: `[len(rows), columns]`."""
+        """Return rows of the full matrix called `name`, from the file or drawn: `[len(rows), columns]`."""
         if self.given is not None and self.given.has(name):
             return self.given.rows(name, rows)
         return normal_rows(self.seed, name, rows, columns, std)
