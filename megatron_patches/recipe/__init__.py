@@ -1,0 +1,8 @@
+"""Variants of attention as data.
+
+policy   the axes of a variant, and the table of named variants
+axes     declaration of an axis: meaning, range, rules
+layers   notation of layers, and the heads that a fraction stands for
+phases   schedule of layers that become trainable in the course of a run
+recipes  policy and sizes -> recipe of its Query/Key bank, or of its score matrices
+"""

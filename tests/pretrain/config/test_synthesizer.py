@@ -8,8 +8,7 @@ import pytest
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import policy_for
-from megatron_patches.recipe.recipes import score_recipe
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.counting import (
