@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pretrain.plan.devices import GPUS, Gpu
 from torch.nn.functional import scaled_dot_product_attention
 
-from pretrain.config.counting import peak_flops
-from pretrain.plan.devices import GPUS, Gpu
 from pretrain.plan.roofline import FLASH_BACKWARD
 from pretrain.ranks.gpu_settings import use_arithmetic
+from pretrain.ranks.peak_flops import peak_flops
 
 TERA = 1e12
 HEADS, HEAD_DIM = 16, 64
