@@ -76,23 +76,27 @@ SEED ?= 1
 faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, half an hour; FAULTS=60 SEED=1
 	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --into docs/reliability.md
 
-# The fast suite with the lowest versions that pyproject.toml allows, and with the newest there are, each in an environment
-# of its own for every Python:   make test-oldest PYTHON=python3.10   ·   make test-newest PYTHON=python3.13
+# The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
+# are, each in an environment of its own for every Python. The newest megatron-core needs Python >= 3.12:
+#   make test-oldest PYTHON=python3.10   ·   make test-newest PYTHON=python3.12
+GOLDEN_CURVES := -m pytest tests/distributed/test_designs.py -k golden
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 OLDEST := .venv-oldest-$(PYTHON_VERSION)
 NEWEST := .venv-newest-$(PYTHON_VERSION)
-test-oldest: $(OLDEST)/installed ## the fast suite with the lowest versions allowed; PYTHON=python3.10
+test-oldest: $(OLDEST)/installed ## the fast suite and golden curves with the lowest versions allowed; PYTHON=python3.10
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python $(PYTEST) $(TEST_FAST)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python $(GOLDEN_CURVES)
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	$(call environment,$(OLDEST))
 	$(OLDEST)/bin/python $(PIP_INSTALL) --constraint constraints-oldest.txt --editable '.[test]'
 	@touch $@
 
-test-newest: ## the fast suite with the newest versions there are; PYTHON=python3.13
+test-newest: ## the fast suite and golden curves with the newest versions there are; PYTHON=python3.12
 	$(call environment,$(NEWEST))
 	$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager --editable '.[test]'
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(PYTEST) $(TEST_FAST)
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(GOLDEN_CURVES)
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)

@@ -1,4 +1,4 @@
-"""`python -m megatron_patches digest`: what the frozen bank of a model is, one line per head."""
+"""Command line of the method: `python -m megatron_patches digest` prints a frozen bank, a line per head."""
 
 from __future__ import annotations
 

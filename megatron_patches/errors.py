@@ -1,5 +1,5 @@
-"""The one error this package raises for something its user can mend."""
+"""The error of this package for requests that a user can correct."""
 
 
 class MethodError(ValueError):
-    """A request the method cannot honour (impossible shape, unknown name); the message is one sentence."""
+    """A request that the method cannot meet (impossible shape, unknown name); the message is one sentence."""

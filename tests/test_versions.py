@@ -13,7 +13,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import pretrain
-from megatron_patches.engine.compat import SUPPORTED_MEGATRON_CORE, TESTED_TORCH, untested_torch
+from megatron_patches.engine.compat import (
+    TESTED_MEGATRON_CORE,
+    TESTED_TORCH,
+    check_megatron_core_version,
+    untested_torch,
+)
 from megatron_patches.errors import MethodError
 from pretrain.ranks.groups import SUPPORTED_DEEPSPEED
 from tests.ranks import ROOT, rank_environment
@@ -80,18 +85,32 @@ def test_the_code_checks_the_versions_that_are_declared() -> None:
     dependencies = declared()
     oldest, newest = TESTED_TORCH
     assert str(dependencies["torch"].specifier) == f">={oldest}"
-    for name, prefix in (("deepspeed", SUPPORTED_DEEPSPEED), ("megatron-core", SUPPORTED_MEGATRON_CORE)):
-        major, minor = map(int, prefix.split(".")[:2])
-        assert str(lowest(dependencies[name])).startswith(prefix)
-        assert f"<{major}.{minor + 1}" in str(dependencies[name].specifier)
     (tested,) = pinned("constraints.txt")["torch"]
     assert Version(oldest) <= tested <= Version(f"{newest}.99")
+    oldest, newest = TESTED_MEGATRON_CORE
+    assert pinned("constraints.txt")["megatron-core"] == [Version(oldest), Version(newest)]
+    for name, first, last in (
+        ("deepspeed", SUPPORTED_DEEPSPEED, SUPPORTED_DEEPSPEED),
+        ("megatron-core", oldest, newest),
+    ):
+        major, minor = map(int, last.split(".")[:2])
+        assert str(lowest(dependencies[name])).startswith(first)
+        assert f"<{major}.{minor + 1}" in str(dependencies[name].specifier)
 
 
 def test_every_python_that_is_declared_is_named() -> None:
     named = {line.rsplit(" ", 1)[1] for line in project()["classifiers"] if " :: Python :: 3." in line}
     assert named == {"3.10", "3.11", "3.12", "3.13"}
     assert project()["requires-python"] == ">=3.10"
+
+
+def test_a_megatron_core_outside_the_tested_range_is_refused() -> None:
+    check_megatron_core_version()
+    for good in ("0.16.1", "0.17.0rc1", "0.18.2", "0.19.2", "0.19.9"):
+        check_megatron_core_version(good)
+    for bad in ("0.15.3", "0.20.0", "1.0.0"):
+        with pytest.raises(MethodError, match=rf"megatron-core {bad} is installed .* 0\.16\.1 to 0\.19\.2"):
+            check_megatron_core_version(bad)
 
 
 def test_a_torch_within_the_tested_range_is_used_without_a_word() -> None:

@@ -12,8 +12,6 @@ Weights and costs are declared in `megatron_patches.recipe.adapters`; here are t
 belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's gradient of
 it covers its own heads only, so it carries the mark `partial_gradient` (see `freeze`). The projection layer
 owns A and makes A x in the collective that its other products share.
-
-Version-sensitive: sets the marks by which megatron-core 0.16 knows a tensor-parallel parameter.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
 from megatron_patches.bank.orthonormal import Role
+from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.recipe.adapters import AdapterSizes, AdapterWeight, in_order
 
 QK_NORM_EPSILON = 1e-6
@@ -135,7 +133,7 @@ def sharded_parameter(
     """Return the parameter for `heads` heads of a role, marked as tensor-parallel; values are not set."""
     shape = (heads * weight.shape[0], *weight.shape[1:])
     made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-    set_tensor_model_parallel_attributes(made, is_parallel=True, dim=0, stride=1)
+    mark_tensor_parallel(made, dim=0)
     made.no_weight_decay = not weight.decay  # type: ignore[attr-defined]  # see `freeze`
     return made
 

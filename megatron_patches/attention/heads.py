@@ -1,10 +1,10 @@
-"""What each attention head of a model on one process does: its effective Query/Key matrices, its attention.
+"""Effective Query/Key matrices and attention distributions of each head, for a model on one process.
 
-Both are asked of the live model instead of read from its parameters, so they hold for every variant and
-adapter: W_Q is what the layer makes of the unit vectors, the attention distribution what its core attention
-makes of them as values.
+Both are measured on the live model instead of read from its parameters, so they hold for every variant and
+adapter: W_Q is the layer's response to the unit vectors, and the attention distribution is the output of the
+core attention with the unit vectors as values.
 
-Version-sensitive: calls methods of megatron-core 0.16's attention modules one by one.
+Version-sensitive: calls methods of megatron-core's attention modules one by one.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class HeadWeights:
 
 
 def has_queries_and_keys(attention: torch.nn.Module) -> bool:
-    """Whether scores are made from queries and keys; False for a synthesizer, whose scores are its own."""
+    """Return whether scores are made from queries and keys, which is not so for a synthesizer."""
     return hasattr(attention, "get_query_key_value_tensors")
 
 
 def head_weights(attention: SelfAttention) -> HeadWeights | None:
-    """The matrices W with q = W x and k = W x, head by head; None where there is no such matrix.
+    """Return the matrices W with q = W x and k = W x, head by head; None where no such matrix exists.
 
-    There is none where scores are not made from queries and keys (synthesizers) or are not linear in x
+    None exists where scores are not made from queries and keys (synthesizers) or are not linear in x
     before the dot product (a norm of q and k).
     """
     if not has_queries_and_keys(attention):
         return None
     weight = next(attention.parameters())
     unit = torch.eye(attention.config.hidden_size, dtype=weight.dtype, device=weight.device)
-    # A mixture of the unit vectors in random signs: a linear layer mixes their images alike.
+    # The sum of the unit vectors with random signs: a linear layer maps it to the same sum of their images.
     signs = torch.randint(0, 2, (1, len(unit)), generator=torch.Generator().manual_seed(0)) * 2 - 1
     probes = torch.cat([unit, signs.to(unit)])[:, None]  # [hidden + 1, batch 1, hidden]
     with torch.no_grad():
@@ -60,7 +60,7 @@ def head_weights(attention: SelfAttention) -> HeadWeights | None:
 
 
 def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
-    """Whether the last image is the sum of the others times `signs`, up to the rounding of bf16."""
+    """Return whether the last image is the sum of the others times `signs`, up to the rounding of bf16."""
     mixture = torch.einsum("nhd,n->hd", images[:-1], signs)
     return bool((mixture - images[-1]).norm() <= 0.1 * images[:-1].norm())
 
@@ -71,10 +71,10 @@ Observe = Callable[[int, torch.Tensor], None]
 
 @contextmanager
 def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
-    """While entered, every forward pass of `model` also hands each layer's attention distributions over.
+    """Pass each layer's attention distributions to `observe` in every forward pass inside the context.
 
-    The core attention is run once more on the same queries and keys with the unit vectors
-    as values: row t of its output is then the distribution of query t. The pass itself is left as it is.
+    The core attention runs once more on the same queries and keys with the unit vectors as values: row t of
+    its output is then the distribution of query t. The forward pass itself does not change.
     """
     handles = []
     for layer in model.decoder.layers:
@@ -90,7 +90,7 @@ def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
 
 def _hook(layer: int, observe: Observe) -> Callable[..., None]:
     def hook(core: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # A core attention has arguments of its own (a synthesizer's no query and key), but always a value.
+        # Core attentions differ in their arguments (a synthesizer's has no query and key); all have a value.
         arguments = signature(core.forward).bind(*inputs, **named).arguments
         length, batch, groups, _ = arguments["value"].shape
         unit = torch.eye(length, device=arguments["value"].device)[:, None, None]

@@ -1,7 +1,7 @@
 """Products of one input with several column-parallel weights, some of them frozen, in one autograd function.
 
-So they need the collectives of one product: without sequence parallelism an all-reduce of the input gradient;
-with it an all-gather forward, and an all-gather and a reduce-scatter backward.
+Together they need the collectives of one product: without sequence parallelism an all-reduce of the input
+gradient; with it an all-gather forward, and an all-gather and a reduce-scatter backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
 
 Frozen = torch.Tensor | Factors | None
-"""A frozen weight `[rows of this rank, hidden]`, or the factors that stand for one; None: there is none."""
+"""A frozen weight `[rows of this rank, hidden]`, or its factors; None: no frozen weight."""
 
 
 def column_parallel_products(
@@ -28,13 +28,13 @@ def column_parallel_products(
     weights: Sequence[torch.Tensor],
     tile: Tile | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """The input `[seq(/tp), batch, hidden]` times every weight `[rows of this rank, hidden]`.
+    """Multiply the input `[seq(/tp), batch, hidden]` by every weight `[rows of this rank, hidden]`.
 
     Args:
-        tile: how `monarch.project` divides its work as a kernel; None: it is two products.
+        tile: tile of `monarch.project` as a kernel; None: as two products.
 
     Returns:
-        `[seq, batch, rows]` each; that of what is frozen, if there is any, comes first.
+        `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
     """
     if torch.is_grad_enabled():
         parts = _parts(frozen)
@@ -47,7 +47,7 @@ def column_parallel_products(
 
 
 def _parts(frozen: Frozen) -> tuple[torch.Tensor, ...]:
-    """The tensors of what is frozen, which autograd has to see one by one; `_whole` is the way back."""
+    """Return the tensors of a frozen weight, which autograd must get one by one; `_whole` is the inverse."""
     if frozen is None:
         return ()
     return frozen if isinstance(frozen, Factors) else (frozen,)
@@ -78,7 +78,7 @@ def _products(
 
 
 class _ColumnParallelProducts(torch.autograd.Function):
-    """(x, W_f, W_1 … W_n) -> (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not W_f.
+    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for W_f.
 
     W_f is none, one or two of the operands (see `_parts`).
     """
@@ -126,7 +126,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
 def _input_grad(
     grads: Sequence[torch.Tensor], frozen: Frozen, tile: Tile | None, weights: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Σ grad_i W_i, `[seq, batch, hidden]`: each product is added to those before it."""
+    """Return Σ grad_i W_i, `[seq, batch, hidden]`, adding each product to those before it."""
     dense = [*weights] if frozen is None or isinstance(frozen, Factors) else [frozen, *weights]
     first, *others = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]

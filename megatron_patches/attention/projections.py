@@ -1,9 +1,9 @@
-"""The patched self-attention: Query and Key projections are frozen buffers, the Value projection trains.
+"""Self-attention with frozen Query and Key projections, which are buffers, and a trainable Value projection.
 
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
-Two things may be added: some of the heads may have trainable W_q and W_k instead (`HeadSplit`), and the
+Two additions are possible: some of the heads may have trainable W_q and W_k instead (`HeadSplit`), and the
 frozen ones may be corrected by `adapters`.
 
 All products of x share one autograd function, so that the layer performs exactly the collectives of
@@ -11,7 +11,7 @@ megatron-core's own column-parallel QKV layer: without sequence parallelism one 
 gradient; with it one all-gather forward, and one all-gather and one reduce-scatter backward. Two
 column-parallel layers side by side would double them.
 
-Version-sensitive: takes the place of megatron-core 0.16's SelfAttention and of its linear_qkv.
+Version-sensitive: takes the place of megatron-core's SelfAttention and of its linear_qkv.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -35,6 +34,7 @@ from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
+from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
 from megatron_patches.recipe.adapters import AdapterSizes, in_order
 from megatron_patches.recipe.phases import phases_of_layers
@@ -45,11 +45,11 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     """megatron-core's SelfAttention with the fused QKV projection replaced by `FrozenQueryKeyValueLinear`.
 
     Args:
-        policy, recipe: what is frozen, and how it is drawn.
+        policy, recipe: the choice of frozen heads and adapters, and the draw of frozen rows.
         frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
 
     Attributes:
-        recomputes_query_key: whether structured queries and keys are made again in backward, not kept.
+        recomputes_query_key: recompute structured queries and keys in backward instead of keeping them.
     """
 
     recomputes_query_key = False
@@ -65,8 +65,9 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        name: str | None = None,
     ) -> None:
-        # megatron-core numbers layers globally, from 1, and does not tell linear_qkv; the bank counts from 0.
+        # linear_qkv does not get the layer number, which is global and from 1; the bank counts from 0.
         linear_qkv = partial(
             FrozenQueryKeyValueLinear,
             policy=policy,
@@ -90,10 +91,11 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         output_gate: bool = False,
         split_qkv: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`[seq, batch, hidden]` -> query, key, value, each `[seq, batch, heads or groups, head_dim]`."""
+        """Project `[seq, batch, hidden]` to query, key, value `[seq, batch, heads or groups, head_dim]`."""
         assert key_value_states is None and not output_gate and split_qkv
         if self.recomputes_query_key and torch.is_grad_enabled() and self.linear_qkv.only_structured:
-            self.core_attention.remake = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
+            recompute = partial(self.linear_qkv.queries_and_keys, hidden_states.detach())
+            self.core_attention.recompute_query_key = recompute
         return self.linear_qkv(hidden_states)
 
 
@@ -106,16 +108,16 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             saves parameters, frozen or not. None where the bank is structured.
         query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same rows where
             the bank is structured, else None.
-        value_weight: parameter `[groups * head_dim, hidden]`. Like every sharded one it is marked as tensor
+        value_weight: parameter `[groups * head_dim, hidden]`. Every sharded parameter is marked as tensor
             parallel, for DeepSpeed's gradient norm.
-        trains_from_bank: `trained_query_key` starts from the rows that the same heads have in the bank; else
-            from vanilla's values.
+        trains_from_bank: `trained_query_key` starts from the rows of the same heads in the bank; False: from
+            vanilla's values.
         trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
             where all heads of this rank are frozen.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that heads share,
             such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
-        tile: how structured rows are multiplied by as a kernel; None, as it starts: as two products.
+        tile: tile of the kernel that multiplies by structured rows; None, the initial value: two products.
         head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order; empty
             where all heads of this rank are frozen.
     """
@@ -137,6 +139,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         is_expert: bool,
         tp_comm_buffer_name: str,
         tp_group: dist.ProcessGroup,
+        name: str | None = None,
         policy: QKPolicy,
         recipe: BankRecipe,
         frozen_groups: tuple[int, ...],
@@ -170,7 +173,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def _sharded(self, num_heads: int, input_size: int, device: Any) -> torch.nn.Parameter:
         shape = (num_heads * self.recipe.head_dim, input_size)
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(weight, dim=0)
         return weight
 
     def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, input_size: int, device: Any) -> None:
@@ -204,15 +207,15 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
                     self.shared_adapters[weight.name] = adapter.name
 
     def _buffer_names(self) -> tuple[str, ...]:
-        """Of FROZEN_BUFFERS, what this layer's frozen rows are held in."""
+        """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
         any_frozen = any(self.heads.frozen[role] for role in ROLES)
         return FROZEN_BUFFERS[1:] if self.recipe.structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """This rank's frozen rows, queries then keys, made anew on the CPU in the compute dtype.
+        """Make this rank's frozen rows, queries then keys, anew on the CPU in the compute dtype.
 
         Returns:
-            What the buffers hold: the rows, or their two factors.
+            The contents of the buffers: the rows, or their two factors.
         """
         if len(self._buffer_names()) > 1:
             return rank_factors(self.recipe, self.layer, self.heads, self.dtype)
@@ -224,24 +227,24 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return (torch.cat(shards),)
 
     def frozen(self) -> torch.Tensor | Factors:
-        """What an input is multiplied by in place of trained W_Q and W_K."""
+        """Return the frozen rows in the form in which inputs are multiplied by them."""
         if self.query_key_weight is not None:
             return self.query_key_weight
         assert self.query_key_right is not None and self.query_key_left is not None
         return Factors(self.query_key_right, self.query_key_left)
 
     def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The memory that this rank's frozen rows are in."""
+        """Return the tensors in memory of this rank's frozen rows."""
         frozen = self.frozen()
         return frozen if isinstance(frozen, Factors) else (frozen,)
 
     def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
-        """(role, global head numbers, rows `[heads * head_dim, hidden]`) of what this rank has frozen.
+        """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
 
-        The rows of a structured bank are made for this, of the factors in memory.
+        The rows of a structured bank are multiplied out for this from the factors in memory.
 
         Args:
-            exact: of a structured bank in float64, where no product of two factors is rounded.
+            exact: multiply the factors of a structured bank in float64, where no product is rounded.
         """
         rows = self.frozen()
         if isinstance(rows, Factors):
@@ -252,7 +255,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         yield "key", key, rows[queries:]
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`[seq(/tp), batch, hidden]` -> query, key, value `[seq, batch, heads or groups, head_dim]`."""
+        """Project `[seq(/tp), batch, hidden]` to query, key, value `[seq, batch, heads, head_dim]`."""
         products = self._products(hidden_states)
         query, key = self._split(products["frozen"], self.heads.frozen)
         if self.adapters is not None:
@@ -266,19 +269,19 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     @property
     def only_structured(self) -> bool:
-        """Whether structured frozen rows are all that makes queries and keys here."""
+        """Return whether queries and keys of this layer come from structured frozen rows alone."""
         alone = self.adapters is None and self.trained_query_key is None
         return alone and self.query_key_weight is None
 
     def queries_and_keys(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`forward` without values, where the rows are `only_structured`; for use without gradients."""
+        """Compute queries and keys as `forward` does, if `only_structured`; for use without gradients."""
         (frozen,) = column_parallel_products(
             hidden_states, self.frozen(), self.tp_group, self.sequence_parallel, [], self.tile
         )
         return self._split(frozen, self.heads.frozen)
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The input's product with every weight that this layer has, `[seq, batch, rows of the weight]`."""
+        """Multiply the input by every weight of the layer: {name: `[seq, batch, rows of the weight]`}."""
         own = {"value": self.value_weight, "trained": self.trained_query_key}
         own |= {name: getattr(self, name) for name in self.shared_adapters}
         learned = {name: weight for name, weight in own.items() if weight is not None}
@@ -293,13 +296,13 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
 
     def _in_order(self, role: Role, frozen: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
-        """Frozen and trainable heads `[seq, batch, heads, head_dim]` -> all of them, by their numbers."""
+        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers."""
         return torch.cat((frozen, trained), dim=2).index_select(2, self.head_orders[role])
 
     def _split(
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Products of query rows above key rows -> queries, keys `[seq, batch, heads, head_dim]`."""
+        """Split products of query and key rows into queries and keys `[seq, batch, heads, head_dim]`."""
         queries, keys = len(heads["query"]), len(heads["key"])
         rows = rows.unflatten(-1, (queries + keys, self.recipe.head_dim))
         query, key = rows.split((queries, keys), dim=2)

@@ -1,9 +1,9 @@
 """Rotary positions of queries and keys (Su et al. 2021, arXiv:2104.09864), in three passes of memory.
 
-megatron-core's own takes the cosine and sine of every angle anew in each layer, for queries and for keys, and
-puts the rotated halves together by copying. Here both are made once for all layers of a model, and each
-rotation writes where its result stays. The angles and the pairing of components (i with i + head_dim / 2) are
-megatron-core's.
+megatron-core computes the cosine and sine of every angle anew in each layer, for queries and for keys, and
+joins the rotated halves by copying. Here cosines and sines are computed once for all layers of a model, and
+each rotation writes its result without another copy. The angles and the pairing of components (i with i +
+head_dim / 2) are megatron-core's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 
 
 class RotaryAngles:
-    """cos and sin of position * base^(-2i / head_dim), kept for the longest sequence that was asked for.
+    """Table of cos and sin of position * base^(-2i / head_dim), for the longest sequence so far.
 
-    Made once and shared by the layers of a model; a length, device or data type that was not there before
-    replaces what is kept.
+    The layers of a model share one table. A greater length, another device or data type replaces it.
 
     Args:
         head_dim: components of a head; even.
@@ -30,17 +29,17 @@ class RotaryAngles:
         self._cosine = self._sine = torch.empty(0)
 
     def rotate(self, heads: torch.Tensor) -> torch.Tensor:
-        """`[seq, batch, heads, head_dim]`, of positions 0, 1, …: each rotated by its position's angles."""
+        """Rotate `[seq, batch, heads, head_dim]` of positions 0, 1, … by the angles of each position."""
         length = heads.size(0)
         kept = self._cosine
         if len(kept) < length or kept.device != heads.device or kept.dtype != heads.dtype:
-            with torch.inference_mode(False):  # what an evaluation makes must serve training too
+            with torch.inference_mode(False):  # a table from an evaluation must serve training too
                 self._fill(length, heads)
         rotated: torch.Tensor = _Rotate.apply(heads, self._cosine[:length], self._sine[:length])
         return rotated
 
     def _fill(self, length: int, like: torch.Tensor) -> None:
-        """Angles in float32, then the data type of `like`, as megatron-core computes them."""
+        """Compute the table as megatron-core does: in float32, then cast to the data type of `like`."""
         exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=like.device) / self.head_dim
         positions = torch.arange(length, dtype=torch.float32, device=like.device)
         angles = torch.outer(positions, 1.0 / (self.base**exponents))[:, None, None, :]
@@ -50,7 +49,7 @@ class RotaryAngles:
 
 
 class _Rotate(torch.autograd.Function):
-    """(x, cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`) -> x rotated; gradients turn back."""
+    """Rotation of x by cos `[seq, 1, 1, head_dim]`, sin `[seq, 1, 1, head_dim / 2]`; gradients turn back."""
 
     @staticmethod
     def forward(ctx: Any, heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""How scores become a context vector: PyTorch's fused attention as a megatron-core core attention.
+"""Scaled dot-product attention by PyTorch's fused kernels, as a core attention of megatron-core.
 
-Version-sensitive: has the constructor and the forward that megatron-core 0.16's SelfAttention calls.
+Version-sensitive: has the constructor and the forward that megatron-core's SelfAttention calls.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch.nn.functional import scaled_dot_product_attention
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.engine.documents import Documents, Visible, attend_within_documents
 from megatron_patches.engine.random_streams import own_stream
-from megatron_patches.engine.recompute import remade_in_backward
+from megatron_patches.engine.recompute import recomputed_in_backward
 
 
 class CausalDotProductAttention(MegatronModule):
     """softmax(q·k/√head_dim + mask) v by `torch.nn.functional.scaled_dot_product_attention`.
 
-    Torch picks the kernel: flash where it can, on the CPU only without dropout. Every variant that has
-    queries and keys goes through this module, so a comparison between two of them never compares two
-    attention kernels.
+    Torch picks the kernel: flash where possible, on the CPU only without dropout. Every variant with queries
+    and keys uses this module, so a comparison between two of them never compares two attention kernels.
 
     Args:
-        rotary: the rotation of queries and keys by their positions; None: they come with what they need.
+        rotary: the rotation of queries and keys by their positions; None: they are not rotated.
 
     Attributes:
-        remake: makes queries and keys, not rotated, once more: of the next forward pass, which then keeps it
-            for backward in their place where a causal kernel would keep them.
+        recompute_query_key: function that computes the next forward pass's queries and keys, not rotated,
+            once more. If set, and if attention is causal without a mask, that pass saves the function for
+            backward in place of the queries and keys, and clears the attribute.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CausalDotProductAttention(MegatronModule):
         self.scale = softmax_scale if softmax_scale is not None else 1.0 / math.sqrt(config.kv_channels)
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.rotary = rotary
-        self.remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
+        self.recompute_query_key: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None = None
 
     def forward(
         self,
@@ -67,7 +67,7 @@ class CausalDotProductAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedSeqParams | None = None,
     ) -> torch.Tensor:
-        """Attend.
+        """Return the context vectors of causal attention.
 
         Args:
             query: `[seq, batch, heads, head_dim]` of this rank's heads, not rotated.
@@ -79,13 +79,13 @@ class CausalDotProductAttention(MegatronModule):
             `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
-        remake, self.remake = self.remake, None
+        recompute, self.recompute_query_key = self.recompute_query_key, None
         query, key = self._rotated(query, key)
         dropout = self.dropout if self.training else 0.0
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
                 return self._within_documents(query, key, value, attention_mask, dropout)
-            attention_mask = attention_mask.mask()  # a graph cannot loop over what it does not know
+            attention_mask = attention_mask.mask()  # a graph cannot loop over lengths that it does not know
         grouped = query.size(2) != key.size(2)
         if grouped and attention_mask is not None:
             # torch's memory-efficient kernel takes a mask but no groups, and no other saves memory.
@@ -94,7 +94,7 @@ class CausalDotProductAttention(MegatronModule):
         query, key, value = (heads.permute(1, 2, 0, 3) for heads in (query, key, value))
         with (
             own_stream(self.config) if dropout > 0.0 else contextlib.nullcontext(),
-            self._remaking(query, key, remake if attention_mask is None else None),
+            self._recomputing(query, key, recompute if attention_mask is None else None),
         ):
             context = scaled_dot_product_attention(
                 query,
@@ -113,21 +113,21 @@ class CausalDotProductAttention(MegatronModule):
             return query, key
         return self.rotary.rotate(query), self.rotary.rotate(key)
 
-    def _remaking(
+    def _recomputing(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        remake: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
+        recompute: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
     ) -> contextlib.AbstractContextManager[None]:
-        """Keep `remake` for backward in place of queries and keys `[batch, heads, seq, head_dim]`."""
-        if remake is None:
+        """Save `recompute`, if given, for backward in place of `[batch, heads, seq, head_dim]` both."""
+        if recompute is None:
             return contextlib.nullcontext()
-        source = remake
+        source = recompute
 
-        def again() -> tuple[torch.Tensor, ...]:
+        def rotated() -> tuple[torch.Tensor, ...]:
             return tuple(heads.permute(1, 2, 0, 3) for heads in self._rotated(*source()))
 
-        return remade_in_backward((query, key), again)
+        return recomputed_in_backward((query, key), rotated)
 
     def _within_documents(
         self,

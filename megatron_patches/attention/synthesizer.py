@@ -1,16 +1,16 @@
-"""Self-attention whose scores do not look at the tokens: the Synthesizer (Tay et al., ICML 2021).
+"""Self-attention whose scores do not depend on the tokens: the Synthesizer (Tay et al., ICML 2021).
 
     P_h = causal softmax(S_h),   o_h = P_h v_h,   v = W_v x
 
 S_h is a learned matrix [seq, seq] of head h, whole (`random`) or as A_h B_hᵀ (`factorized`): see
-`score_recipe`. There is no query, no key and nothing for a rotary embedding to turn; S_h itself knows the
+`recipes`. There is no query, no key and nothing for a rotary embedding to turn; S_h itself knows the
 positions. V and the output projection are megatron-core's own column- and row-parallel layers, so the
 collectives are those of the ordinary layer. A rank owns the scores of its heads.
 
 P_h is the same for every sample of a batch, so without a mask and without dropout it is made once and applied
 as one product per group, [heads · seq, seq] × [seq, batch · head_dim].
 
-Version-sensitive: has the constructor and the forward of megatron-core 0.16's SelfAttention.
+Version-sensitive: has the constructor and the forward of megatron-core's SelfAttention.
 """
 
 from __future__ import annotations
@@ -24,33 +24,31 @@ import torch.distributed as dist
 from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from megatron_patches.bank.shards import heads_of_rank
-from megatron_patches.engine.random_streams import own_stream
-from megatron_patches.engine.streams import normal_rows
+from megatron_patches.engine.compat import mark_tensor_parallel
+from megatron_patches.engine.random_streams import normal_rows, own_stream
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe
 
 
 @dataclass
 class SynthesizerSelfAttentionSubmodules:
     """The projections of a `SynthesizerSelfAttention`: column-parallel V, row-parallel output."""
 
-    linear_v: ModuleSpec | type
-    linear_proj: ModuleSpec | type
+    linear_v: type
+    linear_proj: type
 
 
 class SynthesizerSelfAttention(MegatronModule):
-    """Takes the place of megatron-core's SelfAttention in a TransformerLayer.
+    """Synthesizer attention in the place of megatron-core's SelfAttention in a TransformerLayer.
 
     Args:
         layer_number: global, counted from 1 as megatron-core does.
         recipe: sizes and seed of the scores.
-        trainable: whether the scores learn; if not, they are buffers that no optimizer ever sees.
+        trainable: the scores learn; False: they are buffers, which no optimizer gets.
     """
 
     def __init__(
@@ -62,6 +60,7 @@ class SynthesizerSelfAttention(MegatronModule):
         trainable: bool,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(config=config)
         assert not config.add_bias_linear and cp_comm_type is None
@@ -72,8 +71,7 @@ class SynthesizerSelfAttention(MegatronModule):
         self.core_attention = SynthesizerCoreAttention(
             config, layer_number - 1, recipe, trainable, pg_collection.tp
         )
-        self.linear_v = build_module(
-            submodules.linear_v,
+        self.linear_v = submodules.linear_v(
             config.hidden_size,
             config.num_query_groups * config.kv_channels,
             config=config,
@@ -85,8 +83,7 @@ class SynthesizerSelfAttention(MegatronModule):
             tp_comm_buffer_name="v",
             tp_group=pg_collection.tp,
         )
-        self.linear_proj = build_module(
-            submodules.linear_proj,
+        self.linear_proj = submodules.linear_proj(
             config.num_attention_heads * config.kv_channels,
             config.hidden_size,
             config=config,
@@ -112,9 +109,9 @@ class SynthesizerSelfAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         sequence_len_offset: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[seq(/tp), batch, hidden]` -> the same shape, and no bias.
+        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias.
 
-        Rotary embeddings are accepted, because the layer passes them, and have nothing to act on.
+        Rotary embeddings are accepted, because the layer passes them, and have no effect.
 
         Args:
             attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another (the
@@ -130,13 +127,13 @@ class SynthesizerSelfAttention(MegatronModule):
 
 
 class SynthesizerCoreAttention(MegatronModule):
-    """Mixes values by probabilities that belong to the heads; owns this rank's score matrices.
+    """Mixture of values by probabilities that belong to the heads, with this rank's score matrices.
 
     Attributes:
         scores: `[heads * T, T]`, or None where scores are factorized.
         query_factor, key_factor: A and B, `[heads * T, k]` each, or None.
 
-    They are parameters marked as tensor-parallel if trainable, else buffers that are not saved.
+    The matrices are parameters marked as tensor-parallel if trainable, else buffers that are not saved.
     """
 
     scores: torch.Tensor | None
@@ -166,11 +163,11 @@ class SynthesizerCoreAttention(MegatronModule):
             self.register_buffer(name, values, persistent=False)
             return
         parameter = torch.nn.Parameter(values)
-        set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(parameter, dim=0)
         self.register_parameter(name, parameter)
 
     def regenerate(self, name: str) -> torch.Tensor:
-        """This rank's rows of one matrix as they are at the start, on the CPU in the compute dtype."""
+        """Draw the initial values of this rank's rows of a matrix, on the CPU in the compute dtype."""
         length = self.recipe.sequence_length
         rows = range(self.heads.start * length, self.heads.stop * length)
         values = normal_rows(
@@ -183,20 +180,20 @@ class SynthesizerCoreAttention(MegatronModule):
         return values.to(self.config.params_dtype)
 
     def frozen_shards(self) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-        """(matrix, global head numbers, rows `[heads * T, columns]`) of what this rank holds frozen."""
+        """Yield (matrix, global head numbers, rows `[heads * T, columns]`) of this rank's frozen scores."""
         if not self.trainable:
             for name in self.recipe.matrices:
                 yield name, tuple(self.heads), getattr(self, name)
 
     def frozen_tensors(self) -> tuple[torch.Tensor, ...]:
-        """The memory of the score matrices that do not learn."""
+        """Return the score matrices in memory that do not learn."""
         return tuple(matrix for _, _, matrix in self.frozen_shards())
 
     def logits(self, length: int) -> torch.Tensor:
-        """S of this rank's heads at the first `length` positions: `[heads, length, length]`, fp32 or wider.
+        """Return S of this rank's heads for the first `length` positions: `[heads, length, length]`, ≥ fp32.
 
         Raises:
-            MethodError: longer than the score matrices.
+            MethodError: `length` is greater than that of the score matrices.
         """
         if length > self.recipe.sequence_length:
             raise MethodError(
@@ -214,7 +211,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return wide.unflatten(0, (len(self.heads), self.recipe.sequence_length))
 
     def probabilities(self, length: int, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Rows that sum to 1 over what each position may see, in the type of `logits`.
+        """Return attention probabilities in the type of `logits`; rows sum to 1 over visible positions.
 
         Args:
             attention_mask: `[batch, 1, length, length]` bool, True where hidden, the future included.
@@ -231,7 +228,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
 
     def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """`[seq, batch, groups, head_dim]` of this rank -> `[seq, batch, heads * head_dim]`.
+        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`.
 
         Raises:
             MethodError: as `logits`.
@@ -240,7 +237,7 @@ class SynthesizerCoreAttention(MegatronModule):
         probabilities = self.probabilities(length, attention_mask).to(value.dtype)
         if self.training and self.dropout > 0.0:
             probabilities = self._drop(probabilities, batch)
-        # Heads [group 0's, group 1's, ...], each group's stacked: one product per group, nothing repeated.
+        # Heads of group 0, of group 1, ..., each group's stacked: one product per group, nothing repeated.
         probabilities = probabilities.unflatten(-3, (groups, -1)).flatten(-3, -2)
         if probabilities.dim() == 3:
             mixed = probabilities @ value.permute(2, 0, 1, 3).flatten(2)
@@ -251,7 +248,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return mixed.flatten(2)
 
     def _drop(self, probabilities: torch.Tensor, batch: int) -> torch.Tensor:
-        """Dropout, independent for every sample: `[batch, heads, seq, seq]`."""
+        """Drop probabilities, independently for every sample: `[batch, heads, seq, seq]`."""
         with own_stream(self.config):
             return torch.nn.functional.dropout(
                 probabilities.expand(batch, *probabilities.shape[-3:]), self.dropout

@@ -28,7 +28,7 @@ LEAST_PIVOT_SHARE = 2.0**-24
 
 
 def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
-    """`a @ b` with the same bits on every IEEE machine.
+    """Multiply two matrices with the same bits on every IEEE machine.
 
     Args:
         a: [m, k], float64, finite.
@@ -54,9 +54,9 @@ def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
 
 
 def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]:
-    """At most `count` matrices that add up to `x` (but for digits far below its own last one).
+    """Cut `x` into at most `count` matrices that add up to it, except for digits far below its last one.
 
-    Each holds integers of `bits` bits, times one power of two per row (axis 1) or column (axis 0).
+    Each matrix holds integers of `bits` bits, times one power of two per row (axis 1) or column (axis 0).
     """
     largest = np.abs(x).max(axis=axis, keepdims=True)
     exponent = np.frexp(largest)[1]
@@ -73,7 +73,7 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 
 
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The inverse of the Cholesky factor L (gram = L Lᵀ, diagonal positive), reproducibly.
+    """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive), reproducibly.
 
     Args:
         gram: [n, n], symmetric positive definite.
@@ -98,7 +98,7 @@ def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _eliminate(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """`inverse_cholesky` by Gaussian elimination of [gram | I], elementwise operations only."""
+    """Compute `inverse_cholesky` by Gaussian elimination of [gram | I], with elementwise operations only."""
     size = len(gram)
     work = np.concatenate([gram, np.eye(size)], axis=1)
     for column in range(size - 1):
@@ -110,7 +110,7 @@ def _eliminate(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
-    """Qᵀ of the thin QR decomposition rowsᵀ = Q R with diag(R) > 0, reproducibly.
+    """Compute Qᵀ of the thin QR decomposition rowsᵀ = Q R with diag(R) > 0, reproducibly.
 
     R is the transposed Cholesky factor of the Gram matrix, so Qᵀ = L⁻¹ · rows. That loses about as many
     digits as the Gram matrix is ill conditioned, so the result is treated the same way again until its Gram
@@ -138,5 +138,5 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
 
 
 def orthonormality_error(rows: FloatArray) -> float:
-    """The largest |W Wᵀ − I| of rows W [m, n], the same number on every machine."""
+    """Return the largest |W Wᵀ − I| of rows W [m, n], the same number on every machine."""
     return float(np.abs(reproducible_matmul(rows, rows.T) - np.eye(len(rows))).max())

@@ -39,10 +39,10 @@ GRID = 2.0**16
 
 
 def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
-    """(a, b): of all a · b = hidden_size whose a divides head_dim, the one with the least a + b.
+    """Choose (a, b): of all a · b = hidden_size whose a divides head_dim, the pair with the least a + b.
 
-    Then a head's rows are whole blocks of the left factor, and so are those of any set of heads. Where (a, b)
-    and (b, a) are both possible, a is the smaller one.
+    The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a, b) and
+    (b, a) are both possible, a is the smaller one.
 
     Raises:
         MethodError: a or b would have to be 1.
@@ -63,10 +63,11 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LayerFactors:
-    """The blocks that make some heads' rows of W_Q, then of W_K, in one layer; m of them of the left factor.
+    """Factors of some heads' rows of W_Q, then of W_K, in one layer, with m blocks in the left factor.
 
     Attributes:
-        right: `[a, m, b]`: right[i, n] is the row of B_i whose result block n of the left factor reads.
+        right: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the left
+            factor.
         left: `[m, a, a]`.
     """
 
@@ -74,7 +75,7 @@ class LayerFactors:
     left: FloatArray
 
     def rows(self) -> FloatArray:
-        """The rows that they stand for, `[m * a, hidden_size]`: every entry is one product."""
+        """Return the rows that the factors stand for, `[m * a, hidden_size]`: every entry is one product."""
         blocks, a, _ = self.left.shape
         products = self.left[:, :, :, None] * self.right.transpose(1, 0, 2)[:, None]
         return products.reshape(blocks * a, a * self.right.shape[2])
@@ -88,11 +89,11 @@ def layer_factors(
     heads: Sequence[tuple[int, Sequence[int]]],
     hadamard: bool = False,
 ) -> LayerFactors:
-    """What makes the rows of these heads.
+    """Make the factors of these heads' rows.
 
     Args:
         heads: (number of a role, numbers of its heads), in the order of the rows.
-        hadamard: of signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
+        hadamard: use signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
 
     Raises:
         MethodError: as `block_sizes`.
@@ -121,7 +122,7 @@ def layer_factors(
 
 
 class Block(NamedTuple):
-    """Which block of a layer's factors: the role's number, the factor, and its place in the factor."""
+    """Place of a block among a layer's factors: number of the role, factor, number within the factor."""
 
     role: int
     factor: Factor
@@ -129,9 +130,9 @@ class Block(NamedTuple):
 
 
 def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Haar orthogonal blocks: float64 `[len(blocks), size, size]`.
+    """Make Haar orthogonal blocks: float64 `[len(blocks), size, size]`.
 
-    They take less time together than one after the other, and have the same bits.
+    Blocks made together take less time than one after the other, and have the same bits.
 
     Args:
         size: rows of each, at least 2.
@@ -145,7 +146,7 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
 
 
 def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Hadamard matrices, columns of random signs, rows in random order: ±1, `[len(blocks), size, size]`.
+    """Make Hadamard matrices, signs of columns and order of rows random: ±1 `[len(blocks), size, size]`.
 
     Args:
         size: a power of two.
@@ -155,17 +156,18 @@ def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -
 
 
 def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.random.Generator]:
-    """The random stream of each block; see the module."""
+    """Yield the random stream of each block; see the module."""
     key = np.random.SeedSequence(seed, spawn_key=(STREAM_DOMAIN, layer)).generate_state(2, np.uint64)
     for role, factor, number in blocks:
         yield np.random.Generator(np.random.Philox(key=key, counter=[0, role, number, FACTORS.index(factor)]))
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
-    """H_0 H_1 …, signs corrected; H_j sends a normal vector in the last size − j dimensions to the axis.
+    """Multiply reflectors H_0 H_1 …, signs corrected; H_j sends a normal vector to axis j.
 
     Args:
-        deviates: `[size (size + 1) / 2, blocks]`. Blocks come last: every operation then runs along memory.
+        deviates: `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last: every operation
+            then runs along memory.
 
     Returns:
         `[blocks, size, size]`.
@@ -188,6 +190,6 @@ def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
 
 
 def _sum(terms: FloatArray) -> FloatArray:
-    """Over the first of several axes, one term after the other: only along memory numpy sums in pairs."""
+    """Sum over the first of several axes, one term after the other: only along memory numpy sums in pairs."""
     total: FloatArray = np.add.reduce(terms, axis=0)
     return total

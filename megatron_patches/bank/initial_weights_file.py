@@ -1,9 +1,9 @@
-"""Initial values that are read from a file in place of being drawn: those of a model that was trained before.
+"""File of initial weights, read instead of drawn: those of a model that was trained before.
 
-The file is safetensors. A tensor's name is that of the random stream which its rows would otherwise come from
-(see `initialize`), so that any rank reads just its own rows; norms have two, `.weight` and `.bias`. What is
-said in its header: the sizes of the model, and of W_Q and W_K the SHA-256 of every head, in float32. The
-SHA-256 of the header thus stands for the whole bank, and every head is checked when it is read.
+The file is safetensors. The name of a tensor is that of the random stream from which its rows would otherwise
+be drawn (see `initialize`), so that any rank reads just its own rows; norms have two tensors, `.weight` and
+`.bias`. The header holds the sizes of the model, and the SHA-256 of every head of W_Q and W_K in float32. The
+SHA-256 of the header thus identifies the whole bank, and every head is checked when it is read.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ FORMAT = "ora-initial-weights-1"
 
 
 def bank_name(layer: int, role: str) -> str:
-    """The tensor of W_Q or W_K of a layer, `[heads * head_dim, hidden]`."""
+    """Return the name of the tensor of W_Q or W_K of a layer, `[heads * head_dim, hidden]`."""
     return f"layer.{layer}.attention.{role}"
 
 
 @dataclass(frozen=True)
 class GivenWeights:
-    """A file of initial weights. Raises MethodError, from any of these: it cannot be read, or is none."""
+    """File of initial weights.
+
+    Raises:
+        MethodError: from any property or method: the file cannot be read, or holds no initial weights.
+    """
 
     path: Path
 
@@ -60,12 +64,12 @@ class GivenWeights:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the header, which has the digests of the heads."""
+        """Return the SHA-256 of the header, which has the digests of the heads."""
         return hashlib.sha256(self._header).hexdigest()
 
     @property
     def model(self) -> dict[str, Any]:
-        """Sizes of the model, by the keys of the configuration's section `model`."""
+        """Return the sizes of the model, by the keys of the configuration's section `model`."""
         return dict(self._stated["model"])
 
     @cached_property
@@ -73,11 +77,11 @@ class GivenWeights:
         return frozenset(json.loads(self._header))
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
+        """Return whether the file has a tensor of this name."""
         return name in self._names
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
-        """Rows of a tensor in the given order, `[len(numbers), columns]`, in the type they are stored in."""
+        """Read rows of a tensor in the given order, `[len(numbers), columns]`, in their stored type."""
         import torch
 
         try:
@@ -89,7 +93,7 @@ class GivenWeights:
             raise self._unreadable(f"{name}: {error}") from error
 
     def head(self, layer: int, role: str, head: int, head_dim: int) -> torch.Tensor:
-        """W_Q or W_K of one head, float32 `[head_dim, hidden]`, its digest compared."""
+        """Read W_Q or W_K of one head, float32 `[head_dim, hidden]`, and compare its digest."""
         name = bank_name(layer, role)
         rows = self.rows(name, range(head * head_dim, (head + 1) * head_dim)).float()
         digests = self._stated["heads"].get(name, [])
@@ -105,12 +109,12 @@ class GivenWeights:
 
 
 def head_digest(rows: torch.Tensor) -> str:
-    """SHA-256 of one head's rows in float32."""
+    """Return the SHA-256 of one head's rows in float32."""
     return hashlib.sha256(rows.float().contiguous().numpy().data).hexdigest()
 
 
 def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Row numbers as ranges [first, end)."""
+    """Return row numbers as ranges [first, end)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:

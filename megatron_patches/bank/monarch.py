@@ -1,16 +1,16 @@
-"""An input times structured frozen rows: two batched products of small blocks in place of one large product.
+"""Products with structured frozen rows: two batched products of small blocks in place of one large product.
 
 With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
 
     z_n[i] = right[i, n] · x_i        the right factor, `[a, m, b]`
     y_n    = left[n] z_n              the left factor, `[m, a, a]`
 
-and y = [y_0 … y_(m−1)], queries above keys as their rows are in the dense bank. No operand is ever copied to
-another order: what is between the two products lies as `[a, m, tokens]`, in which both find matrices that
-BLAS takes as they are, and results are written where they belong. Gradients need the factors only.
+and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to another order:
+the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the matrices of both products
+directly, and results are written to their final places. Gradients need the factors only.
 
-These two functions are all that multiplies by structured rows. Given a `Tile`, each is one kernel instead
-(`monarch_kernel`), which keeps what is between the two products on chip.
+All products with structured rows use these two functions. Given a `Tile`, each is one kernel instead
+(`monarch_kernel`), which keeps the intermediate result on chip.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Factors(NamedTuple):
     left: torch.Tensor
 
     def rows(self) -> torch.Tensor:
-        """The rows that they stand for, `[m * a, a * b]`: each entry is one product, in the factors' type."""
+        """Return the rows of these factors, `[m * a, a * b]`: each entry is one product, in the same type."""
         products = self.left.unsqueeze(-1) * self.right.transpose(0, 1).unsqueeze(1)
         return products.flatten(2).flatten(0, 1)
 
 
 def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = None) -> torch.Tensor:
-    """`[..., a * b]` -> `[..., m * a]`, contiguous: the product with `factors.rows()` transposed."""
+    """Multiply `[..., a * b]` by `factors.rows()` transposed: `[..., m * a]`, contiguous."""
     right, left = factors
     pieces, blocks, width = right.shape
     if tile is not None:
@@ -51,7 +51,7 @@ def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = N
 def add_input_grad(
     grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
 ) -> torch.Tensor:
-    """The gradient of `project`'s input added to `total`, in place but for the kernel.
+    """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
 
     Args:
         grad: `[..., m * a]`, of the output.
@@ -73,7 +73,7 @@ def add_input_grad(
 
 
 def _multiply(first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
-    """Matrix products of two batches, written into a view; a compiler chooses the places itself."""
+    """Multiply two batches of matrices into a view; a compiler chooses the layout itself."""
     if torch.compiler.is_compiling():
         result.copy_(torch.bmm(first, second))
     else:

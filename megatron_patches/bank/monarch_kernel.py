@@ -1,4 +1,4 @@
-"""Both products with structured rows as one operator, opaque to torch.compile, which needs only its shape.
+"""Operator of both products with structured rows, opaque to torch.compile, which needs only its shape.
 
 On CUDA it launches the Triton kernel of `monarch_triton`; on the CPU, for tests, it computes the same by two
 batched products in float32. The products with the rows of `monarch.Factors`, and their input gradient:
@@ -6,7 +6,7 @@ batched products in float32. The products with the rows of `monarch.Factors`, an
     two_products(x, right, left, None, [], 1, tile)              [tokens, a * b] -> [tokens, m * a]
     two_products(grad, left.mT, right.mT, total, [], 1, tile)    [tokens, m * a] -> total + [tokens, a * b]
 
-Where it is used is not decided here: see `performance.structured_products`.
+The setting `performance.structured_products` decides where the operator is used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ GROUP = 16
 
 
 class Tile(NamedTuple):
-    """How the kernel divides its work: it changes the time, and orders no sum otherwise."""
+    """Tile of a program of the kernel: changes the time, not the order of any sum."""
 
     tokens: int = 16
     warps: int = 8
 
 
 TILES = (Tile(32, 8), Tile(16, 8), Tile(16, 4))
-"""Those worth a measurement."""
+"""Tiles worth measuring."""
 
 
 def why_not(right: torch.Tensor) -> str | None:
-    """Why the kernel cannot take these factors where they are, as the end of a sentence; None: it can.
+    """Return why the kernel cannot take these factors on their device, as the end of a sentence, or None.
 
     Args:
         right: `[a, m, b]` of `monarch.Factors`.
@@ -51,7 +51,7 @@ def why_not(right: torch.Tensor) -> str | None:
 
 
 def rotates(block: int, head_dim: int) -> bool:
-    """Whether the pass that makes heads out of blocks of so many rows can rotate them too."""
+    """Return whether the pass that makes heads out of blocks of so many rows can rotate them too."""
     half = head_dim // 2
     if half % block == 0:
         return _power_of_two(half // block) and head_dim // block <= GROUP
@@ -69,14 +69,14 @@ def two_products(
     tile: list[int],
     turn_back: bool = False,
 ) -> torch.Tensor:
-    """out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
+    """Compute out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
 
     Args:
         x: `[tokens, p * k]`.
         first, second: `[p, r, k]` and `[r, m, p]`, in x's type, with any strides.
         addend: `[tokens, r * m]`, contiguous, or None.
-        angles: cosine and sine `[positions, head_dim / 2]` by which heads are rotated as `rotary` does it, a
-            token's position being its number // batch; or none. Where `rotates` says so.
+        angles: cosine and sine `[positions, head_dim / 2]` by which heads are rotated as in `rotary`, a
+            token's position being its number // batch; or none. Only where `rotates` is true.
         tile: a `Tile`.
         turn_back: rotate x, the gradient by rotated heads, the other way first; else rotate the result.
 
@@ -120,7 +120,7 @@ def launch(
     tile: list[int],
     turn_back: bool = False,
 ) -> torch.Tensor:
-    """`two_products` by the kernel; on tensors of the CPU where Triton interprets."""
+    """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets."""
     from triton import cdiv
 
     from megatron_patches.bank import monarch_triton
@@ -157,11 +157,11 @@ def launch(
 def kernel_constants(
     first: Sequence[int], rows: int, tokens: int, half: int, turn_back: bool, add: bool
 ) -> dict[str, int | bool]:
-    """What the kernel is compiled for: its arguments in capitals, but for INTERPRETED.
+    """Return the constants of a compilation: the kernel's arguments in capitals, without INTERPRETED.
 
     Args:
-        first: its shape.
-        rows: of a block of the result.
+        first: shape of `first`.
+        rows: rows of a block of the result.
         half: half of head_dim where heads are rotated, else 0.
     """
     num_p, num_r, width = first
@@ -173,12 +173,12 @@ def kernel_constants(
 
 
 def kernel_stages(element_bytes: int, half: int, turn_back: bool) -> int:
-    """2: the kernel loads a step ahead, where the shared memory of an A100 has room for it."""
+    """Return 2, to load a step ahead, if the shared memory of an A100 has room for that, else 1."""
     return 1 if element_bytes > 2 or (half and turn_back) else 2
 
 
 def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: int) -> torch.Tensor:
-    """`[tokens, heads * head_dim]` float32, each head by its position's angles."""
+    """Rotate each head of `[tokens, heads * head_dim]`, float32, by the angles of its position."""
     cosine, sine = (angle.float().repeat_interleave(batch, dim=0)[: len(heads), None] for angle in angles)
     first, second = heads.unflatten(1, (-1, 2 * sine.size(-1))).chunk(2, dim=-1)
     turned = (first * cosine - sign * second * sine, second * cosine + sign * first * sine)

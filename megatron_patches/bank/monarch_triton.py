@@ -1,24 +1,25 @@
-"""The Triton kernel of `monarch_kernel`: both products with structured rows, what is between them on chip.
+"""Triton kernel of `monarch_kernel`: both products with structured rows, the intermediate result on chip.
 
     out[t, r, m] = Σ_p second[r, m, p] between[t, r, p],    between[t, r, p] = Σ_k first[p, r, k] x[t, p, k]
 
 is `monarch.project` with first = right and second = left, where p is a piece, k a place in it, r a block and
-m a row of it. It is the input gradient with first = left and second = right, transposed by their strides,
-where p is a block and r a piece. Queries and keys are blocks of one `Factors`, so one pass makes both.
+m a row of the block. The same kernel computes the input gradient with first = left and second = right,
+transposed by their strides, where p is a block and r a piece. Queries and keys are blocks of one `Factors`,
+so one pass makes both.
 
 Between the two products p and r change places: the first gives all r of one p, the second needs all p of
 one r. Triton cannot address what is in registers. So a program holds GROUP of the r for TOKENS tokens, and
-takes the p by CHUNK: it makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p is the
-batch), permutes it through shared memory, and adds its batched product with `second` (r is the batch) to
-what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
-the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours,
-so x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
+takes the p by CHUNK: the program makes the cube [CHUNK, TOKENS, GROUP] of `between` as one batched product (p
+is the batch), permutes it through shared memory, and adds its batched product with `second` (r is the batch)
+to what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
+the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours, so
+x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
 tokens.
 
-What was not taken: all of x in registers as one cube (then each number is read once, but 32 tokens of 2048
+Rejected alternatives: all of x in registers as one cube (then each number is read once, but 32 tokens of 2048
 numbers fill the registers of a multiprocessor, and the permuted cube comes on top); one r at a time (the
 first product is then one row of every block, and the tensor cores have no matrix); `between` in memory
-behind a barrier (the traffic that the two batched products have).
+behind a barrier (the traffic of the two batched products).
 
 In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to one, it
 would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as TF32, which no
@@ -70,7 +71,7 @@ def two_products(
     CHUNK: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """x `[num_tokens, P * K]` -> out `[num_tokens, R * M]`; a program: TOKENS tokens, GROUP of the r.
+    """Compute out `[num_tokens, R * M]` of x `[num_tokens, P * K]`; a program: TOKENS tokens, GROUP of the r.
 
     Args:
         x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
@@ -138,7 +139,7 @@ def two_products(
 
 @triton.jit
 def _rotated(total, cosine, sine, known, M: tl.constexpr, HALF: tl.constexpr):
-    """Blocks of whole heads `[r, t, m]`, each head turned by its position's angles.
+    """Rotate each head of blocks `[r, t, m]`, which are whole heads, by the angles of its position.
 
     A head's component c goes with c + HALF: the same place of a block HALF / M further on, or one block's two
     halves where HALF < M.
@@ -172,7 +173,7 @@ def _rotated(total, cosine, sine, known, M: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _rounded(values, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
-    """float32 to the nearest number of `dtype`, of two to the even one."""
+    """Round float32 to the nearest number of `dtype`, ties to even."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = values.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000

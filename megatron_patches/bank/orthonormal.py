@@ -1,7 +1,7 @@
 """The frozen Query/Key bank: (seed, layer, role, head) -> rows. Pure, CPU, float64.
 
-Every head has a counter-based random stream of its own, so no head depends on which others were made, or
-where, or in what order. With the default construction, `qr`, and with `hadamard`, `dct` and `monarch`, the
+Every head has a counter-based random stream of its own, so no head depends on which others were made, nor on
+their place or order. With the default construction, `qr`, and with `hadamard`, `dct` and `monarch`, the
 bits are also the same on every IEEE machine whatever its BLAS and thread count (see `exact`, `structured`,
 `factors`): a run may move between CPU models and tensor-parallel sizes and find its bank again.
 """
@@ -28,7 +28,7 @@ SCOPES = ("head", "layer")
 INITS = ("orthogonal", "gaussian", "pretrained")
 ROLES: tuple[Role, ...] = ("query", "key")
 FACTORED = ("monarch", "monarch_hadamard")
-"""Constructions that are no matrix but two factors (see `factors`)."""
+"""Constructions of two factors instead of a matrix (see `factors`)."""
 
 # First word of each stream's key: head and layer streams never coincide, nor with another use of the seed.
 STREAM_DOMAINS: Mapping[str, int] = MappingProxyType({"head": 0x4F5241, "layer": 0x4F5242})
@@ -39,21 +39,21 @@ GRID = 2.0**16
 
 @dataclass(frozen=True)
 class BankRecipe:
-    """Everything the frozen rows depend on, apart from (layer, role, head).
+    """Recipe of a frozen bank: with (layer, role, head) it determines every row.
 
     Attributes:
         seed: not negative.
         hidden_size, head_dim, num_attention_heads, num_query_groups: the model's (num_query_groups is the
             number of key heads).
-        init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `bank`), not drawn.
+        init: `orthogonal`, `gaussian`, or `pretrained`: read from a file (see `shards`), not drawn.
         scope: for `orthogonal`: rows orthonormal within each `head`, or across all heads of a `layer`'s role.
         construction: for `orthogonal`: one of CONSTRUCTIONS.
         gaussian_std: for `gaussian`; None is 1/sqrt(hidden_size), which makes E|q|² that of orthonormal rows.
-        given_sha256: for `pretrained`: what the file's header has for a digest.
-        given_path: for `pretrained`: where the file lies, which is no part of what the bank is.
+        given_sha256: for `pretrained`: the SHA-256 of the file's header.
+        given_path: for `pretrained`: the path of the file, which is not part of the bank's identity.
 
     Raises:
-        MethodError: a shape or name that cannot be; the message says which.
+        MethodError: an impossible shape or an unknown name; the message says which.
     """
 
     seed: int
@@ -119,7 +119,7 @@ class BankRecipe:
             block_sizes(self.hidden_size, self.head_dim)
 
     def as_dict(self) -> dict[str, int | float | str | None]:
-        """The fields as plain values; `BankRecipe(**that)` is equal to this recipe."""
+        """Return the fields as plain values, from which `BankRecipe(**values)` makes an equal recipe."""
         values = asdict(self)
         del values["given_path"]
         if self.given_sha256 is None:
@@ -128,16 +128,16 @@ class BankRecipe:
 
     @property
     def structured(self) -> bool:
-        """Whether the rows are products of small factors, by which an input is multiplied instead."""
+        """Return whether rows are products of small factors, by which inputs are multiplied instead."""
         return self.init == "orthogonal" and self.construction in FACTORED
 
     def num_heads(self, role: Role) -> int:
-        """Heads of one role in a layer: query heads, or key heads (groups)."""
+        """Return the number of heads of one role in a layer: query heads, or key heads (groups)."""
         return self.num_attention_heads if role == "query" else self.num_query_groups
 
 
 def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
-    """W of one head: float64 [head_dim, hidden_size].
+    """Draw W of one head: float64 [head_dim, hidden_size].
 
     Args:
         layer: global layer number, from 0.
@@ -151,7 +151,7 @@ def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArr
 
 
 def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
-    """W of several heads of one role, below one another: float64 [len(heads) * head_dim, hidden_size].
+    """Draw W of several heads of one role, stacked: float64 [len(heads) * head_dim, hidden_size].
 
     The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only once.
 
@@ -159,7 +159,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
         MethodError: no such layer, role or head.
     """
     check_place(recipe, layer, role, heads)
-    assert recipe.init != "pretrained", "these rows are read, not drawn: see `bank`"
+    assert recipe.init != "pretrained", "these rows are read, not drawn: see `shards`"
     if recipe.structured:
         return factors_of_heads(recipe, layer, [(role, heads)]).rows()
     head_dim, hidden_size = recipe.head_dim, recipe.hidden_size
@@ -183,7 +183,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 def factors_of_heads(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
-    """What makes W of several heads, where the recipe is `structured`.
+    """Make the factors of several heads' W, where the recipe is `structured`.
 
     Args:
         heads: (role, numbers of heads) in the order of the rows.
@@ -200,7 +200,11 @@ def factors_of_heads(
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
-    """Raises MethodError: no such layer, role or head."""
+    """Check that a layer, a role and heads exist.
+
+    Raises:
+        MethodError: no such layer, role or head.
+    """
     if role not in ROLES:
         raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
     if layer < 0:
@@ -212,13 +216,13 @@ def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int])
 
 
 def _stream(seed: int, scope: str, layer: int, role: Role, *head: int) -> np.random.Generator:
-    """The random stream of one head (or of one layer's role): Philox keyed by a hash of where it belongs."""
+    """Return the random stream of a head, or of a layer's role: Philox keyed by a hash of its place."""
     place = (STREAM_DOMAINS[scope], layer, ROLES.index(role), *head)
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=place)))
 
 
 def _normal(stream: np.random.Generator, hidden_size: int, columns: int) -> FloatArray:
-    """A [hidden_size, columns] of N(0, 1) rounded to multiples of 1/GRID.
+    """Draw A [hidden_size, columns] of N(0, 1), rounded to multiples of 1/GRID.
 
     The rounding moves an entry by at most 8e-6, adds 2e-11 to the variance and cannot be seen in any
     statistic of a model. It makes Gram matrices exact, and hides the last-bit differences between mathematics
@@ -232,11 +236,11 @@ def _gaussian_head(stream: np.random.Generator, hidden_size: int, num_rows: int)
 
 
 def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Qᵀ of A = Q R with diag(R) > 0: Haar (Mezzadri, Notices AMS 54, 2007), and the same bits everywhere.
+    """Draw Qᵀ of A = Q R with diag(R) > 0: Haar (Mezzadri, Notices AMS 54, 2007), the same bits everywhere.
 
-    A draw too close to singular is drawn again. Only (nearly) square shapes have any: about 1 in 1000 at
-    64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so of this choice:
-    it stays Haar.
+    A draw too close to singular is drawn again. Only (nearly) square shapes have such draws: about 1 in 1000
+    at 64 × 64 and 1 in 100 at 256 × 256. For a Gaussian A, Q is independent of R and so of this choice: it
+    stays Haar.
     """
     while True:
         rows = orthonormalize_rows(_normal(stream, hidden_size, num_rows).T)
@@ -245,16 +249,16 @@ def _qr(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatAr
 
 
 def _svd(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """(U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. Last bits depend on the LAPACK."""
+    """Draw (U Vᵀ)ᵀ of A = U S Vᵀ, the orthonormal matrix nearest to A: Haar. Last bits depend on LAPACK."""
     left, _, right = np.linalg.svd(_normal(stream, hidden_size, num_rows), full_matrices=False)
     return (left @ right).T
 
 
 def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """The first columns of a product of reflectors, signs corrected: Haar (Stewart, SINUM 17, 1980).
+    """Draw the first columns of a product of reflectors, signs corrected: Haar (Stewart, SINUM 17, 1980).
 
     Reflector j sends a Gaussian vector in the last hidden_size − j dimensions to the axis; the sign of column
-    j is that which makes its R entry positive. The last bits depend on the BLAS in use.
+    j makes its entry of R positive. The last bits depend on the BLAS in use.
     """
     normal = _normal(stream, hidden_size, num_rows)
     columns = np.eye(hidden_size, num_rows)
@@ -270,9 +274,9 @@ def _householder(stream: np.random.Generator, hidden_size: int, num_rows: int) -
 
 
 def _cayley(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """The first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size): O(hidden_size³).
+    """Draw the first columns of (I − S)⁻¹(I + S), S skew, entries N(0, 2/hidden_size): O(hidden_size³).
 
-    Not Haar. The variance is the one for which the mean diagonal of the result tends to 0, as Haar's is: the
+    Not Haar. With this variance the mean diagonal of the result tends to 0, which is Haar's: the
     eigenvalues iλ of S fill a semicircle of variance 2, over which (1 − λ²)/(1 + λ²) has mean 0. The last
     bits depend on the LAPACK in use.
     """

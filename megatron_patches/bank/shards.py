@@ -1,7 +1,7 @@
-"""Which heads a tensor-parallel rank owns, its shard of the frozen bank, and digests to know a bank by.
+"""Shards of the frozen bank for tensor-parallel ranks: heads of a rank, their rows, digests of the rows.
 
-Rank r of N owns heads [r · heads / N, (r + 1) · heads / N) of each role, as megatron-core does. A shard is
-made of its own heads only, so making it costs 1/N of the whole bank, and the heads' bits do not depend on N.
+Rank r of N owns heads [r · heads / N, (r + 1) · heads / N) of each role, as in megatron-core. A rank makes
+its own heads only, which costs 1/N of the whole bank, and the bits of a head do not depend on N.
 """
 
 from __future__ import annotations
@@ -9,24 +9,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from megatron_patches.bank.exact import orthonormality_error
+from megatron_patches.bank.exact import FloatArray, orthonormality_error
+from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.monarch import Factors
-from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, factors_of_heads
-from megatron_patches.bank.rows import bank_rows
+from megatron_patches.bank.orthonormal import (
+    ROLES,
+    BankRecipe,
+    Role,
+    check_place,
+    factors_of_heads,
+    rows_of_heads,
+)
 from megatron_patches.errors import MethodError
 
 
 def heads_of_rank(
     num_heads: int, rank: int, tensor_parallel_size: int, name: str = "num_attention_heads"
 ) -> range:
-    """The global numbers of the heads that one tensor-parallel rank owns.
+    """Return the global numbers of the heads that a tensor-parallel rank owns.
 
     Args:
         num_heads: heads of one role in a layer.
-        name: what the caller's configuration calls `num_heads`, for the error.
+        name: the key of `num_heads` in the configuration, for the error message.
 
     Raises:
         MethodError: the size does not divide num_heads, or there is no such rank.
@@ -44,6 +53,23 @@ def heads_of_rank(
     return range(rank * count, (rank + 1) * count)
 
 
+def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
+    """Return W of several heads of one role, drawn, or read from the recipe's file.
+
+    Returns:
+        float64 `[len(heads) * head_dim, hidden_size]`.
+
+    Raises:
+        MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
+    """
+    if recipe.given_path is None:
+        return rows_of_heads(recipe, layer, role, heads)
+    check_place(recipe, layer, role, heads)
+    given = GivenWeights(Path(recipe.given_path))
+    rows = [given.head(layer, role, head, recipe.head_dim).double().numpy() for head in heads]
+    return np.concatenate(rows) if rows else np.empty((0, recipe.hidden_size))
+
+
 def layer_shard(
     recipe: BankRecipe,
     layer: int,
@@ -53,13 +79,15 @@ def layer_shard(
     dtype: torch.dtype,
     frozen_groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """One rank's frozen rows of one role in one layer: CPU tensor [local_heads * head_dim, hidden_size].
-
-    Heads are in global order; the float64 rows are cast to `dtype` once.
+    """Return the frozen rows of one role in one layer that a rank owns, its heads in global order.
 
     Args:
         layer: global layer number, from 0.
+        dtype: the type to which the float64 rows are cast, once.
         frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
+
+    Returns:
+        CPU tensor `[local_heads * head_dim, hidden_size]`.
 
     Raises:
         MethodError: tensor_parallel_size does not divide num_query_groups; no such layer, role or rank.
@@ -74,9 +102,9 @@ def layer_shard(
 def head_rows_in(
     recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
-    """Rows of several heads of one role as training has them: CPU tensor `[heads * head_dim, hidden_size]`.
+    """Return the rows of several heads of one role as in training: CPU `[heads * head_dim, hidden_size]`.
 
-    Those of a structured bank are products of factors that were cast, not products that were.
+    For a structured bank the factors are cast and then multiplied.
 
     Raises:
         MethodError: as `bank_rows`.
@@ -87,7 +115,7 @@ def head_rows_in(
 
 
 def rank_factors(recipe: BankRecipe, layer: int, heads: HeadSplit, dtype: torch.dtype) -> Factors:
-    """The factors of a rank's frozen rows, queries above keys, on the CPU; the recipe is `structured`."""
+    """Return the CPU factors of a rank's frozen rows, queries above keys; the recipe is `structured`."""
     return _factors(recipe, layer, [(role, heads.frozen[role]) for role in ROLES], dtype)
 
 
@@ -101,13 +129,13 @@ def _factors(
 
 @dataclass(frozen=True)
 class HeadSplit:
-    """Which of a rank's heads are frozen and which train: global head numbers in rising order, by role."""
+    """Frozen and trainable heads of one rank: global head numbers in rising order, by role."""
 
     frozen: Mapping[Role, tuple[int, ...]]
     trainable: Mapping[Role, tuple[int, ...]]
 
     def order(self, role: Role) -> list[int]:
-        """Positions in (frozen heads, then trainable heads) that put them into the order of their numbers."""
+        """Return the permutation that sorts (frozen heads, then trainable heads) by head number."""
         heads = self.frozen[role] + self.trainable[role]
         return sorted(range(len(heads)), key=heads.__getitem__)
 
@@ -115,7 +143,7 @@ class HeadSplit:
 def split_heads(
     num_heads: int, num_groups: int, frozen_groups: Collection[int], rank: int, tensor_parallel_size: int
 ) -> HeadSplit:
-    """One rank's heads, split by whether their group is frozen.
+    """Split the heads of a rank into those of frozen groups and the others.
 
     Raises:
         MethodError: tensor_parallel_size does not divide num_groups; no such rank.
@@ -136,24 +164,24 @@ def split_heads(
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """SHA-256 (hexadecimal) of the tensor's elements in row-major order, as bytes of its dtype."""
+    """Return the SHA-256 (hexadecimal) of a tensor's elements in row-major order, as bytes of its dtype."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)  # as bytes: numpy has no bfloat16
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
 def head_digests(shard: torch.Tensor, head_dim: int) -> list[str]:
-    """`digest` of each head of a shard [heads * head_dim, hidden_size], in order."""
+    """Return the `digest` of each head of a shard `[heads * head_dim, hidden_size]`, in order."""
     return [digest(head) for head in shard.split(head_dim)]
 
 
 def role_digest(digests: Iterable[str]) -> str:
-    """One SHA-256 for a (layer, role), from the `head_digests` of all its heads in global order.
+    """Return the SHA-256 of a (layer, role): of the joined `head_digests` of its heads in global order.
 
-    Built from the heads' digests, so it is the same however the heads were spread over ranks.
+    The result does not depend on how the heads were spread over ranks.
     """
     return hashlib.sha256("".join(digests).encode("ascii")).hexdigest()
 
 
 def orthonormality_errors(shard: torch.Tensor, head_dim: int) -> list[float]:
-    """The largest |W Wᵀ − I| of each head of a shard, computed in float64; the same anywhere."""
+    """Return the largest |W Wᵀ − I| of each head of a shard, computed in float64; the same on any machine."""
     return [orthonormality_error(head.double().cpu().numpy()) for head in shard.detach().split(head_dim)]

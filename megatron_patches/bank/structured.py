@@ -26,12 +26,12 @@ TAYLOR_ORDER = 22
 
 
 def is_power_of_two(number: int) -> bool:
-    """True for 1, 2, 4, 8, ..."""
+    """Return whether a number is 1, 2, 4, 8, ..."""
     return number > 0 and number & (number - 1) == 0
 
 
 def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Rows of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix in Sylvester's order.
+    """Draw rows of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix in Sylvester's order.
 
     H[i, j] = (−1)^(number of ones in the binary i AND j). All entries are ±1/sqrt(hidden_size): exact in bf16
     (and any other binary format) when hidden_size is a power of 4, so that W Wᵀ = I without error there.
@@ -51,7 +51,7 @@ def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) 
 
 
 def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Rows of C D, C the orthonormal DCT-II matrix: any hidden_size.
+    """Draw rows of C D, C the orthonormal DCT-II matrix: any hidden_size.
 
     C[k, n] = sqrt(2/hidden_size) cos(pi (2n + 1) k / (2 hidden_size)), and row 0 divided by sqrt(2) (Ahmed,
     Natarajan and Rao, IEEE Trans. Computers C-23, 1974).
@@ -69,7 +69,7 @@ def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> Fl
 def _draw(
     stream: np.random.Generator, hidden_size: int, num_rows: int
 ) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-    """Signs ±1 [hidden_size] and the numbers of num_rows distinct rows in random order [num_rows]."""
+    """Draw signs ±1 [hidden_size] and the numbers of num_rows distinct rows in random order [num_rows]."""
     raw: npt.NDArray[np.uint64] = stream.bit_generator.random_raw(2 * hidden_size)  # type: ignore[attr-defined]
     signs = np.where(raw[:hidden_size] >> np.uint64(63), -1.0, 1.0)
     # The order of independent 64-bit keys is a uniform permutation (but for ties: 2^-64 a pair).
@@ -78,9 +78,9 @@ def _draw(
 
 
 def _cosines(hidden_size: int) -> FloatArray:
-    """cos(pi m / (2 hidden_size)) for m = 0 ... 4 hidden_size − 1, each within 2 · 2^-53.
+    """Return cos(pi m / (2 hidden_size)) for m = 0 ... 4 hidden_size − 1, each within 2 · 2^-53.
 
-    Not np.cos, whose last bits depend on the CPU's vector width and on the mathematics library.
+    Not by np.cos, whose last bits depend on the CPU's vector width and on the mathematics library.
     """
     unit = math.pi / (2 * hidden_size)
     half = hidden_size // 2  # up to pi/4 by the cosine, above by the sine of the complement
@@ -93,7 +93,7 @@ def _cosines(hidden_size: int) -> FloatArray:
 
 
 def _taylor(x: FloatArray, first: int) -> FloatArray:
-    """cos x (first = 0) or sin x (first = 1) for x in [0, pi/4], by Horner's rule."""
+    """Evaluate cos x (first = 0) or sin x (first = 1) for x in [0, pi/4], by Horner's rule."""
     square = x * x
     total = np.zeros_like(x)
     for power in reversed(range(first, TAYLOR_ORDER + 1, 2)):

@@ -1,12 +1,12 @@
-"""The collectives of parallel products, in a form that runs eagerly and one that a compiler can trace.
+"""Collectives of parallel products, in an eager form and in one that a compiler can trace.
 
-Each is started and later finished, so that work in between overlaps it:
+Each is started and later finished, so that the work in between overlaps it:
 
     total, work = start_all_reduce(partial, group)
     ...
     total = finish(total, work)
 
-Compiled, a collective is a node of the graph (torch's functional collectives) and a group is its name.
+In a compiled graph a collective is a node (torch's functional collectives), and a group stands as its name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 
 Work = Any
-"""A running collective (`dist.Work`), or None for one that is over or a node of a graph."""
+"""A running collective (`dist.Work`), or None for one that has ended or is a node of a graph."""
 
 
 def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """`[seq/tp, batch, hidden]` slices -> `[seq, batch, hidden]`, gathered along the sequence."""
+    """Start gathering slices `[seq/tp, batch, hidden]` along the sequence into `[seq, batch, hidden]`."""
     if torch.compiler.is_compiling():
         return _functional.all_gather_into_tensor(local, group.size(), group.group_name), None
     gathered = local.new_empty((local.size(0) * group.size(), *local.shape[1:]))
@@ -29,14 +29,14 @@ def start_all_gather(local: torch.Tensor, group: dist.ProcessGroup) -> tuple[tor
 
 
 def start_all_reduce(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """The sum over the ranks; eagerly it is written into `partial`."""
+    """Start summing `partial` over the ranks; in eager mode the sum is written into `partial`."""
     if torch.compiler.is_compiling():
         return _functional.all_reduce(partial, "sum", group.group_name), None
     return partial, dist.all_reduce(partial, group=group, async_op=True)
 
 
 def start_reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, Work]:
-    """`[seq, batch, hidden]` -> this rank's `[seq/tp, batch, hidden]` of the sum."""
+    """Start summing `[seq, batch, hidden]` over the ranks into this rank's `[seq/tp, batch, hidden]`."""
     if torch.compiler.is_compiling():
         return _functional.reduce_scatter_tensor(partial, "sum", group.size(), group.group_name), None
     local = partial.new_empty((partial.size(0) // group.size(), *partial.shape[1:]))
@@ -44,7 +44,7 @@ def start_reduce_scatter(partial: torch.Tensor, group: dist.ProcessGroup) -> tup
 
 
 def finish(result: torch.Tensor, work: Work) -> torch.Tensor:
-    """Wait until `result` is there."""
+    """Wait for the collective and return its `result`."""
     if torch.compiler.is_compiling():
         waited: torch.Tensor = _functional.wait_tensor(result)
         return waited
@@ -63,7 +63,7 @@ def start_input_grad(
 
 
 def finish_input_grad(grad: torch.Tensor, work: Work, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over the ranks; under sequence parallelism this rank's slice of it."""
+    """Wait for the sum over the ranks; under sequence parallelism for this rank's slice of it."""
     return grad if group.size() == 1 else finish(grad, work)
 
 

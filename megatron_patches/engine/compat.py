@@ -1,12 +1,19 @@
-"""The version check, and all that this program replaces of megatron-core and torch: what a CPU rank needs.
+"""Compatibility with megatron-core and torch: version checks, stand-ins on a CPU, differences of versions.
 
 megatron-core asks for a CUDA device and a CUDA random-number tracker even where tensors live on the CPU
 (`tensor_parallel/layers.py`, `tensor_parallel/random.py`, `rotary_pos_embedding.py`).
 `prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
-on CUDA nothing is replaced. What torch.compile may do is set here too.
+on CUDA nothing is replaced. The limits of torch.compile are set here too.
 
-Version-sensitive, like every file of this package that imports megatron-core: each says what it leans on
-after this word. To support another version, read them all.
+The supported versions of megatron-core differ in
+
+    the argument `name`                from 0.18 on every module gets one: None, unless the model has a name.
+                                       Ours accept the argument and do not use it.
+    marks of tensor-parallel weights   `mark_tensor_parallel`
+    the spec of the MLP                `mlp_spec`
+
+Version-sensitive, like every file of this package that imports megatron-core: each states after this word
+which internals it relies on. To support another version, read them all.
 """
 
 from __future__ import annotations
@@ -14,56 +21,63 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
 from megatron_patches.errors import MethodError
 
-SUPPORTED_MEGATRON_CORE = "0.16."
-"""The version whose internals (SelfAttention, ModuleSpec, RNG tracker) this package was written against."""
+TESTED_MEGATRON_CORE = ("0.16.1", "0.19.2")
+"""The oldest and the newest megatron-core whose internals this package was tested with. From 0.17 on it needs
+Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
-"""The oldest and the newest torch that `make test-oldest` and `make test-newest` have passed with."""
+"""The oldest and the newest torch with which `make test-oldest` and `make test-newest` have passed."""
 
 
-def check_megatron_core_version() -> None:
+def check_megatron_core_version(installed: str | None = None) -> None:
     """Refuse a megatron-core whose internals this package has not been tested with.
 
+    Args:
+        installed: its version; None: that of the installed one.
+
     Raises:
-        MethodError: another version is installed.
+        MethodError: it is older or newer than those that were tested.
     """
-    found = version("megatron-core")
-    if not found.startswith(SUPPORTED_MEGATRON_CORE):
+    installed = installed or version("megatron-core")
+    oldest, newest = TESTED_MEGATRON_CORE
+    if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
         raise MethodError(
-            f"megatron-core {found} is installed but this program was written against "
-            f"{SUPPORTED_MEGATRON_CORE}x; install with `pip install -c constraints.txt`"
+            f"megatron-core {installed} is installed but this program was written against {oldest} to "
+            f"{newest}; install with `pip install -c constraints.txt`"
         )
 
 
-def untested_torch(found: str = torch.__version__) -> str | None:
-    """A sentence for the user if the torch `found` is newer than any that was tested, else None.
+def untested_torch(installed: str = torch.__version__) -> str | None:
+    """Return a sentence for the user if torch `installed` is newer than any that was tested, else None.
 
     Raises:
-        MethodError: it is older than any that was tested.
+        MethodError: torch is older than any that was tested.
     """
     oldest, newest = TESTED_TORCH
     tested = f"this program was tested with torch {oldest} to {newest}"
-    if _minor_version(found) < _minor_version(oldest):
-        raise MethodError(f"torch {found} is installed but {tested}; install torch {oldest} or newer")
-    return f"{tested}; {found} is newer" if _minor_version(found) > _minor_version(newest) else None
+    if _minor_version(installed) < _minor_version(oldest):
+        raise MethodError(f"torch {installed} is installed but {tested}; install torch {oldest} or newer")
+    return f"{tested}; {installed} is newer" if _minor_version(installed) > _minor_version(newest) else None
 
 
 def _minor_version(text: str) -> tuple[int, ...]:
-    """(2, 9) of "2.9", "2.9.1+cu128" and "2.9.0a0+145a3a7bda.nv25.10"."""
+    """Return (2, 9) for "2.9", "2.9.1+cu128" and "2.9.0a0+145a3a7bda.nv25.10"."""
     return tuple(int(part) for part in text.split(".")[:2])
 
 
 def silence_expected_warnings() -> None:
-    """Drop the notices that importing and using megatron-core raises and that no user can act on.
+    """Silence the warnings of megatron-core's import and use on which no user can act.
 
-    Call it before megatron-core is imported. They say that Apex and Transformer Engine, which this program
-    does not use, are absent; that a default of megatron-core's own config is deprecated; and that collectives
-    it calls will be renamed in a later torch.
+    Call this before megatron-core is imported. The warnings say that Apex and Transformer Engine, which this
+    program does not use, are absent; that a default of megatron-core's own config is deprecated; and that
+    collectives that megatron-core calls will be renamed in a later torch.
     """
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),
@@ -90,10 +104,31 @@ def prepare_megatron_core(device: torch.device) -> None:
     megatron_random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
 
 
-def allow_graphs(count: int) -> None:
-    """Let torch.compile make that many graphs of one function.
+def mark_tensor_parallel(weight: torch.Tensor, dim: int) -> None:
+    """Mark a weight as this rank's slice along `dim`, for checkpoints and DeepSpeed's gradient norm.
 
-    Layers share the function they run: each kind of layer, in training and in evaluation, is a graph of it.
+    The attributes are megatron-core's. Its own function for them refuses a weight that is marked already, and
+    from 0.18 on its layers mark their weights themselves.
+    """
+    weight.tensor_model_parallel = True  # type: ignore[attr-defined]
+    weight.partition_dim, weight.partition_stride = dim, 1  # type: ignore[attr-defined]
+
+
+def mlp_spec(linear_fc1: type, linear_fc2: type) -> Any:
+    """Return the spec of megatron-core's MLP of two linear layers, as its TransformerLayer wants it."""
+    from megatron.core.transformer.mlp import MLP, MLPSubmodules
+    from megatron.core.transformer.spec_utils import ModuleSpec
+
+    submodules = MLPSubmodules(linear_fc1=linear_fc1, linear_fc2=linear_fc2)
+    if hasattr(MLP, "as_mlp_submodule"):  # 0.18 and later
+        return partial(MLP.as_mlp_submodule, submodules=submodules)
+    return ModuleSpec(module=MLP, submodules=submodules)
+
+
+def allow_graphs(count: int) -> None:
+    """Allow torch.compile that many graphs of one function.
+
+    All layers run the same function: each kind of layer, in training and in evaluation, is a graph of it.
     """
     import torch._dynamo  # takes a second
 
@@ -101,10 +136,10 @@ def allow_graphs(count: int) -> None:
 
 
 def keep_kernels_apart() -> None:
-    """Let torch.compile's cache on disk tell CPUs apart whose vectors differ.
+    """Add the CPU's vector width to the key of torch.compile's cache on disk.
 
-    Its key leaves them out (torch 2.13): a graph that was cut for vectors of 16 numbers is found again where
-    they have 8, and gives NaN. So it is on nodes that share a cache, or with ATEN_CPU_CAPABILITY set.
+    The key of torch 2.13 leaves the width out. On nodes that share a cache, or with ATEN_CPU_CAPABILITY set,
+    a graph compiled for vectors of 16 numbers is then reused where vectors have 8, and gives NaN.
     """
     import torch.compiler.config
 
@@ -115,11 +150,11 @@ def keep_kernels_apart() -> None:
 
 
 def _cpu_rng_tracker() -> object:
-    """A megatron-core random-number tracker whose streams live in the CPU generator."""
+    """Make a megatron-core random-number tracker whose streams live in the CPU generator."""
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
     class CPURNGStatesTracker(CudaRNGStatesTracker):
-        """The base class's contract; `fork` swaps the state of the CPU generator, not of the CUDA one."""
+        """Tracker with the base class's contract: `fork` swaps the state of the CPU generator."""
 
         def add(self, name: str, seed: int) -> None:
             if name in self.states_:
@@ -141,7 +176,7 @@ def _cpu_rng_tracker() -> object:
 
 
 def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
-    """Start both dropout streams afresh: one shared by the tensor-parallel ranks, one of this rank's own.
+    """Seed both dropout streams: the one that the tensor-parallel ranks share, and this rank's own.
 
     megatron-core draws dropout on replicated activations from the default generator (equal on all
     tensor-parallel ranks) and on sharded activations from its tracker. Seeding them before every micro batch

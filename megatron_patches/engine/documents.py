@@ -1,8 +1,8 @@
 """Attention of documents that share a sample and must not see each other, without a mask of seq × seq.
 
 Flash attention takes documents of any lengths one behind the other, with the places where they begin. On a
-GPU that is one kernel, in bf16; on the CPU it is a loop over the documents, which gives the same numbers and
-shows that the documents are cut where they should be.
+GPU that is one kernel, in bf16. On the CPU a loop over the documents gives the same numbers, which shows that
+the documents are cut at the right places.
 
 Version-sensitive: calls torch's `_flash_attention_forward`, which torch 2.9 to 2.15 have and do not document.
 """
@@ -15,30 +15,32 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 FEWEST = 16
-"""Boundaries are padded to a power of two from here on, so that compiled layers see few different sizes."""
+"""Least length of `Documents.boundaries`, padded to a power of two so that compiled layers see few sizes."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Which tokens of a batch belong together.
+    """Documents of a batch: a token attends to tokens of its own document only.
 
-    starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
-    boundaries: int32, where each document begins among all `batch * seq` tokens, sample by sample, and from
-        there on the number of tokens, at least once; None until `with_boundaries`.
+    Attributes:
+        starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
+        boundaries: int32, the place of each document's beginning among all `batch * seq` tokens, sample by
+            sample, padded at the end with the number of tokens, at least once; None before
+            `with_boundaries`.
     """
 
     starts: torch.Tensor
     boundaries: torch.Tensor | None = None
 
     def mask(self) -> torch.Tensor:
-        """`[batch, 1, seq, seq]` bool, True where a query must not see a key (megatron-core's way)."""
+        """Return the mask `[batch, 1, seq, seq]`, bool, True where a query must not see a key."""
         # Two tokens are in the same document exactly if their documents begin at the same place.
-        apart = self.starts[:, None, :, None] != self.starts[:, None, None, :]
+        other_document = self.starts[:, None, :, None] != self.starts[:, None, None, :]
         index = torch.arange(self.starts.size(1), device=self.starts.device)
-        return apart | (index[None, :] > index[:, None])
+        return other_document | (index[None, :] > index[:, None])
 
     def with_boundaries(self) -> Documents:
-        """With the boundaries too. On a GPU this waits for it, once a batch: their number decides a shape."""
+        """Return a copy with `boundaries`; on a GPU this waits: the number of documents decides a shape."""
         index = torch.arange(self.starts.size(1), device=self.starts.device)
         begins = (self.starts == index).flatten().nonzero()[:, 0]
         size = max(FEWEST, 1 << len(begins).bit_length())
@@ -48,7 +50,7 @@ class Documents:
 
 
 Visible = torch.Tensor | Documents | None
-"""What a query sees: a mask as `Documents.mask` makes it, its document, or all that came before."""
+"""Form of an attention mask: that of `Documents.mask`, the documents themselves, or None: causal."""
 
 
 def attend_within_documents(
@@ -59,7 +61,7 @@ def attend_within_documents(
     dropout: float,
     scale: float,
 ) -> torch.Tensor:
-    """Causal attention of each document alone.
+    """Attend causally within each document.
 
     Args:
         query: `[batch * seq, heads, head_dim]`, sample by sample; key, value: `[batch * seq, groups, …]`.

@@ -1,4 +1,4 @@
-"""What DeepSpeed may see: the trainable parameter groups handed to it, and the audit of what it really holds.
+"""Parameter groups for DeepSpeed, trainable weights only, and the audit of the weights in its live engine.
 
 Version-sensitive: the audit reads attributes of DeepSpeed 0.19's ZeRO optimizers, in `_zero_partitions` and
 under the names in `LOW_PRECISION_GROUPS`.
@@ -15,19 +15,19 @@ import torch.distributed as dist
 from megatron_patches.errors import MethodError
 
 LOW_PRECISION_GROUPS = ("bit16_groups", "bf16_groups", "fp16_groups")
-"""Where the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep the model parameters they own, group by group."""
+"""Attributes in which the ZeRO-1/2, BF16 and ZeRO-3 optimizers keep model parameters, group by group."""
 
 FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
-"""What frozen Query/Key rows are held in: the rows, or the two factors of a structured bank."""
+"""Names of the buffers of frozen Query/Key rows: the rows, or the two factors of a structured bank."""
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters only; no empty group.
+    """Return optimizer groups of the trainable parameters, none of them empty.
 
-    Parameters with the same mark `optimizer_group` make a group after the others: what becomes trainable
-    later has a step count of its own, and leaves the groups before it as they were.
-    Weight decay is for matrices. Vectors (LayerNorm) have none, nor has what starts as the identity and
-    carries the mark `no_weight_decay`.
+    Parameters with the same mark `optimizer_group` form a group after the others: weights that become
+    trainable later have a step count of their own, and leave the earlier groups as they were.
+    Weight decay is for matrices. Vectors (LayerNorm) have none, nor have parameters that start as the
+    identity and carry the mark `no_weight_decay`.
     """
     members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -44,12 +44,12 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
     """Sum partial gradients of replicated parameters over tensor-parallel ranks, before DeepSpeed sees them.
 
-    Partial are those of parameters marked `sequence_parallel` (each rank saw only its slice of the sequence)
-    or `partial_gradient` (each rank saw only its heads). DeepSpeed reduces over data-parallel ranks only.
-    Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
+    Gradients are partial for parameters marked `sequence_parallel` (a rank has seen only its slice of the
+    sequence) or `partial_gradient` (a rank has seen only its heads). DeepSpeed reduces over data-parallel
+    ranks only. Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
 
     Returns:
-        How many parameters got the hook.
+        The number of parameters with the hook.
     """
 
     def all_reduce(gradient: torch.Tensor) -> torch.Tensor:
@@ -67,40 +67,40 @@ def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup
 
 @runtime_checkable
 class HoldsFrozenWeights(Protocol):
-    """A module with weights that never train, are regenerated and never saved."""
+    """Module with weights that never train: regenerated, never saved."""
 
     layer: int
 
     def frozen_shards(self) -> Iterator[tuple[str, Sequence[int], torch.Tensor]]:
-        """(role, global head numbers, this rank's weights `[heads * rows, columns]`)."""
+        """Yield (role, global head numbers, this rank's weights `[heads * rows, columns]`)."""
         ...
 
     def frozen_tensors(self) -> Sequence[torch.Tensor]:
-        """The memory that these weights are in, or what they are made of."""
+        """Return the tensors in memory: these weights, or the factors of them."""
         ...
 
 
 def frozen_layers(model: torch.nn.Module) -> Iterator[tuple[str, HoldsFrozenWeights]]:
-    """(name, module) of every module with frozen weights."""
+    """Yield (name, module) of every module with frozen weights."""
     for name, module in model.named_modules():
         if isinstance(module, HoldsFrozenWeights):
             yield name, module
 
 
 def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    """All memory of frozen weights on this rank."""
+    """Return all tensors of frozen weights in this rank's memory."""
     return [tensor for _, layer in frozen_layers(model) for tensor in layer.frozen_tensors()]
 
 
 def audit_rank(engine: Any) -> dict[str, Any]:
-    """What this rank's live DeepSpeed engine holds, counted after `deepspeed.initialize`.
+    """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
 
     Returns:
         `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes} each;
         `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen
         weights that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step,
-        its entry has `implied` true and the numbers are what the ZeRO stage will allocate. `gradients` is
-        what gradients are accumulated in; autograd's own are beside it until they are added.
+        its entry has `implied` true and the numbers are those that the ZeRO stage will allocate. `gradients`
+        is the buffer of accumulation; autograd's own gradients exist beside it until they are added.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.
@@ -153,7 +153,7 @@ def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> dict[str, int]:
-    """Parameters of the whole model, each counted once (collective: ranks may hold unequal shares)."""
+    """Count the parameters of the whole model, each once (collective: ranks may hold unequal shares)."""
     sharded = replicated = 0
     for parameter in model.parameters():
         if parameter.requires_grad and getattr(parameter, "tensor_model_parallel", False):
@@ -170,7 +170,7 @@ def model_parameter_counts(model: torch.nn.Module, tp_group: dist.ProcessGroup) 
 
 
 def _frozen_in_zero(engine: Any) -> dict[str, int]:
-    """{name: elements} of frozen weights that ZeRO owns: in the optimizer's groups, or cut up by stage 3."""
+    """Return {name: elements} of frozen weights in the optimizer's groups or partitioned by stage 3."""
     banks = {weight.data_ptr() for weight in frozen_weights(engine.module)}
     banks.discard(0)  # the address of every parameter that stage 3 has emptied
     owned = {id(p) for p in _low_precision_parameters(engine)}
@@ -188,7 +188,7 @@ def _frozen_in_zero(engine: Any) -> dict[str, int]:
 
 
 def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
-    """The model parameters in the optimizer's own groups, whatever ZeRO stage made them."""
+    """Return the model parameters in the optimizer's own groups, for any ZeRO stage."""
     for attribute in LOW_PRECISION_GROUPS:
         if hasattr(engine.optimizer, attribute):
             return [p for group in getattr(engine.optimizer, attribute) for p in group]
@@ -196,7 +196,7 @@ def _low_precision_parameters(engine: Any) -> list[torch.nn.Parameter]:
 
 
 def _zero_partitions(engine: Any) -> list[torch.Tensor]:
-    """What the inner AdamW updates on this rank: fp32 partitions under ZeRO, else the parameters."""
+    """Return the tensors that the inner AdamW updates: fp32 partitions under ZeRO, else the parameters."""
     if hasattr(engine.optimizer, "fp32_partitioned_groups_flat"):  # stage 3 steps through sub-groups
         return list(engine.optimizer.fp32_partitioned_groups_flat)
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)

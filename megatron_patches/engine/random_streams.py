@@ -1,22 +1,27 @@
-"""The two streams that dropout draws from, and where they change places.
+"""Random streams: one for each row of an initial weight, and two for dropout.
 
-What tensor-parallel ranks hold alike is dropped alike on all of them, by numbers of the default generator.
-What is sharded is dropped by numbers of a stream of the rank's own, in megatron-core's tracker; under
-sequence parallelism, which shards everything, megatron-core enters it around all layers, and on one rank
-there is nothing to tell apart.
+Initial values. Each row of each full weight matrix has a stream named by (seed, name of the weight, row), so
+a rank draws its own rows only and their values do not depend on the layout.
 
-Eagerly the attention enters its stream by itself. A graph cannot: it draws all its numbers from the default
-generator. So around a compiled layer the streams change places, and the replicated masks, whose numbers are
-then elsewhere, come from an operator that the compiler does not look into.
+Dropout. Replicated activations, which all tensor-parallel ranks hold alike, are dropped alike, with numbers
+of the default generator. Sharded activations are dropped with numbers of the rank's own stream, in
+megatron-core's tracker. Sequence parallelism shards all activations, and megatron-core enters the rank's own
+stream around all layers; with one tensor-parallel rank the two streams need not differ.
 
-Version-sensitive: reads and sets the states of megatron-core 0.16's random-number tracker.
+In eager mode the attention enters the rank's own stream itself. A compiled graph cannot: it draws all numbers
+from the default generator. Around a compiled layer the two streams are therefore exchanged, and the masks of
+replicated activations come from an operator that the compiler treats as opaque.
+
+Version-sensitive: reads and sets the states of megatron-core's random-number tracker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.transformer import TransformerConfig
@@ -24,16 +29,30 @@ from megatron.core.transformer import TransformerConfig
 OWN = "model-parallel-rng"  # megatron-core's name
 REPLICATED = "replicated"
 States = tuple[torch.Tensor, dict[str, torch.Tensor]]
-"""Of the default generator of a device, and of every stream of the tracker."""
+"""States of a device's default generator, and of every stream of megatron-core's tracker."""
+
+
+def normal_rows(seed: int, name: str, rows: Iterable[int], columns: int, std: float) -> torch.Tensor:
+    """Draw rows of the full matrix called `name`: N(0, std²) entries, float32 `[len(rows), columns]`.
+
+    A row depends on (seed, name, row number, columns) only, never on which other rows are drawn.
+    """
+    key = np.frombuffer(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest(), dtype=np.uint64)
+    numbers = list(rows)
+    out = np.empty((len(numbers), columns), dtype=np.float32)
+    for position, row in enumerate(numbers):
+        stream = np.random.Philox(key=key, counter=[0, 0, row, 0])
+        np.random.Generator(stream).standard_normal(dtype=np.float32, out=out[position])
+    return torch.from_numpy(out).mul_(std)
 
 
 def random_states(device: torch.device) -> States:
-    """Where all streams are."""
+    """Return the states of all streams."""
     return _default_state(device), get_cuda_rng_tracker().get_states()
 
 
 def set_random_states(states: States, device: torch.device) -> None:
-    """Put all streams there."""
+    """Set the states of all streams."""
     default, streams = states
     _set_default_state(default, device)
     get_cuda_rng_tracker().set_states(dict(streams))
@@ -41,7 +60,7 @@ def set_random_states(states: States, device: torch.device) -> None:
 
 @contextmanager
 def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
-    """All streams begin at `states`, and go on as if nothing had been."""
+    """Start all streams at `states` inside the context, and restore them after it."""
     before = random_states(device)
     set_random_states(states, device)
     try:
@@ -51,7 +70,7 @@ def random_numbers_from(states: States, device: torch.device) -> Iterator[None]:
 
 
 def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:
-    """Around what drops sharded activations: draws from the rank's own stream, if that is another."""
+    """Enter the rank's own stream for dropout of sharded activations, where that is not the default one."""
     if not has_own_stream(config) or torch.compiler.is_compiling():
         return nullcontext()
     fork: AbstractContextManager[None] = get_cuda_rng_tracker().fork()
@@ -59,13 +78,13 @@ def own_stream(config: TransformerConfig) -> AbstractContextManager[None]:
 
 
 def has_own_stream(config: TransformerConfig) -> bool:
-    """Whether sharded activations are dropped by another stream than what is around them."""
+    """True if dropout of sharded activations needs another stream than the code around it."""
     return config.tensor_model_parallel_size > 1 and not config.sequence_parallel
 
 
 @contextmanager
 def own_stream_by_default(device: torch.device) -> Iterator[None]:
-    """The default generator draws from the rank's own stream, `replicated_mask` from the shared one."""
+    """Exchange the streams: the default generator draws the rank's own, `replicated_mask` the shared one."""
     tracker = get_cuda_rng_tracker()
     default, streams = random_states(device)
     tracker.set_states(streams | {REPLICATED: default})
@@ -81,7 +100,7 @@ def own_stream_by_default(device: torch.device) -> Iterator[None]:
 
 @torch.library.custom_op("ora_pretrain::replicated_mask", mutates_args=())
 def replicated_mask(like: torch.Tensor, keep: float) -> torch.Tensor:
-    """Booleans of the shape of `like`, true with probability `keep`; within `own_stream_by_default`."""
+    """Draw booleans of the shape of `like`, true with probability `keep`, within `own_stream_by_default`."""
     with get_cuda_rng_tracker().fork(REPLICATED):
         return torch.empty_like(like).bernoulli_(keep).bool()
 

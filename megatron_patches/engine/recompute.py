@@ -1,6 +1,6 @@
-"""Making activations again in backward instead of keeping them, with the same random numbers.
+"""Recomputation of activations in backward, instead of keeping them, with the same random numbers.
 
-Version-sensitive: `remade_in_backward` asks torch for the saved-tensor hooks that are around it.
+Version-sensitive: `recomputed_in_backward` asks torch for the saved-tensor hooks of the code around it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def recomputed(
     hidden_states: torch.Tensor,
     attention_mask: Visible,
 ) -> torch.Tensor:
-    """`function(hidden_states, attention_mask)`, of which only the arguments are kept for backward."""
+    """Return `function(hidden_states, attention_mask)`, keeping only the arguments for backward."""
     device = hidden_states.device
     states = random_states(device)
 
@@ -34,57 +34,62 @@ def recomputed(
         hidden_states,
         attention_mask,
         use_reentrant=False,
-        preserve_rng_state=False,  # it would not know the tracker's
+        preserve_rng_state=False,  # torch does not know the states of megatron-core's tracker
         context_fn=contexts,
     )
     return result
 
 
 @contextmanager
-def remade_in_backward(
-    tensors: Sequence[torch.Tensor], remake: Callable[[], Sequence[torch.Tensor]]
+def recomputed_in_backward(
+    tensors: Sequence[torch.Tensor], recompute: Callable[[], Sequence[torch.Tensor]]
 ) -> Iterator[None]:
-    """What is computed inside keeps none of `tensors` for its backward pass, which calls `remake` for them.
+    """Save none of `tensors` for the backward of operations inside the context; recompute them there.
 
     Args:
-        remake: makes all of them again, bit by bit; called once for one backward pass, without gradients.
+        recompute: returns all of `tensors` with the same bits; called once a backward pass, without
+            gradients.
     """
-    # Hooks replace the ones around them; what is not made again goes on to those.
-    around = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    pack, unpack = around if around is not None else (_same, _same)
-    together = _Remade(remake)
+    # Hooks replace those of the code around them, which still apply to all other tensors.
+    outer = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack_other, unpack_other = outer if outer is not None else (_same, _same)
+    group = _RecomputedGroup(recompute)
 
-    def keep(tensor: torch.Tensor) -> Any:
+    def pack(tensor: torch.Tensor) -> Any:
         for number, own in enumerate(tensors):
             if _same_memory(tensor, own):
-                return _Remake(together, number)
-        return pack(tensor)
+                return _Placeholder(group, number)
+        return pack_other(tensor)
 
-    def give(kept: Any) -> torch.Tensor:
-        made: torch.Tensor = kept.together.take(kept.number) if isinstance(kept, _Remake) else unpack(kept)
-        return made
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, _Placeholder):
+            return packed.group.pop(packed.number)
+        other: torch.Tensor = unpack_other(packed)
+        return other
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, give):
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
 
 
 @dataclass
-class _Remade:
-    """Tensors that are made together, each kept until it is asked for."""
+class _RecomputedGroup:
+    """Tensors that are recomputed together; each is kept until backward takes it."""
 
-    remake: Callable[[], Sequence[torch.Tensor]]
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
+    recompute: Callable[[], Sequence[torch.Tensor]]
+    results: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def take(self, number: int) -> torch.Tensor:
-        if number not in self.made:
+    def pop(self, number: int) -> torch.Tensor:
+        if number not in self.results:
             with torch.no_grad():
-                self.made = dict(enumerate(self.remake()))
-        return self.made.pop(number)
+                self.results = dict(enumerate(self.recompute()))
+        return self.results.pop(number)
 
 
 @dataclass(frozen=True)
-class _Remake:
-    together: _Remade
+class _Placeholder:
+    """Stand-in for a tensor that autograd would save."""
+
+    group: _RecomputedGroup
     number: int
 
 

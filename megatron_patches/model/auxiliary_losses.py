@@ -1,9 +1,9 @@
-"""Terms that modules add to the training loss, apart from the language-model loss.
+"""Auxiliary losses: terms that modules add to the training loss, apart from the language-model loss.
 
 A module with such a term sets its attribute `auxiliary_loss` to (name, term) in every forward that has
-gradients. The term is this tensor-parallel rank's own part, once per optimizer step however many micro
-batches there are: the training loop adds it to the loss of every micro batch, and the mean over micro batches
-and data-parallel ranks leaves it once.
+gradients. The term is this tensor-parallel rank's own part. The training loop adds the term to the loss of
+every micro batch, and the mean over micro batches and data-parallel ranks then counts the term once an
+optimizer step.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import torch
 
 
 def take_auxiliary_losses(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """{name: sum over the modules of the last forward's terms}, scalars with gradients, and forget them.
+    """Collect the terms of the last forward, and clear them in their modules.
 
-    The same names on every rank. Empty for a model without such terms.
+    Returns:
+        {name: sum over the modules}, scalars with gradients, with the same names on every rank; empty for a
+        model without such terms.
     """
-    found: dict[str, torch.Tensor] = {}
+    losses: dict[str, torch.Tensor] = {}
     for module in model.modules():
-        left = getattr(module, "auxiliary_loss", None)
-        if left is not None:
-            name, term = left
-            found[name] = found[name] + term if name in found else term
+        auxiliary = getattr(module, "auxiliary_loss", None)
+        if auxiliary is not None:
+            name, term = auxiliary
+            losses[name] = losses[name] + term if name in losses else term
             module.auxiliary_loss = None  # type: ignore[assignment]
-    return found
+    return losses

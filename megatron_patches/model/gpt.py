@@ -1,6 +1,6 @@
-"""megatron-core's GPTModel with an output layer that knows the loss.
+"""megatron-core's GPTModel with an output layer that computes the loss.
 
-Version-sensitive: leans on the parts of megatron-core 0.16's GPTModel and on what its constructor does.
+Version-sensitive: relies on the parts of megatron-core's GPTModel and on the work of its constructor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from megatron_patches.model.output import CrossEntropy, OutputLayer
 
 
 class GPT(GPTModel):
-    """Names and shapes of parameters are those of GPTModel.
+    """GPTModel with our `OutputLayer`; names and shapes of parameters are GPTModel's.
 
     Args:
-        cross_entropy: how losses are made: see `output`.
-        flash_documents: documents that stand alone are attended one by one, else with a mask.
+        cross_entropy: the form of the cross-entropy: see `output`.
+        flash_documents: attend documents that stand alone one by one; False: with a mask.
 
-    The others are GPTModel's.
+    The other arguments are GPTModel's.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class GPT(GPTModel):
         labels: torch.Tensor | None = None,
         at: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits `[batch, seq, vocabulary/tp]`, or with labels `[batch, seq]` the losses `[batch, seq]`.
+        """Return logits `[batch, seq, vocabulary/tp]`, or with labels the losses `[batch, seq]`.
 
         Args:
             input_ids, position_ids: `[batch, seq]`.
+            labels: `[batch, seq]`.
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
                 included), or documents that stand alone; None: causal.
-            at: `[batch]`, a position of each row: then logits of these alone, `[batch, vocabulary/tp]`.
+            at: `[batch]`, a position of each row; with it only the logits there, `[batch, vocabulary/tp]`.
         """
         if isinstance(attention_mask, Documents):
             attend_alone = self.flash_documents
@@ -92,10 +93,10 @@ class GPT(GPTModel):
     def _logits_at(
         self, hidden_states: torch.Tensor, weight: torch.Tensor | None, at: torch.Tensor
     ) -> torch.Tensor:
-        """Logits `[batch, vocabulary/tp]` at one position of each row of `[seq(/tp), batch, hidden]`."""
+        """Return logits `[batch, vocabulary/tp]` at a position of each row of `[seq(/tp), batch, hidden]`."""
         length, row = hidden_states.size(0), torch.arange(at.size(0), device=at.device)
-        # With sequence parallelism the output layer puts one position of every rank's part behind another,
-        # and one of these is the position that is meant.
+        # With sequence parallelism the output layer joins one position of every rank's part, and one of these
+        # is the position asked for.
         logits, _ = self.output_layer(hidden_states[at % length, row][None], weight=weight)
         chosen: torch.Tensor = logits[at // length, row]
         return chosen

@@ -1,12 +1,12 @@
 """Initial values of every trainable weight, the same for any tensor-parallel size and any variant.
 
 megatron-core draws weights from a global generator in module order, so a variant with one parameter fewer
-would start everywhere else from other values. Here each *row* of each full weight matrix has a random stream
-of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a frozen
-variant equals V of vanilla.
+would give other initial values to all other weights. Here each *row* of each full weight matrix has a random
+stream of its own, keyed by (seed, name of the weight, row): a rank draws just the rows it owns, and V of a
+frozen variant equals V of vanilla.
 
-Version-sensitive: walks megatron-core 0.16's GPTModel by the names of its modules, and knows how it shards
-and interleaves their weights.
+Version-sensitive: walks megatron-core's GPTModel by the names of its modules, and knows how megatron-core
+shards and interleaves their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
@@ -24,7 +23,8 @@ from megatron_patches.attention.synthesizer import SynthesizerSelfAttention
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.bank.shards import head_rows_in, heads_of_rank, layer_shard
-from megatron_patches.engine.streams import normal_rows
+from megatron_patches.engine.compat import mark_tensor_parallel
+from megatron_patches.engine.random_streams import normal_rows
 
 
 def initialize_parameters(
@@ -40,9 +40,9 @@ def initialize_parameters(
     layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
 
     Args:
-        recipe: of the bank that the Q and K of wholly trainable layers start from; None: they start like
-            every other matrix.
-        given: values that take the place of drawn ones wherever it has them.
+        recipe: recipe of the bank from which Q and K of wholly trainable layers start; None: they start
+            like every other matrix.
+        given: file of weights, each of which takes the place of the drawn one.
 
     Raises:
         MethodError: `given` cannot be read.
@@ -67,7 +67,7 @@ def initialize_parameters(
 
 
 class _Initializer:
-    """Draws this rank's part of each weight; one method per way of sharding."""
+    """Initial values of this rank's part of each weight; one method per way of sharding."""
 
     def __init__(
         self,
@@ -90,18 +90,18 @@ class _Initializer:
         self._fill(weight, self._rows(name, range(rows), columns, self.std))
 
     def column_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
-        """Output rows are sharded: this rank owns a contiguous range of rows."""
+        """Fill a weight whose output rows are sharded: this rank owns a contiguous range of rows."""
         rows, columns = weight.shape
         mine = range(self.rank * rows, (self.rank + 1) * rows)
         self._fill(weight, self._rows(name, mine, columns, self.std))
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(weight, dim=0)
 
     def row_parallel(self, name: str, weight: torch.nn.Parameter) -> None:
-        """Input columns are sharded: draw whole rows, keep this rank's columns."""
+        """Fill a weight whose input columns are sharded: draw whole rows, keep this rank's columns."""
         rows, columns = weight.shape
         full = self._rows(name, range(rows), columns * self.size, self.residual_std)
         self._fill(weight, full[:, self.rank * columns : (self.rank + 1) * columns])
-        set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=1, stride=1)
+        mark_tensor_parallel(weight, dim=1)
 
     def attention(self, name: str, attention: SelfAttention | SynthesizerSelfAttention) -> None:
         self.row_parallel(f"{name}.attention.proj", attention.linear_proj.weight)
@@ -112,7 +112,7 @@ class _Initializer:
         value = self._head_rows(f"{name}.attention.value", groups, head_dim, columns)
         if isinstance(attention, SynthesizerSelfAttention):  # its scores have been filled by their recipe
             self._fill(attention.linear_v.weight, value)
-            set_tensor_model_parallel_attributes(attention.linear_v.weight, is_parallel=True, dim=0, stride=1)
+            mark_tensor_parallel(attention.linear_v.weight, dim=0)
             return
         if isinstance(attention.linear_qkv, FrozenQueryKeyValueLinear):
             self._fill(attention.linear_qkv.value_weight, value)
@@ -131,10 +131,10 @@ class _Initializer:
         # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
         parts = [rows.view(len(groups), -1, columns) for rows in (query, key, value)]
         self._fill(attention.linear_qkv.weight, torch.cat(parts, dim=1).flatten(0, 1))
-        set_tensor_model_parallel_attributes(attention.linear_qkv.weight, is_parallel=True, dim=0, stride=1)
+        mark_tensor_parallel(attention.linear_qkv.weight, dim=0)
 
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
-        """What trains in a layer of a bank: heads that are not frozen, and adapters."""
+        """Fill the trainable parts of a layer with frozen heads: its other heads, and adapters."""
         columns = linear.value_weight.size(1)
         if linear.trained_query_key is not None:
             head_dim = linear.recipe.head_dim
@@ -159,7 +159,7 @@ class _Initializer:
         return self._rows(name, rows, columns, self.std)
 
     def norm(self, name: str, norm: torch.nn.LayerNorm) -> None:
-        """Weight 1 and bias 0, which it has already, or what is given."""
+        """Fill a norm from the file; without one it keeps weight 1 and bias 0."""
         if self.given is not None:
             for part in ("weight", "bias"):
                 parameter = getattr(norm, part)
@@ -167,7 +167,7 @@ class _Initializer:
                 self._fill(parameter, rows)
 
     def _rows(self, name: str, rows: Sequence[int], columns: int, std: float) -> torch.Tensor:
-        """Rows of the full matrix called `name`, given or drawn: `[len(rows), columns]`."""
+        """Return rows of the full matrix called `name`, from the file or drawn: `[len(rows), columns]`."""
         if self.given is not None and self.given.has(name):
             return self.given.rows(name, rows)
         return normal_rows(self.seed, name, rows, columns, std)

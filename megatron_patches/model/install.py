@@ -1,6 +1,6 @@
-"""Turning a policy into a megatron-core model: ModuleSpec substitution, never monkey-patching of layers.
+"""Specs of a policy's layers: our modules in the places of megatron-core's, never by monkey-patching.
 
-Version-sensitive: writes down megatron-core 0.16's spec of a GPT layer, with our modules in their places.
+Version-sensitive: writes down megatron-core's spec of a GPT layer, with our modules in their places.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from typing import Any
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
-from megatron_patches.attention.norm import LayerNorm
 from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.attention.scores import CausalDotProductAttention
@@ -25,11 +23,12 @@ from megatron_patches.attention.synthesizer import (
     SynthesizerSelfAttentionSubmodules,
 )
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.model.layer import Layer
+from megatron_patches.engine.compat import mlp_spec
+from megatron_patches.model.layer import Layer, LayerNorm
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
 from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe
 
 
 def gpt_block_spec(
@@ -40,15 +39,15 @@ def gpt_block_spec(
     phase: int = 0,
     rotary: RotaryAngles | None = None,
 ) -> TransformerBlockSubmodules:
-    """The pre-LN GPT block of `num_layers` layers whose attention follows `policy`, for `GPTModel`.
+    """Return the spec of a pre-LN GPT block whose attention follows `policy`, for `GPTModel`.
 
     Args:
-        phase: where in the policy's schedule of unfreezing the model is.
-        rotary: the rotation of queries and keys by their positions, if the model has it. It takes the place
+        phase: phase of the policy's schedule of unfreezing; 0: before its first entry.
+        rotary: the rotation of queries and keys by their positions, if the model has one. It takes the place
             of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
 
     Raises:
-        MethodError: the policy names layers or heads that are not there.
+        MethodError: the policy names layers or heads that the model does not have.
     """
     layers = [
         _layer_spec(policy, recipe, frozen_groups, rotary)
@@ -70,10 +69,7 @@ def _layer_spec(
             self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=LayerNorm,
-            mlp=ModuleSpec(
-                module=MLP,
-                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-            ),
+            mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -98,7 +94,7 @@ def _self_attention_spec(
     with_bank = bool(frozen_groups or policy.unfreeze)
     if with_bank:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
-    # FrozenQueryKeySelfAttention puts its own in this place.
+    # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
     linear_qkv = penalized if policy.penalty else ColumnParallelLinear
     return ModuleSpec(

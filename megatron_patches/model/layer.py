@@ -1,7 +1,7 @@
-"""The transformer layer: attention and MLP, each behind a norm and added to its input.
+"""The transformer layer: attention and MLP, each behind a LayerNorm and added to its input.
 
-Version-sensitive: has the parts of megatron-core 0.16's TransformerLayer, and the forward that its
-TransformerBlock calls.
+Version-sensitive: has the parts of megatron-core's TransformerLayer, the forward that its TransformerBlock
+calls, and the constructor that it gives to a norm.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from megatron_patches.attention.projections import FrozenQueryKeySelfAttention
@@ -19,26 +20,43 @@ from megatron_patches.engine.random_streams import has_own_stream, own_stream_by
 from megatron_patches.engine.recompute import recomputed
 
 
+class LayerNorm(torch.nn.LayerNorm):
+    """torch's LayerNorm behind megatron-core's constructor; input and output `[seq, batch, hidden]`.
+
+    megatron-core's own wrapper of the torch norm refuses sequence parallelism. Under sequence parallelism
+    every tensor-parallel rank normalises its own slice of the sequence, so each rank's weight gradient is a
+    partial sum. `freeze.reduce_partial_gradients` completes it: it looks for the mark `sequence_parallel`.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
+        for parameter in (self.weight, self.bias):
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
 class Layer(TransformerLayer):
-    """megatron-core's layer without what a GPT without experts, pipelines and inference does not use.
+    """megatron-core's TransformerLayer without experts, pipeline stages and inference.
 
     Attributes:
-        recompute: what is made again in backward instead of being kept: `none`, `attention` (the attention
-            with its norm) or `full`; see `recompute_in_backward`.
+        recompute: the part whose activations are recomputed in backward instead of kept: `none`, `attention`
+            (the attention with its norm) or `full`; see `recompute_in_backward`.
     """
 
     recompute = "none"
 
     def recompute_in_backward(self, what: str) -> None:
-        """From now on make `what` again: one of the above, or `query_key`, structured queries and keys."""
+        """Recompute a part in backward from now on: a value of `recompute`, or `query_key`.
+
+        `query_key` recomputes structured queries and keys only; it changes nothing in other layers.
+        """
         self.recompute = what
         if isinstance(self.self_attention, FrozenQueryKeySelfAttention):
             self.self_attention.recomputes_query_key = what == "query_key"
 
     def compile_parts(self, backend: str) -> None:
-        """From now on run compiled: as one graph, or where something is recomputed as one for each part.
+        """Run compiled from now on: as one graph, or as one for each part where a part is recomputed.
 
-        A graph that breaks is an error.
+        torch raises an error where a graph would break.
         """
         for name in ("_whole", "_attention_part", "_mlp_part"):
             part = torch.compile(getattr(self, name), fullgraph=True, backend=backend, dynamic=False)
@@ -70,10 +88,11 @@ class Layer(TransformerLayer):
         sequence_len_offset: int | None = None,
         padding_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """`[seq(/tp), batch, hidden]` -> the same shape, and no context.
+        """Apply attention and MLP: `[seq(/tp), batch, hidden]` -> the same shape, and no context.
 
         Args:
-            attention_mask: as the core attention takes it. What follows it is megatron-core's, and unused.
+            attention_mask: in the form of the core attention. The arguments after it are megatron-core's and
+                unused.
         """
         assert context is None and rotary_pos_emb is None and attention_bias is None
         assert inference_context is None and packed_seq_params is None and padding_mask is None

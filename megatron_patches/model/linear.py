@@ -1,10 +1,10 @@
-"""megatron-core's parallel linear layers, which a compiler can trace too.
+"""Parallel linear layers of megatron-core, in a form that a compiler can trace too.
 
-Eagerly they are megatron-core's own. Its functions look up process groups, warn, and wait for running
-collectives, each of which breaks a graph in two; compiled, these layers compute the same with the same
-collectives in `products` and `collectives`.
+In eager mode they run megatron-core's own code. Its functions look up process groups, warn, and wait for
+running collectives, each of which breaks a graph in two. In a compiled graph these layers compute the same
+with the same collectives by `products` and `collectives`.
 
-Version-sensitive: subclasses of megatron-core 0.16's ColumnParallelLinear and RowParallelLinear without bias.
+Version-sensitive: subclasses of megatron-core's ColumnParallelLinear and RowParallelLinear without bias.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from megatron_patches.engine.collectives import (
 
 
 class ColumnParallelLinear(layers.ColumnParallelLinear):
-    """Output rows are sharded."""
+    """Linear layer whose output rows are sharded."""
 
     def forward(
         self,
@@ -33,7 +33,7 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and no bias."""
+        """Multiply `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and no bias."""
         if not torch.compiler.is_compiling():
             return super().forward(input_, weight, runtime_gather_output)
         assert self.bias is None and not runtime_gather_output
@@ -43,10 +43,10 @@ class ColumnParallelLinear(layers.ColumnParallelLinear):
 
 
 class RowParallelLinear(layers.RowParallelLinear):
-    """Input columns are sharded."""
+    """Linear layer whose input columns are sharded."""
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`, and no bias."""
+        """Multiply `[seq, batch, columns of this rank]` -> `[seq(/tp), batch, hidden]`, and no bias."""
         if not torch.compiler.is_compiling():
             return super().forward(input_)
         assert self.bias is None
@@ -57,7 +57,7 @@ class RowParallelLinear(layers.RowParallelLinear):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Partial sums -> sums, replicated; under sequence parallelism this rank's slice of the sequence."""
+    """Sum over the ranks, replicated; under sequence parallelism only this rank's slice of the sequence."""
 
     @staticmethod
     def forward(

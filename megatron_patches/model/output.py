@@ -1,20 +1,20 @@
-"""The output layer, and the cross-entropy of its logits without a copy of them in fp32.
+"""Output layer with the cross-entropy of its logits, without a copy of all logits in fp32.
 
     loss = log Σ_v exp(x·w_v) − x·w_y,      ∂loss/∂(x·w_v) = p_v − 1[v = y]
 
-megatron-core turns all logits into fp32, and keeps the softmax in that type for backward. Here two forms do
-without:
+megatron-core converts all logits to fp32, and keeps the softmax in that type for backward. Two forms avoid
+both:
 
     in_place   the logits stay in the compute dtype and become their own gradient, some tokens at a time
-    chunked    the logits are never whole: made and thrown away some tokens at a time, and once more in
-               backward (a fourth product where there are three)
+    chunked    logits exist for some tokens at a time only, and are recomputed in backward (a fourth product
+               where there are three)
 
-In both an exponential and a sum over the vocabulary is taken in fp32, and each token's gradient is scaled by
-what comes from behind it, so that sums, means and masked losses are all exact. Over tensor-parallel ranks,
-which hold a part of the vocabulary each, two numbers a token are exchanged, in one collective where
-megatron-core has three. The collectives of the product itself are megatron-core's.
+In both, the exponentials and their sum over the vocabulary are taken in fp32, and the gradient of each
+token's logits is scaled by the gradient of its loss, so that sums, means and masked losses are all exact.
+Tensor-parallel ranks, each with a part of the vocabulary, exchange two numbers a token, in one collective
+where megatron-core has three. The collectives of the product itself are megatron-core's.
 
-Version-sensitive: takes the place of megatron-core 0.16's ColumnParallelLinear at the end of a GPTModel.
+Version-sensitive: takes the place of megatron-core's ColumnParallelLinear at the end of a GPTModel.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CrossEntropy = Literal["megatron", "in_place", "chunked"]
 
 
 class OutputLayer(ColumnParallelLinear):
-    """Hidden states -> logits of this rank's part of the vocabulary, or the cross-entropy of labels.
+    """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
     Args:
         tied: the weight is the embedding's and comes with every call.
-        in_place: of the two forms above, else `chunked`.
+        in_place: use the form `in_place` of the module; False: `chunked`.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class OutputLayer(ColumnParallelLinear):
         runtime_gather_output: bool | None = None,
         labels: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[seq(/tp), batch, hidden]` -> logits `[seq, batch, vocabulary/tp]`, or losses; and no bias.
+        """Map `[seq(/tp), batch, hidden]` to logits `[seq, batch, vocabulary/tp]`, or losses; and no bias.
 
         Args:
-            weight: `[vocabulary/tp, hidden]` where it is tied.
-            labels: `[batch, seq]` ids; with them come the losses, `[batch, seq]` nats in fp32.
+            weight: `[vocabulary/tp, hidden]`, if tied.
+            labels: `[batch, seq]` ids; with labels the result is the losses, `[batch, seq]` nats in fp32.
         """
         if labels is None:
             return super().forward(input_, weight, runtime_gather_output)
@@ -83,7 +83,7 @@ class OutputLayer(ColumnParallelLinear):
 
 
 class _TokenLosses(torch.autograd.Function):
-    """(x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]`, labels) -> losses, `[tokens]` both."""
+    """Token losses of x `[seq(/tp), batch, hidden]`, W `[vocabulary/tp, hidden]` and labels, `[tokens]`."""
 
     @staticmethod
     def forward(
@@ -154,7 +154,7 @@ def _slices(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 
 def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which labels `[tokens]` are in this rank's part of the vocabulary, and where; any place if not."""
+    """Return (mask of labels in this rank's part of the vocabulary, their columns there; any if not)."""
     columns = labels - rank * vocabulary
     owned = (columns >= 0) & (columns < vocabulary)
     return owned, columns.clamp(0, vocabulary - 1)
@@ -163,7 +163,7 @@ def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch
 def _over_ranks(
     normaliser: torch.Tensor, at_label: torch.Tensor, tp_group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log Σ exp and the label's logit of the whole vocabulary, from those of this rank's part.
+    """Combine log Σ exp and the label's logit of all ranks' parts into those of the whole vocabulary.
 
     Args:
         at_label: 0 where another rank has the label.
@@ -181,10 +181,10 @@ def _finish_gradient(
     columns: torch.Tensor,
     tp_group: dist.ProcessGroup,
 ) -> None:
-    """Probabilities within this rank's part -> p − 1[v = y] of the whole vocabulary, in place.
+    """Turn probabilities within this rank's part into p − 1[v = y] of the whole vocabulary, in place.
 
     Args:
-        log_share: `[tokens]` log of what this rank's part has of the whole probability.
+        log_share: `[tokens]` log of the probability of this rank's part.
     """
     if tp_group.size() > 1:
         share = log_share.exp().to(torch.promote_types(probabilities.dtype, torch.float32))
@@ -197,7 +197,7 @@ def _subtract_label(probabilities: torch.Tensor, owned: torch.Tensor, columns: t
 
 
 def _scaled(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Rows times a number each, rounded once to the type of the rows."""
+    """Multiply each row by a number, rounding once to the type of the rows."""
     return torch.mul(rows, scale, out=torch.empty_like(rows))
 
 
@@ -209,7 +209,7 @@ def _recomputed_gradients(
     columns: torch.Tensor,
     scale: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of `[tokens, hidden]` inputs and of the weight, which is summed in fp32 over the slices."""
+    """Return the gradients of inputs `[tokens, hidden]` and of the weight, summed in fp32 over the slices."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     input_grad, weight_grad = torch.empty_like(inputs), torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):

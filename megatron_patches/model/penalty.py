@@ -1,13 +1,13 @@
-"""Keeping trainable Query/Key rows nearly orthonormal: soft orthogonality as a term of the loss.
+"""Soft orthogonality: a term of the loss that keeps trainable Query/Key rows nearly orthonormal.
 
     P = λ Σ_heads (‖W_q W_qᵀ − I‖²_F + ‖W_k W_kᵀ − I‖²_F),      ∂P/∂W = 4 λ (W Wᵀ − I) W
 
 over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we gain more from orthogonality
 regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the term of its own heads to
-its loss: no weight leaves the module that owns it, so the term is right under tensor parallelism (each head
+its loss: no weight leaves its module, so the term is right under tensor parallelism (each head
 counts on one rank) and under ZeRO-3 (weights are whole only inside their module's forward and backward).
 
-Version-sensitive: knows how megatron-core 0.16 interleaves queries, keys and values in its fused weight.
+Version-sensitive: knows how megatron-core interleaves queries, keys and values in its fused weight.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NAME = "orthogonal_penalty"
 
 
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
-    """megatron-core's fused QKV projection, which also leaves its orthogonality penalty for the loss.
+    """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
-    The arguments but `penalty` are those that megatron-core's SelfAttention gives to `linear_qkv`.
+    The arguments, apart from `penalty`, are those that megatron-core's SelfAttention gives to `linear_qkv`.
 
     Args:
         penalty: λ.
 
     Attributes:
         auxiliary_loss: (name, this rank's part of the penalty) of the last forward that had gradients, until
-            `auxiliary.take_auxiliary_losses` takes it; else None.
+            `take_auxiliary_losses` collects it; else None.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
         is_expert: bool,
         tp_comm_buffer_name: str,
         tp_group: dist.ProcessGroup,
+        name: str | None = None,
         penalty: float,
     ) -> None:
         super().__init__(
@@ -75,7 +76,7 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`[seq(/tp), batch, hidden]` -> the projection `[seq, batch, rows of this rank]`, and the bias."""
+        """Project `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and the bias."""
         output, bias = super().forward(input_, weight, runtime_gather_output)
         if torch.is_grad_enabled():
             output, penalty = OrthogonalityPenalty.apply(
@@ -86,18 +87,18 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
 
 
 class OrthogonalityPenalty(torch.autograd.Function):
-    """(output, W) -> (output, P): the output as it is, beside the penalty of the weight that made it.
+    """(output, W) -> (output, P): the output unchanged, and the penalty of the weight that made it.
 
-    The output passes through so that backward happens where the layer's own backward does: only there has
-    ZeRO-3 gathered the weight. What is kept between them is W Wᵀ − I, [heads, head_dim, head_dim], not a copy
-    of W's size.
+    The output passes through so that the penalty's backward runs with the layer's own: only then has ZeRO-3
+    gathered the weight. Kept for backward is W Wᵀ − I, `[heads, head_dim, head_dim]`, not a copy of W's size.
     """
 
     @staticmethod
     def forward(
         ctx: Any, output: torch.Tensor, weight: torch.Tensor, num_groups: int, head_dim: int, penalty: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """
+        """Return the output and P.
+
         Args:
             weight: megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
                 for every group its query heads, its key head, its value head.
@@ -127,6 +128,6 @@ def _by_head(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tens
 
 
 def _query_key_rows(weight: torch.Tensor, num_groups: int, head_dim: int) -> torch.Tensor:
-    """`[groups, queries of a group + 1, head_dim, hidden]`, at least in fp32: 1 − 1/256 is 1 in bf16."""
+    """Return `[groups, queries of a group + 1, head_dim, hidden]`, at least fp32, for small W Wᵀ − I."""
     rows = _by_head(weight, num_groups, head_dim)[:, :-1]
     return rows.float() if weight.dtype in (torch.bfloat16, torch.float16) else rows

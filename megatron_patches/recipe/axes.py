@@ -1,8 +1,8 @@
-"""How an axis of the attention policy is declared: once, at the field of `policy.QKPolicy` that holds it.
+"""Declarations of the axes of the attention policy, each once, at its field of `policy.QKPolicy`.
 
-The declaration says what the axis means, which values are in range and which variants it applies to. The key
-of the attention section, its refusals, the resolved config, `show` and a checkpoint's identity follow from
-it; `policy` reads it, and so does `pretrain.config.attention`.
+A declaration gives the meaning of the axis, the range of its values and the variants to which it applies. The
+key of the attention section, its refusals, the resolved config, `show` and a checkpoint's identity follow
+from the declaration. `policy` and `pretrain.config.attention` read the declarations.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from megatron_patches.errors import MethodError
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold for an axis to be given.
+    """Condition under which an axis may be set.
 
     Attributes:
-        holds: of the policy so far and the value that is asked for.
-        sentence: the refusal if it does not; `{variant}` and `{value}` are filled in.
+        holds: the condition, on the policy so far and the requested value.
+        sentence: the refusal where the condition does not hold; `{variant}` and `{value}` are filled in.
     """
 
     holds: Callable[[Any, Any], bool]
@@ -29,11 +29,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Axis:
-    """One declared axis.
+    """Declaration of an axis.
 
     Attributes:
-        meaning: what the key of the attention section is for, as `show` prints it.
-        rules: all must hold, else the axis does not apply. No rules: it applies to every variant.
+        meaning: purpose of the key of the attention section, as `show` prints it.
+        rules: all must hold, else the axis does not apply. Without rules the axis applies to every variant.
         ge, gt, le: range of a number.
         min_length, max_length: entries of a list or mapping.
     """
@@ -47,7 +47,7 @@ class Axis:
     max_length: int | None = None
 
     def fits(self, policy: Any, value: Any) -> bool:
-        """Whether the value may be asked of the policy. An empty list asks for nothing, so it always may."""
+        """Return whether the policy may have the value. An empty list, which sets nothing, always may."""
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
@@ -73,15 +73,15 @@ def axis(
     min_length: int | None = None,
     max_length: int | None = None,
 ) -> Any:
-    """A field of a policy that is also a key of the attention section; its type is the field's annotation.
+    """Declare a field of a policy that is also a key of the attention section, of the annotated type.
 
     Args:
-        default: of a policy that says nothing of it. Other variants' own values are in `policy.VARIANTS`.
+        default: value of a policy that does not set the axis. Variants' own values are in `policy.VARIANTS`.
     """
     declared = Axis(meaning, rules, ge, gt, le, min_length, max_length)
     return field(default=default, metadata={"axis": declared})
 
 
 def axes_of(policy: type) -> dict[str, Axis]:
-    """{name: declaration} of the axes of a policy class, in their order."""
+    """Return {name: declaration} of the axes of a policy class, in their order."""
     return {entry.name: entry.metadata["axis"] for entry in fields(policy) if "axis" in entry.metadata}

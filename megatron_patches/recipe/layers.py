@@ -1,4 +1,4 @@
-"""Naming layers and sharing out heads: "0-3", "50%-100%", and which heads a fraction of them is."""
+"""Notation of layers ("0-3", "50%-100%"), and the heads that a fraction stands for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _RANGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(%?)(?:-(\d{1,9}(?:\.\d{1,9})?)(%?)
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """The layers that `text` names, counted from 0.
+    """Return the layers that `text` names, counted from 0.
 
     "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the layers between these parts of the
     depth, each end rounded to a whole number of layers, so that "0%-50%" and "50%-100%" share none.
 
     Raises:
-        MethodError: not such a text, or layers that a model of `num_layers` layers does not have.
+        MethodError: another notation, or layers that a model of `num_layers` layers does not have.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -37,12 +37,12 @@ def layer_range(text: str, num_layers: int) -> range:
 
 
 def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
-    """A fraction of `num_groups` heads, evenly spread, so that tensor-parallel ranks share them equally.
+    """Choose a fraction of `num_groups` heads, spread evenly, so that tensor-parallel ranks get equal shares.
 
     Half of four are (1, 3). The number is rounded to whole heads.
 
     Raises:
-        MethodError: not between 0 and 1, or a true fraction that rounds to none or to all of the heads.
+        MethodError: not between 0 and 1, or a fraction between them that rounds to none or all of the heads.
     """
     if not 0 <= fraction <= 1:
         raise MethodError(f"{fraction} is not a fraction of the heads; give a number from 0 to 1")

@@ -1,10 +1,10 @@
-"""A schedule that makes frozen Query/Key layers trainable in the course of a run.
+"""Schedule that makes frozen Query/Key layers trainable in the course of a run, phase by phase.
 
     phase 0        steps 1 … s_1          every layer frozen, learning rate × 1
     phase i        steps s_i + 1 … s_i+1  also the layers of entry i trainable, learning rate × factor_i
 
 with s_i = the part `at` of the run's steps, rounded. A layer that has become trainable stays so, and starts
-from the rows it was frozen with. The factor is of the whole learning-rate schedule, in place of the last one.
+from its frozen rows. The factor multiplies the whole learning-rate schedule, in place of the factor before.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from megatron_patches.recipe.layers import layer_range
 
 @dataclass(frozen=True)
 class Unfreeze:
-    """One entry of the schedule: the beginning of a phase.
+    """Entry of the schedule: the beginning of a phase.
 
     Attributes:
-        at: part of the run's steps after which it applies, between 0 and 1.
-        layers: which layers become trainable, in the notation of `layers`; those that already are may be
-            named again.
-        learning_rate_factor: of the learning-rate schedule from there on, in place of the entry before.
+        at: part of the run's steps after which the phase begins, between 0 and 1.
+        layers: the layers that become trainable, in the notation of `layers`; layers that already are may
+            be named again.
+        learning_rate_factor: factor of the learning-rate schedule from there on, in place of the one before.
     """
 
     at: float
@@ -33,7 +33,7 @@ class Unfreeze:
 
 
 def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int | None]:
-    """For each layer the phase (from 1) in which it becomes trainable; None if it stays frozen.
+    """Return for each layer the phase (from 1) in which the layer becomes trainable; None: never.
 
     Raises:
         MethodError: an entry names no layers of a model of `num_layers` layers.
@@ -47,20 +47,20 @@ def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int 
 
 
 def newly_trainable(schedule: Sequence[Unfreeze], phase: int, num_layers: int) -> list[int]:
-    """The layers that become trainable at the beginning of a phase."""
+    """Return the layers that become trainable at the beginning of a phase."""
     return [layer for layer, begin in enumerate(phases_of_layers(schedule, num_layers)) if begin == phase]
 
 
 def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:
-    """s_1, s_2 …: the last step of each phase but the last one. Steps count from 1."""
+    """Return s_1, s_2 …: the last step of each phase except the last phase. Steps count from 1."""
     return [round(entry.at * total_steps) for entry in schedule]
 
 
 def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> None:
-    """Refuse a schedule of which any entry would change nothing, or at no step of the run.
+    """Refuse a schedule with an entry that changes nothing, or at no step of the run.
 
     Raises:
-        MethodError: says which entry, and why.
+        MethodError: names the entry and the reason.
     """
     steps = last_steps(schedule, total_steps)
     before = 0

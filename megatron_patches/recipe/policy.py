@@ -1,8 +1,8 @@
-"""The attention policy: what a variant of attention *is*, as data, and the table of named variants.
+"""The attention policy: a variant of attention as data, and the table of named variants.
 
-A variant is a point on a few independent axes (how the scores are made, how W_Q and W_K start, which of them
-train, what is added to the frozen ones). Nothing else in the program asks for a variant by name: `install`
-and `initialize` read the axes.
+A variant is a point on a few independent axes (the kind of scores, the initial values of W_Q and W_K, which
+of them train, additions to the frozen ones). Only this table knows a variant by name: `install` and
+`initialize` read the axes.
 
 A new axis is one more field of `QKPolicy`, declared with `axis`, and the code that reads it.
 """
@@ -44,18 +44,18 @@ def _freezes_rows(name: str) -> Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class QKPolicy:
-    """One choice on every Query/Key axis.
+    """Choice on every Query/Key axis.
 
-    The fields declared with `axis` are keys of the attention section too, and their declarations say what
-    they mean. The other two are a variant's own.
+    The fields declared with `axis` are also keys of the attention section, with their meanings. The other two
+    are set by the variant only.
 
     Attributes:
-        init: how W_Q and W_K start. `default`: N(0, init_std²) like every other weight; `orthogonal`:
+        init: initial values of W_Q and W_K. `default`: N(0, init_std²) like every other weight; `orthogonal`:
             orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`;
-            `pretrained`: as another model's training left them (see `given`).
+            `pretrained`: those of a trained model (see `initial_weights_file`).
         scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
             the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
-            W_K: `trainable` then speaks of the score matrices (see `score_recipe`).
+            W_K: `trainable` is then about the score matrices (see `recipes`).
     """
 
     init: Init
@@ -194,35 +194,35 @@ class QKPolicy:
 
     @property
     def synthesizer(self) -> bool:
-        """True if scores are learned matrices, so that there are no queries and keys."""
+        """Return whether scores are learned matrices, without queries and keys."""
         return self.scores != "dot_product"
 
     @property
     def structured(self) -> bool:
-        """True if the frozen rows are products of two factors, by which inputs are multiplied instead."""
+        """Return whether frozen rows are products of two factors, by which inputs are multiplied instead."""
         return not self.trainable and self.init == "orthogonal" and self.construction in FACTORED
 
     def stored_columns(self, hidden_size: int, head_dim: int) -> int:
-        """Numbers that are kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
+        """Return the numbers kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
 
         Raises:
-            MethodError: no such factors.
+            MethodError: these sizes have no two factors.
         """
         return sum(block_sizes(hidden_size, head_dim)) if self.structured else hidden_size
 
     @property
     def score_rank(self) -> int | None:
-        """Rank of factorized scores; None for all others."""
+        """Return the rank of factorized scores; None for other scores."""
         return self.synthesizer_rank if self.scores == "synthesizer_factorized" else None
 
     def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
-        """Of each layer, the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
+        """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
 
         Args:
-            phase: where in the schedule `unfreeze` a model is; 0: before its first entry.
+            phase: phase of the schedule `unfreeze`; 0: before its first entry.
 
         Raises:
-            MethodError: `frozen_heads` or `unfreeze` names no layers, names one twice, or no whole number of
+            MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of
                 heads.
         """
         if self.trainable or self.synthesizer:
@@ -243,16 +243,16 @@ class QKPolicy:
         for layers, heads in [
             (layer_range(text, num_layers), fraction) for text, fraction in self.frozen_heads
         ]:
-            taken = [layer for layer in layers if frozen[layer] is not None]
-            if taken:
-                raise MethodError(f"layer {taken[0]} is named twice")
+            repeated = [layer for layer in layers if frozen[layer] is not None]
+            if repeated:
+                raise MethodError(f"layer {repeated[0]} is named twice")
             groups = spread(heads, num_groups) if layers else ()
             frozen[layers.start : layers.stop] = [groups] * len(layers)
         return [groups or () for groups in frozen]
 
 
 AXES = axes_of(QKPolicy)
-"""What the attention section may say, in its order."""
+"""The axes of the attention section, in its order."""
 
 VARIANTS: dict[str, QKPolicy] = {
     "vanilla": QKPolicy(init="default", trainable=True),
@@ -276,18 +276,18 @@ VARIANTS: dict[str, QKPolicy] = {
 }
 
 ORDINARY = "vanilla"
-"""The variant that others are compared with where nothing else is said."""
+"""The default variant for others to be compared with."""
 
 
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
-    """The policy of a named variant, with the axes that are given (not None) replaced.
+    """Return the policy of a named variant, with the given axes (not None) replaced.
 
     Args:
-        axes: values by the names of AXES. They are judged and replaced in the order of AXES, each against
+        axes: values by the names of AXES. They are checked and replaced in the order of AXES, each against
             the policy with those before it.
 
     Raises:
-        MethodError: unknown variant, or axes that do not go together.
+        MethodError: unknown variant, or axes that contradict each other.
     """
     if variant not in VARIANTS:
         raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")

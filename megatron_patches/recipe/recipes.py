@@ -1,12 +1,76 @@
-"""What a policy draws at the sizes of a model: the recipe of its Query/Key bank, or of its score matrices."""
+"""Recipes of a policy at the sizes of a model: of its Query/Key bank, or of a Synthesizer's score matrices.
+
+A Synthesizer's head h has, with T the sequence length that the model is trained at, one of
+
+    random      S_h ∈ R^{T × T}                         entries N(0, 1)
+    factorized  S_h = A_h B_hᵀ,  A_h, B_h ∈ R^{T × k}   entries N(0, 1/√k): S_h then has variance 1
+
+Standard deviation 1 is the scale that scores of orthonormal W_Q and W_K have at the start. A comparison of
+the two thus compares how scores are made, not how sharp they are.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+
+
+@dataclass(frozen=True)
+class ScoreRecipe:
+    """Seed and sizes of the initial score matrices: with (layer, head) they determine every entry.
+
+    Attributes:
+        seed: not negative.
+        num_attention_heads: heads of a layer, each with its own scores.
+        sequence_length: T, the longest input.
+        rank: k of factorized scores; None: full matrices.
+
+    Raises:
+        MethodError: an impossible size, named in the message.
+    """
+
+    seed: int
+    num_attention_heads: int
+    sequence_length: int
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise MethodError(f"seed={self.seed} is negative; the score matrices need a seed of 0 or more")
+        for name in ("num_attention_heads", "sequence_length"):
+            if getattr(self, name) < 1:
+                raise MethodError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.rank is not None and not 1 <= self.rank <= self.sequence_length:
+            raise MethodError(
+                f"attention.synthesizer_rank={self.rank} is not between 1 and the sequence length "
+                f"{self.sequence_length}, above which factors only cost more than the whole matrix"
+            )
+
+    @property
+    def matrices(self) -> Mapping[str, int]:
+        """Name and columns of each matrix of a layer; a head owns `sequence_length` rows of each."""
+        if self.rank is None:
+            return {"scores": self.sequence_length}
+        return {"query_factor": self.rank, "key_factor": self.rank}
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the initial entries of every matrix."""
+        return 1.0 if self.rank is None else self.rank**-0.25
+
+    @property
+    def elements_per_layer(self) -> int:
+        """Entries of all matrices of a layer: H T² or 2 H T k."""
+        return self.num_attention_heads * self.sequence_length * sum(self.matrices.values())
+
+    def as_dict(self) -> dict[str, int | None]:
+        """Return the fields as plain values, from which `ScoreRecipe(**values)` makes an equal recipe."""
+        return asdict(self)
 
 
 def bank_recipe(
@@ -19,7 +83,7 @@ def bank_recipe(
     num_query_groups: int,
     given: GivenWeights | None = None,
 ) -> BankRecipe | None:
-    """How the policy's Q and K rows are drawn, or None where they start like every other weight.
+    """Return the recipe of the policy's Q and K rows, or None where they start like every other weight.
 
     Args:
         given: the file of a `pretrained` bank.
@@ -51,7 +115,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """What the policy's score matrices are, or None where scores are made of queries and keys.
+    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys.
 
     Raises:
         MethodError: the policy is impossible at these sizes.

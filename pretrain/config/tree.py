@@ -13,8 +13,7 @@ from typing import Any
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.policy import QKPolicy, policy_for
-from megatron_patches.recipe.recipes import bank_recipe, score_recipe
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config.attention import AttentionSection, written_axes
 from pretrain.config.performance import PerformanceSection

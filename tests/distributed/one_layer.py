@@ -15,7 +15,7 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
 from megatron_patches.recipe.policy import QKPolicy
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe
 from pretrain.ranks.groups import ParallelContext
 
 HIDDEN, HEADS, HEAD_DIM, BATCH, VOCABULARY = 40, 4, 6, 3, 64

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from megatron_patches.engine.streams import normal_rows
+from megatron_patches.engine.random_streams import normal_rows
 from tests.distributed.one_layer import BATCH, HEAD_DIM, HEADS, HIDDEN
 
 LENGTH, RANK, SEED = 12, 5, 7

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.plan.devices import find_gpu
+from pretrain.plan.roofline import find_gpu
 from tests.ranks import ROOT, rank_environment
 
 STAGES = ("card", "parity", "structured", "large_2048")

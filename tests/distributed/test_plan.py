@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pretrain.plan.sizes import rank_sizes
+from pretrain.plan.states import rank_states
+from pretrain.plan.tensors import rank_tensors
 
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.plan.activations import activation_bytes, logits_kept
 from pretrain.plan.memory import layer_gradient_bytes, layout_of, logit_bytes
-from pretrain.plan.sizes import rank_sizes
-from pretrain.plan.states import rank_states
-from pretrain.plan.tensors import rank_tensors
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 

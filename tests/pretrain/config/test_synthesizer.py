@@ -14,8 +14,7 @@ from megatron_patches.recipe.counting import (
     model_flops_per_token,
 )
 from megatron_patches.recipe.policy import QKPolicy, policy_for
-from megatron_patches.recipe.recipes import score_recipe
-from megatron_patches.recipe.score_recipe import ScoreRecipe
+from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.identity import accept_identity
