@@ -32,9 +32,9 @@ import torch.distributed as dist  # noqa: E402
 
 from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
 from megatron_patches.recipe.counting import count_parameters  # noqa: E402
-from pretrain.checkpoint.bank import bank_digests  # noqa: E402
+from pretrain.checkpoint.bank_digests import bank_digests  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
-from pretrain.checkpoint.deferred_error import Trouble  # noqa: E402
+from pretrain.checkpoint.deferred_error import DeferredError  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import token_losses  # noqa: E402
@@ -108,7 +108,7 @@ class Bench:
         self.trainer = Trainer(self.config, context)
         bank = bank_digests(self.trainer.engine.module, context)
         identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
-        self.checkpoints = Checkpoints(self.config, context, identity, None, Trouble(context.device))
+        self.checkpoints = Checkpoints(self.config, context, identity, None, DeferredError(context.device))
         generator = torch.Generator().manual_seed(context.rank)
         size = (shape.batch, shape.length + 1)
         self.tokens = torch.randint(0, shape.vocabulary, size, generator=generator).to(context.device)
@@ -129,7 +129,7 @@ class Bench:
         self.number += 1
         started = time.perf_counter()
         self.checkpoints.save(self.trainer.engine, Position(step=self.number), behind)
-        self.checkpoints.commit(proven=True)
+        self.checkpoints.commit(good=True)
         return time.perf_counter() - started
 
     def measure(self, rounds: int) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from pretrain.checkpoint.verb import checkpoint
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
-from pretrain.export.sample_verb import sample
-from pretrain.export.verb import export, import_
+from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import speaks_for_all
@@ -96,7 +95,7 @@ def train(
 
     loaded = load_config(config, overrides or [])
     ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
-    from pretrain.export.at_end import check_can_export, export_at_end
+    from pretrain.export.run_exports import check_can_export, export_at_end
     from pretrain.training.loop import train as run_training
 
     if loaded.checkpoint.export_at_end:

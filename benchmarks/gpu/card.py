@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretrain.plan.devices import GPUS, Gpu
 from torch.nn.functional import scaled_dot_product_attention
 
-from pretrain.plan.roofline import FLASH_BACKWARD
+from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.peak_flops import peak_flops
 

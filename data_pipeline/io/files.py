@@ -1,4 +1,7 @@
-"""Whole-file helpers: hashing, and writes that are either complete or absent."""
+"""Whole-file helpers: hashing, and writes that are either complete or absent.
+
+`hash_file` and `replace_file` raise OSError, for callers with sentences of their own; the others DataError.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,31 +23,56 @@ _CHECKSUM = "checksum"
 
 
 def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
-    """SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
+    """Return the SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
 
     Raises:
         DataError: the file cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
-            stream.seek(start)
-            left = sys.maxsize if end is None else end - start
-            while chunk := stream.read(min(left, _CHUNK_BYTES)):
-                digest.update(chunk)
-                left -= len(chunk)
+        return hash_file(path, start, end)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def hash_file(
+    path: Path, start: int = 0, end: int | None = None, progress: Callable[[int], None] | None = None
+) -> str:
+    """Return the SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
+
+    Args:
+        progress: called with the number of bytes of each chunk once that chunk is hashed.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    left = sys.maxsize if end is None else end - start
+    with open(path, "rb", buffering=0) as stream:
+        stream.seek(start)
+        while chunk := stream.read(min(left, _CHUNK_BYTES)):
+            digest.update(chunk)
+            left -= len(chunk)
+            if progress is not None:
+                progress(len(chunk))
     return digest.hexdigest()
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside `path` that no other process writes to, on this host or one that shares the directory."""
+    """Return a name beside `path` that no other process uses, on any host that shares the directory."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add `path` to an OSError raised inside: an error in writing to an open file does not name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def sync(stream: BinaryIO) -> None:
-    """Everything written so far is on the disk when this returns."""
+    """Flush a file and wait until everything written so far is on the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -55,7 +84,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """The names in a directory are on the disk when this returns."""
+    """Wait until the names in a directory are on the disk."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -64,27 +93,39 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
-
-    Args:
-        durable: the name too is on the disk when this returns; else it may be lost with the machine's power.
+    """Write a small file as `replace_file` does.
 
     Raises:
         DataError: the file cannot be written.
     """
+    try:
+        replace_file(path, content, durable)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
+
+    Args:
+        durable: wait until the name too is on the disk; else a power failure may lose the new name.
+
+    Raises:
+        OSError: naming `path` where the content could not be written; no temporary file is left.
+    """
     temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as stream:
+        with naming(path), open(temporary, "wb") as stream:
             stream.write(content)
             sync(stream)
         os.replace(temporary, path)
         if durable:
             sync_directory(path.parent)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):  # the directory itself may be what is missing
             temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
 
 
 def utf8(text: str) -> bytes:

@@ -1,21 +1,19 @@
-"""Saving a run so that it goes on as if it had never stopped, on these ranks or on others.
+"""Saving a run so that it resumes exactly where it stopped, on the same number of ranks or another one.
 
-checkpoints  save, commit, keep the last few
-saving       one save on a thread behind the training
-trouble      what one rank alone could not write, and all must stop for
-resuming     find the newest, prove it whole and the run's own
-format       the files, and every way in which they can be wrong
-writing      snapshot in host memory, then files, without collectives
-reading      any range of any block of any parameter
-state        a checkpoint into a model and an engine
-weights      the weights of a checkpoint, without an engine
-blocks       where a rank's parameters lie in the whole model's
-slices       what a rank's optimizer holds of them (DeepSpeed's internals)
-verify       sizes and SHA-256
-listing      what a run has saved, for people
-verb         `python -m pretrain checkpoint list|verify`
-bank         digests of the frozen bank
-identity     whether a checkpoint belongs to this run
-layout       by which layout it was written
-health       whether weights are fit to be saved
+checkpoints     the checkpoints of a run: save, commit, keep the last few
+saving          one rank's save, on a thread in the background of training
+deferred_error  errors of one rank for which all ranks must stop
+resuming        the newest checkpoint, verified, as the start of a run
+format          files, their content, and checks for damage
+writing         snapshot in host memory, then files, without collectives
+reading         any range of any block of any parameter
+loading         a checkpoint into a model and an engine, or as plain tensors
+blocks          this rank's parameters as blocks of the whole model's
+slices          this rank's slices in the optimizer (DeepSpeed's internals)
+verify          sizes and SHA-256 of the files
+listing         a run's checkpoints and their states, without torch
+verb            `python -m pretrain checkpoint list|verify`
+bank_digests    SHA-256 of the frozen bank in memory
+identity        settings, data and bank that make a checkpoint the run's own
+layout          parallel layout that wrote a checkpoint
 """

@@ -1,10 +1,10 @@
-"""Where this rank's parameters lie in the whole model's, whatever cut them.
+"""The blocks of logical parameters that a tensor-parallel rank holds.
 
 A logical parameter is the whole tensor as one process without parallelism would hold it. A tensor-parallel
-rank holds a block of it, from `first` up to `last` along one dimension; parameters that are replicated over
-tensor-parallel ranks are one block, the whole. Where only some heads are frozen, ranks hold unequal numbers
-of the frozen heads' adapters and of the trainable heads, or none. The latter are two logical parameters,
-queries and keys, which lie behind each other in one tensor.
+rank holds one block of that tensor, from `first` up to `last` along one dimension; a parameter replicated
+over tensor-parallel ranks is one block, the whole. Where only some heads are frozen, ranks hold unequal
+numbers of trainable heads and of the frozen heads' adapters, or none. The trainable heads are two logical
+parameters, queries and keys, which follow each other in one tensor.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from pretrain.checkpoint.format import Block
 
 @dataclass(frozen=True)
 class Part:
-    """A block of the logical parameter `name`, and where it begins in this rank's flattened parameter.
+    """A block of the logical parameter `name`, held by this rank.
 
     Attributes:
-        shape: of the logical parameter.
-        replicated: every tensor-parallel rank holds the same.
+        shape: shape of the logical parameter.
+        start: index of the block's first element in this rank's flattened parameter.
+        replicated: every tensor-parallel rank holds the same block.
     """
 
     name: str
@@ -43,28 +44,28 @@ class Part:
 
 
 def parts_of_rank(model: torch.nn.Module, rank: int, size: int) -> dict[str, tuple[Part, ...]]:
-    """What every parameter of this tensor-parallel rank, `rank` of `size`, is of the logical ones."""
+    """Return {parameter's name: its parts} for tensor-parallel rank `rank` of `size`."""
     modules = dict(model.named_modules())
-    found = {}
+    parts: dict[str, tuple[Part, ...]] = {}
     for name, parameter in model.named_parameters():
         prefix, _, own_name = name.rpartition(".")
         owner = modules[prefix]
         if isinstance(owner, FrozenQueryKeyValueLinear) and own_name == "trained_query_key":
-            found[name] = tuple(_trained_heads(prefix, owner, rank, size))
+            parts[name] = tuple(_trained_heads(prefix, owner, rank, size))
         elif isinstance(owner, QueryKeyAdapters):
             projection = modules[prefix.rpartition(".")[0]]
             assert isinstance(projection, FrozenQueryKeyValueLinear)
-            found[name] = tuple(_adapter(name, parameter, projection, rank, size))
+            parts[name] = tuple(_adapter(name, parameter, projection, rank, size))
         else:
-            found[name] = (_part(name, parameter, rank, size),)
-    return found
+            parts[name] = (_part(name, parameter, rank, size),)
+    return parts
 
 
 def overlaps(start: int, length: int, parts: tuple[Part, ...]) -> Iterator[tuple[Part, int, int, int]]:
-    """What elements [start, start + length) of this rank's flattened parameter are of its parts.
+    """Split elements [start, start + length) of this rank's flattened parameter by its parts.
 
     Yields:
-        (part, where in its flattened block, where in the range, how many).
+        (part, offset in the part's flattened block, offset in the range, number of elements).
     """
     for part in parts:
         first, last = max(start, part.start), min(start + length, part.start + part.numel)
@@ -73,7 +74,7 @@ def overlaps(start: int, length: int, parts: tuple[Part, ...]) -> Iterator[tuple
 
 
 def local_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
-    """Of this rank's parameter; ZeRO-3 leaves an empty one behind."""
+    """Return the shape of this rank's parameter; ZeRO-3 leaves an empty tensor in the parameter's place."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
@@ -88,7 +89,7 @@ def _part(name: str, parameter: torch.nn.Parameter, rank: int, size: int) -> Par
 
 
 def _trained_heads(prefix: str, owner: FrozenQueryKeyValueLinear, rank: int, size: int) -> Iterator[Part]:
-    """One rank's trainable queries, then its keys."""
+    """Yield the rank's trainable queries, then its keys."""
     start = 0
     for role in ROLES:
         heads = [split.trainable[role] for split in _splits(owner, size)]
@@ -102,7 +103,7 @@ def _trained_heads(prefix: str, owner: FrozenQueryKeyValueLinear, rank: int, siz
 def _adapter(
     name: str, parameter: torch.nn.Parameter, owner: FrozenQueryKeyValueLinear, rank: int, size: int
 ) -> Iterator[Part]:
-    """An adapter's parameter of this rank's frozen heads, if it has any."""
+    """Yield the part of an adapter's parameter, unless the rank has no frozen heads."""
     role, rows_per_head = parameter.role, parameter.rows_per_head  # type: ignore[attr-defined]
     rows = [len(split.frozen[role]) * rows_per_head for split in _splits(owner, size)]
     part = _rows(name, rows, local_shape(parameter)[1:], rank, 0)
@@ -111,7 +112,7 @@ def _adapter(
 
 
 def _splits(owner: FrozenQueryKeyValueLinear, size: int) -> list[HeadSplit]:
-    """The heads of every rank."""
+    """Return the heads of every rank."""
     recipe = owner.recipe
     return [
         split_heads(recipe.num_attention_heads, recipe.num_query_groups, owner.frozen_groups, rank, size)
@@ -120,7 +121,7 @@ def _splits(owner: FrozenQueryKeyValueLinear, size: int) -> list[HeadSplit]:
 
 
 def _rows(name: str, rows: list[int], others: tuple[int, ...], rank: int, start: int) -> Part:
-    """This rank's of a parameter whose rows lie in the order of the ranks, `rows` on each."""
+    """Return rank `rank`'s part of a parameter whose rows lie in the order of the ranks, `rows` on each."""
     first = sum(rows[:rank])
     block = Block(0, first, first + rows[rank])
     return Part(name, (sum(rows), *others), block, start, replicated=len(rows) == 1)

@@ -1,10 +1,10 @@
-"""The checkpoints of a run: save behind the training, keep the last few.
+"""The checkpoints of a run: saving them in the background of training, and keeping the last few.
 
-A checkpoint counts only once its COMPLETE marker is there, which names every file with its size and SHA-256.
-It is known good once a loss of its very weights was finite: a later step's, or a validation's.
+A checkpoint counts only once it has the marker COMPLETE, which names every file with its size and SHA-256.
+A checkpoint is known good once a loss of its weights was finite: the next step's, or a validation's.
 
-One save is under way at most. Its end is no collective: every rank sees that of its own thread (`saving`),
-and what rank 0's has completed is on the disk. Where all ranks must know, they `wait`.
+At most one save is in progress. Finishing a save takes no collective: every rank watches its own thread
+(`saving`), and rank 0's thread writes the marker. Where all ranks must know the outcome, they call `wait`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pretrain.checkpoint.deferred_error import Trouble
+from pretrain.checkpoint.deferred_error import DeferredError
 from pretrain.checkpoint.format import About
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.saving import Saving
@@ -26,25 +26,25 @@ from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
-from pretrain.runs.directory import MARKER, PROVEN, RUINED, RunDirectory, write_text_atomically
+from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory, write_text_atomically
 from pretrain.runs.position import Position
 from pretrain.runs.storage import storage_sentence
 from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 from pretrain.telemetry.records import SaveSeconds
 
 LONGEST_SILENCE = 5.0
-"""Seconds after which ranks that wait for the end of a save tell each other so."""
+"""Seconds between two messages of ranks that wait for the end of a save."""
 WORTH_SAYING = 0.1
-"""Seconds of the training's waiting for a save."""
+"""Seconds that training waits for a save before the user is told."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        identity: what they say of the run, `run_identity(...)`.
-        resumed: the one that the run goes on from, if any.
-        trouble: takes what this rank could not write.
+        identity: the run's identity, `run_identity(...)`, which every checkpoint states.
+        resumed: the checkpoint that the run continues from, if any.
+        errors: records write errors of this rank.
     """
 
     def __init__(
@@ -53,49 +53,49 @@ class Checkpoints:
         context: ParallelContext,
         identity: dict[str, Any],
         resumed: Path | None,
-        trouble: Trouble,
+        errors: DeferredError,
     ) -> None:
         self.run = RunDirectory(config.run_path)
         self.config = config
         self.context = context
         self.identity = identity
-        self.trouble = trouble
-        self._unproven = None if resumed is None or (resumed / PROVEN).exists() else resumed
+        self.errors = errors
+        self._not_yet_good = None if resumed is None or (resumed / GOOD).exists() else resumed
         self._buffer = HostBuffer()
         self._saving: Saving | None = None
-        self._behind = False
+        self._in_background = False
         self._stall = 0.0
         self._written: SaveSeconds | None = None
         self._said_waiting = False
 
     def use_bank(self, bank: dict[str, str]) -> None:
-        """Say from now on that the run's frozen bank has these digests."""
+        """Set the digests of the frozen bank that the next checkpoints state."""
         self.identity["frozen_bank"]["sha256"] = bank
 
     def newest(self) -> Path | None:
-        """The newest complete checkpoint, or None. `latest` is for people; the markers decide."""
+        """Return the newest complete checkpoint, or None. The markers decide; `latest` is for people."""
         return self.run.newest_checkpoint()
 
-    def save(self, engine: Any, position: Position, behind: bool) -> str | None:
-        """Begin to write a checkpoint, after the one before (collective). It does not count until `commit`.
+    def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
+        """Begin to write a checkpoint, once the previous save is done (collective); see `commit`.
 
         Args:
-            behind: go on as soon as what is to be written is copied; else once this rank has written it.
+            in_background: return once this rank's values are copied; else once its file is written.
 
         Returns:
-            What to tell the user about the save before, if the training had to wait for it.
+            A sentence for the user if training had to wait for the previous save.
 
         Raises:
-            UserError: on every rank, if one could not write the checkpoint before, or cannot begin this one.
+            UserError: on every rank, if a rank could not write the previous checkpoint or begin this one.
         """
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
         waited = self.wait()
 
         if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
-            with self.trouble.writing(path):
+            with self.errors.recording(path):
                 shutil.rmtree(path)
-        self.trouble.settle()
+        self.errors.raise_if_recorded()
         snapshot = take_snapshot(engine, self.context, self._buffer)
         self._saving = Saving(
             path,
@@ -105,11 +105,11 @@ class Checkpoints:
             self.config.parallel.timeout_seconds,
             self._on_complete,
         )
-        if not behind:
+        if not in_background:
             self._saving.wait_for_own_part()
             self._written = SaveSeconds(self._saving.seconds_write, time.perf_counter() - started)
         self._stall = time.perf_counter() - started
-        self._behind = behind
+        self._in_background = in_background
         if waited < WORTH_SAYING or self._said_waiting:
             return None
         self._said_waiting = True
@@ -118,76 +118,83 @@ class Checkpoints:
             f"still being written; raise checkpoint.every ({CHECKPOINT_STALL_SECONDS.tag} has every wait)"
         )
 
-    def commit(self, proven: bool) -> None:
-        """Let the checkpoint count once all of it is there; one that is not `behind` is there afterwards.
+    def commit(self, good: bool) -> None:
+        """Let the checkpoint of the last `save` count once it is complete.
+
+        A checkpoint that is not saved in the background is complete when this returns.
 
         Args:
-            proven: it is known good already.
+            good: the checkpoint is known good already.
 
         Raises:
-            UserError: on every rank, if one that is not behind could not be written (collective then).
+            UserError: on every rank, if a save that is not in the background failed (collective then).
         """
         assert self._saving is not None
-        self._unproven = None if proven else self._saving.path
-        self._saving.let_count(proven)
-        if not self._behind:
+        self._not_yet_good = None if good else self._saving.path
+        self._saving.let_count(good)
+        if not self._in_background:
             self.wait()
 
     def wait(self) -> float:
-        """Until no rank has a save under way (collective); the seconds for which this rank's was.
+        """Wait until no rank has a save in progress (collective).
+
+        Returns:
+            Seconds for which this rank's save was still in progress.
 
         Raises:
-            UserError: on every rank, if one could not write; nothing of that checkpoint is left.
+            UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
         """
-        path = self._path_under_way()
+        path = self._path_in_progress()
         waited, someone_failed = self._wait_for_all()
         if someone_failed:
             self._clear(path)
-            self.trouble.tell()
+            self.errors.raise_together()
         return waited
 
     def has_failed(self) -> bool:
-        """Whether this rank could not write its part; also takes note of a save that has ended well.
+        """Return whether this rank's save has failed, and collect the result of one that has ended.
 
-        That it failed is trouble, for which all ranks must stop.
+        A failure is recorded in `self.errors`: all ranks must stop for it.
         """
         saving = self._saving
         if saving is None or saving.running:
             return False
-        if saving.error is None and saving.proven and self.context.is_first:
+        if saving.error is None and saving.good and self.context.is_first:
             try:
-                self._mark_proven_late(saving.path)
+                self._mark_good_late(saving.path)
             except OSError as error:
                 saving.error = error
         if saving.error is not None:
-            self._note(saving, saving.error)
+            self._record(saving, saving.error)
             return True
         self._saving = None
-        if self._behind:
+        if self._in_background:
             self._written = SaveSeconds(saving.seconds_write, self._stall + saving.seconds_write)
         return False
 
     def end(self, abandoned: bool) -> None:
-        """The run stops: leave nothing of a save under way, unless it comes to its end (collective).
+        """Finish or discard the save in progress before the run exits (collective).
 
-        One that may not count yet does not. What the ranks cannot write is trouble, and not raised.
+        A save that has been committed is finished. One that has not is discarded with its files. Write
+        errors are recorded in `self.errors` and not raised here.
 
         Args:
-            abandoned: it is not to count in any case, and its files are no more this run's to remove.
+            abandoned: discard the save even if committed, and leave its files: the directory now belongs to
+                another run.
         """
-        path = self._path_under_way()
+        path = self._path_in_progress()
         if self._saving is not None and (abandoned or not self._saving.may_count):
             self._saving.abandon()
         self._wait_for_all()
         self._clear(None if abandoned else path)
 
     def _wait_for_all(self) -> tuple[float, bool]:
-        """Until no save is under way or one has failed (collective).
+        """Wait until no save is in progress or one has failed (collective).
 
-        Ranks tell each other now and then that they still wait, so that no collective waits for a disk.
+        Waiting ranks exchange a message every few seconds, so that no collective has to wait for a disk.
 
         Returns:
-            Seconds for which this rank's was under way; whether a rank could not write.
+            Seconds for which this rank's save was in progress; whether a rank could not write.
         """
         started, waited = time.perf_counter(), 0.0
         while True:
@@ -200,24 +207,28 @@ class Checkpoints:
             if someone_failed > 0 or someone_waits == 0:
                 return waited, someone_failed > 0
 
-    def _path_under_way(self) -> Path | None:
+    def _path_in_progress(self) -> Path | None:
         return self._saving.path if self._saving is not None else None
 
     def _clear(self, path: Path | None) -> None:
-        """Leave nothing of the checkpoint `path` if it is not complete (collective)."""
+        """Remove the checkpoint `path` if it is not complete (collective)."""
         self.close(wait=False)
-        self._unproven = None
+        self._not_yet_good = None
         dist.barrier()  # nobody writes there any more
         if self.context.is_first and path is not None and not (path / MARKER).exists():
             shutil.rmtree(path, ignore_errors=True)
 
     def take_written(self) -> SaveSeconds | None:
-        """How long the save took that was last seen to be written; None if there is nothing new to say."""
+        """Return the times of the save that ended last; None if they have been returned before."""
         written, self._written = self._written, None
         return written
 
     def close(self, wait: bool) -> None:
-        """End this rank's part in a save under way. If the other ranks do so too, one can `wait` for it."""
+        """End this rank's part in a save in progress.
+
+        Args:
+            wait: let a committed save finish first, which needs the other ranks to do the same.
+        """
         if self._saving is not None:
             if wait:
                 self._saving.finish(self.config.parallel.timeout_seconds)
@@ -225,37 +236,43 @@ class Checkpoints:
             self._saving.join(LONGEST_SILENCE)  # it ends after the chunk or the fsync that it is in
             self._saving = None
 
-    def prove(self) -> None:
-        """The weights of the newest checkpoint gave a finite loss (rank 0 writes)."""
-        if self._unproven is None:
+    def mark_good(self) -> None:
+        """Mark the newest checkpoint as known good: its weights gave a finite loss (rank 0 writes)."""
+        if self._not_yet_good is None:
             return
-        if self._saving is not None and self._saving.path == self._unproven:
-            self._saving.prove()
+        if self._saving is not None and self._saving.path == self._not_yet_good:
+            self._saving.mark_good()
         elif self.context.is_first:
-            self._mark_proven(self._unproven)
-        self._unproven = None
+            self._mark_good(self._not_yet_good)
+        self._not_yet_good = None
 
     def withdraw(self) -> None:
-        """No finite loss came of the newest checkpoint: unless it is known good, it counts no more.
+        """Withdraw the newest checkpoint, whose weights gave no finite loss, unless it is known good.
 
         Collective: afterwards all ranks see the same newest checkpoint. The files stay.
         """
         with suppress(UserError):  # what could not be written needs no withdrawal
             self.wait()
-        if self.context.is_first and self._unproven is not None and (self._unproven / MARKER).exists():
-            with self.trouble.writing(self._unproven):
-                (self._unproven / MARKER).replace(self._unproven / RUINED)
+        checkpoint = self._not_yet_good
+        if self.context.is_first and checkpoint is not None and (checkpoint / MARKER).exists():
+            with self.errors.recording(checkpoint):
+                (checkpoint / MARKER).replace(checkpoint / WITHDRAWN)
                 self.run.latest.unlink(missing_ok=True)
                 self.name_latest(self.newest())
-        self._unproven = None
+        self._not_yet_good = None
         dist.barrier()
 
     def remove_unfinished(self) -> list[str]:
-        """Remove what a run that was killed while saving has left (rank 0, before any save); their names."""
+        """Remove incomplete checkpoints that a killed run has left (rank 0, before any save).
+
+        Returns:
+            The names of the removed directories.
+        """
         left = self.run.unfinished_checkpoints()
         for path in left:
             shutil.rmtree(path)
-        for path in self.run.checkpoints.glob(f".{self.run.latest.name}.*"):
+        latest = self.run.latest.name
+        for path in (*self.run.checkpoints.glob(f".{latest}.*"), *self.run.checkpoints.glob(f"{latest}.*")):
             path.unlink()
         return [path.name for path in left]
 
@@ -263,33 +280,36 @@ class Checkpoints:
         layout = Layout.of(self.config, self.context).as_dict()
         return About(**self.identity, position=position, counters=counters_of(engine), layout=layout)
 
-    def _note(self, saving: Saving, error: Exception) -> None:
+    def _record(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
             needed = saving.bytes * self.context.world_size
-            self.trouble.note(storage_sentence(error, saving.path, needed))
+            self.errors.record(storage_sentence(error, saving.path, needed))
         elif isinstance(error, UserError):
-            self.trouble.note(str(error))
+            self.errors.record(str(error))
         else:
             raise error
 
-    def _mark_proven(self, checkpoint: Path) -> None:
-        write_text_atomically(checkpoint / PROVEN, "")
+    def _mark_good(self, checkpoint: Path) -> None:
+        write_text_atomically(checkpoint / GOOD, "")
         self._remove_oldest()
 
-    def _mark_proven_late(self, checkpoint: Path) -> None:
-        """What its thread has ended too early for. One that was abandoned is not complete, and not meant."""
-        if (checkpoint / MARKER).exists() and not (checkpoint / PROVEN).exists():
-            self._mark_proven(checkpoint)
+    def _mark_good_late(self, checkpoint: Path) -> None:
+        """Mark a complete checkpoint whose thread ended before the checkpoint was known good.
+
+        An abandoned save leaves an incomplete checkpoint, which gets no mark.
+        """
+        if (checkpoint / MARKER).exists() and not (checkpoint / GOOD).exists():
+            self._mark_good(checkpoint)
 
     def _on_complete(self, checkpoint: Path) -> None:
-        """On the thread of the save."""
+        """Name the new checkpoint and remove old ones; runs on the thread of the save."""
         self.name_latest(checkpoint)
         self._remove_oldest()
 
     def _remove_oldest(self) -> None:
-        """Keep the last few, and the last that is known good."""
+        """Keep the last few checkpoints, and the last one that is known good."""
         newest_first = self.run.complete_checkpoints()
-        good = [path for path in newest_first if (path / PROVEN).exists()][:1]
+        good = [path for path in newest_first if (path / GOOD).exists()][:1]
         for old in newest_first[max(1, self.config.checkpoint.keep_last) :]:
             if old in good:
                 continue
@@ -297,9 +317,10 @@ class Checkpoints:
             shutil.rmtree(old)
 
     def name_latest(self, newest: Path | None) -> None:
-        """Say in `latest` which checkpoint is the newest, for people (rank 0).
+        """Write the newest checkpoint's name into the file `latest`, for people (rank 0).
 
-        A kill between a checkpoint's marker and this leaves an older name there, so a resume says it again.
+        A kill between writing a checkpoint's marker and this leaves an older name there, so a resume writes
+        the name again.
         """
         if newest is not None:
             write_text_atomically(self.run.latest, newest.name + "\n")

@@ -1,7 +1,7 @@
-"""What one rank alone has met, and all must end for: a full disk, a lock that was lost.
+"""Errors that happen on one rank and must stop all ranks, such as a full disk or a lost lock.
 
-A rank that raised alone would leave the others waiting in their next collective. So it makes a note, and all
-ranks raise at the next place where they talk to each other anyway.
+A rank that raised at once would leave the others blocked in their next collective. It records the error
+instead, and all ranks raise it together at the next point where they synchronise anyway.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ from pretrain.ranks.groups import agree
 from pretrain.runs.storage import storage_sentence
 
 
-class Trouble:
-    """What this rank has met."""
+class DeferredError:
+    """The first fatal error recorded on this rank, if any."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._sentence: str | None = None
 
     @property
-    def met(self) -> bool:
+    def recorded(self) -> bool:
         return self._sentence is not None
 
-    def note(self, sentence: str) -> None:
-        """The run must end for it; of several on one rank the first counts."""
+    def record(self, sentence: str) -> None:
+        """Record an error for which the run must end; only the first one on a rank is kept."""
         self._sentence = self._sentence or sentence
 
     @contextmanager
-    def writing(self, place: Path) -> Iterator[None]:
-        """What fails under it because a file system would not take it is noted, and not raised.
+    def recording(self, place: Path) -> Iterator[None]:
+        """Record an OSError raised inside, in place of raising it.
 
-        Nothing under it may be collective: a rank that could not write does not get to its end.
+        No collective may be called inside: a rank whose write fails leaves the block early.
 
         Args:
-            place: named if the error does not say the file.
+            place: named in the sentence if the error does not name a file.
         """
         try:
             yield
         except OSError as error:
-            self.note(storage_sentence(error, place))
+            self.record(storage_sentence(error, place))
 
-    def met_anywhere(self) -> bool:
-        """Whether any rank has met something (collective)."""
-        return agree([float(self.met)], self._device)[0] > 0
+    def recorded_anywhere(self) -> bool:
+        """Return whether any rank has recorded an error (collective)."""
+        return agree([float(self.recorded)], self._device)[0] > 0
 
-    def settle(self) -> None:
-        """Raise on all ranks what any of them has met (collective).
+    def raise_if_recorded(self) -> None:
+        """Raise on all ranks if any rank has recorded an error (collective).
 
         Raises:
-            UserError: the same on every rank, that of the first rank that has met something.
+            UserError: the same on every rank: the error of the first rank that has recorded one.
         """
-        if self.met_anywhere():
-            self.tell()
+        if self.recorded_anywhere():
+            self.raise_together()
 
-    def tell(self) -> NoReturn:
-        """The same, when all ranks know already that one of them has met something (collective)."""
+    def raise_together(self) -> NoReturn:
+        """Raise the first rank's error on all ranks, which know already that there is one (collective)."""
         sentences: list[str | None] = [None] * dist.get_world_size()
         dist.all_gather_object(sentences, self._sentence)
         raise UserError(next(sentence for sentence in sentences if sentence is not None))

@@ -1,8 +1,8 @@
-"""The format of a checkpoint: its files, what they hold, and every way in which they can be wrong.
+"""The format of a checkpoint: its files, their content, and the checks that find a damaged file.
 
     step_00000123/rank_00000.safetensors ...   1-D fp32 slices: master/NAME, exp_avg/NAME, exp_avg_sq/NAME
                   parameters.json              logical parameter -> shape, step of its AdamW state, slices
-                  checkpoint.json              whose it is, how far it has come, by which layout
+                  checkpoint.json              identity of the run, position in training, layout
                   COMPLETE                     size and SHA-256 of every other file; written last
 
 docs/checkpoints.md describes it for other readers.
@@ -30,11 +30,11 @@ PARAMETERS, ABOUT = "parameters.json", "checkpoint.json"
 
 
 class DamagedCheckpoint(UserError):
-    """A file of a checkpoint is not what was saved."""
+    """A checkpoint with a file that differs from what was saved."""
 
 
 def damaged(file: Path, problem: str) -> DamagedCheckpoint:
-    """What a checkpoint that cannot be trusted is answered with; `problem` goes on from the file's name."""
+    """Return the error for a damaged file; `problem` is a clause that follows the file's name."""
     return DamagedCheckpoint(
         f"{file} {problem}; restore it, or set checkpoint.fall_back=true to keep {file.parent.name} aside "
         "and go on from the checkpoint before"
@@ -46,13 +46,33 @@ def rank_file(rank: int) -> str:
 
 
 def tensor_key(kind: str, name: str) -> str:
-    """Under which a rank's file has its slice of the logical parameter `name`."""
+    """Return the key of a slice of the logical parameter `name` in a rank's file."""
     return f"{kind}/{name}"
+
+
+def safetensors_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the head of a safetensors file: the length of a JSON object in 8 bytes, and that object.
+
+    Written here because the safetensors package copies every tensor before it writes, and cannot hash.
+
+    Args:
+        tensors: (name, the format's name of the type, shape, bytes) in the order of the file.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, dtype, shape, size in tensors:
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 @dataclass(frozen=True)
 class Block:
-    """The elements of a tensor whose index along `dim` is from `first` up to, without, `last`."""
+    """A block of a tensor: the elements whose index along `dim` is in [first, last)."""
 
     dim: int
     first: int
@@ -63,11 +83,11 @@ class Block:
         return cls(0, 0, shape[0])
 
     def shape(self, full: tuple[int, ...]) -> tuple[int, ...]:
-        """The block's own shape, in a tensor of shape `full`."""
+        """Return the block's own shape, in a tensor of shape `full`."""
         return (*full[: self.dim], self.last - self.first, *full[self.dim + 1 :])
 
     def rows(self, full: tuple[int, ...]) -> tuple[int, int] | None:
-        """Its place in the flattened tensor, [start, stop); None if it does not lie there in one piece."""
+        """Return the block's range [start, stop) in the flattened tensor; None if it is not contiguous."""
         if self.shape(full) == full:
             return 0, math.prod(full)
         row = math.prod(full[1:])
@@ -82,7 +102,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """Elements [start, start + length) of the flattened block; all three kinds of them are in `file`."""
+    """A slice: elements [start, start + length) of a flattened block; `file` has all three kinds of them."""
 
     file: str
     block: Block
@@ -92,7 +112,7 @@ class StoredSlice:
 
 @dataclass(frozen=True)
 class StoredParameter:
-    """A logical parameter: its whole shape, the step count of its AdamW state, and where its elements are."""
+    """A logical parameter: its whole shape, the step count of its AdamW state, and its slices."""
 
     shape: tuple[int, ...]
     step: int
@@ -100,14 +120,14 @@ class StoredParameter:
     dtype: str = "float32"
 
     def blocks(self) -> dict[Block, list[StoredSlice]]:
-        """The slices by the block that they are of, in order."""
-        found: dict[Block, list[StoredSlice]] = defaultdict(list)
+        """Return {block: its slices}, blocks and slices in order."""
+        blocks: dict[Block, list[StoredSlice]] = defaultdict(list)
         for piece in sorted(self.slices, key=lambda piece: (piece.block.first, piece.start)):
-            found[piece.block].append(piece)
-        return found
+            blocks[piece.block].append(piece)
+        return blocks
 
     def gap(self) -> str | None:
-        """What of it no slice has, or two have, in words; None: every element is there once."""
+        """Return a clause about elements that no slice has, or two have; None if each is there once."""
         blocks = self.blocks()
         reached, dims = 0, {block.dim for block in blocks}
         if len(dims) != 1 or min(dims) not in range(len(self.shape)):
@@ -128,12 +148,12 @@ class StoredParameter:
 
 @dataclass(frozen=True)
 class About:
-    """checkpoint.json.
+    """The content of checkpoint.json.
 
     Attributes:
-        keys, data, frozen_bank: of `identity.run_identity`.
-        layout: of `layout.Layout`, as it was when this was saved.
-        counters: DeepSpeed's.
+        keys, data, frozen_bank: the run's identity, from `identity.run_identity`.
+        layout: the `layout.Layout` of the ranks that saved the checkpoint.
+        counters: DeepSpeed's counters.
     """
 
     keys: dict[str, Any]
@@ -152,10 +172,10 @@ _ABOUT = TypeAdapter(About)
 
 
 def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
-    """Every file of a checkpoint, as COMPLETE names them.
+    """Return {name: size and SHA-256} of every file of a checkpoint, from COMPLETE.
 
     Raises:
-        UserError: it cannot be read, holds something else, or is of the format before this one.
+        UserError: COMPLETE cannot be read, has another content, or is of the format before this one.
     """
     content = _read_json(checkpoint, MARKER)
     if content and all(isinstance(size, int) for size in content.values()):
@@ -171,7 +191,7 @@ def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
 
 
 def read_about(checkpoint: Path) -> About:
-    """checkpoint.json. Raises UserError: it cannot be read, or is of another format."""
+    """Read checkpoint.json. Raises UserError: it cannot be read, or is of another format."""
     content = _read_json(checkpoint, ABOUT)
     number = content.get("format")
     if number != FORMAT:
@@ -183,10 +203,10 @@ def read_about(checkpoint: Path) -> About:
 
 
 def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
-    """parameters.json, in which nothing is missing.
+    """Read parameters.json and check that the slices make whole parameters.
 
     Raises:
-        UserError: it cannot be read, or the slices do not make whole parameters, or a file is not there.
+        UserError: the file cannot be read, elements of a parameter are missing, or a file is not named.
     """
     content = _read_json(checkpoint, PARAMETERS)
     index = _parse(_INDEX, checkpoint, PARAMETERS, content)
@@ -202,7 +222,7 @@ def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
 
 
 def read_sidecar(file: Path) -> tuple[StoredFile, dict[str, StoredParameter]]:
-    """What one rank wrote: its file, and its slices by logical parameter."""
+    """Return what one rank wrote: its file, and its slices by logical parameter."""
     content = json.loads(file.read_bytes())
     return _FILE.validate_python(content["file"]), _INDEX.validate_python(content["parameters"])
 
@@ -243,15 +263,15 @@ def _parse(adapter: TypeAdapter[Any], checkpoint: Path, name: str, content: dict
 
 
 def merged(checkpoint: Path, of_ranks: Iterable[Mapping[str, StoredParameter]]) -> dict[str, StoredParameter]:
-    """One index from what each rank wrote. Raises RuntimeError: they are not of one model."""
-    found: dict[str, StoredParameter] = {}
+    """Merge the ranks' indices into one. Raises RuntimeError: they are not of one model."""
+    index: dict[str, StoredParameter] = {}
     for parameters in of_ranks:
         for name, own in parameters.items():
-            had = found.setdefault(name, StoredParameter(own.shape, own.step, ()))
+            had = index.setdefault(name, StoredParameter(own.shape, own.step, ()))
             if (had.shape, had.step) != (own.shape, own.step):
                 raise RuntimeError(f"{checkpoint}: two ranks disagree about the shape or step of '{name}'")
-            found[name] = StoredParameter(own.shape, own.step, (*had.slices, *own.slices))
-    gaps = [f"'{name}': {gap}" for name, parameter in found.items() if (gap := parameter.gap())]
+            index[name] = StoredParameter(own.shape, own.step, (*had.slices, *own.slices))
+    gaps = [f"'{name}': {gap}" for name, parameter in index.items() if (gap := parameter.gap())]
     if gaps:
         raise RuntimeError(f"{checkpoint}: what the ranks wrote does not have all of {gaps[0]}")
-    return found
+    return index

@@ -1,4 +1,4 @@
-"""What a checkpoint says about the run it belongs to, and whether another run may go on from it."""
+"""The identity of a run, as its checkpoints state it, and the check whether a run may resume from one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
-"""Settings that make other samples of the same data; data.allow_change lets them change too."""
+"""Settings that draw other samples from the same data; data.allow_change lets them change too."""
 
 BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
 """Keys of the attention section with these names are compared as parts of the frozen bank's recipe."""
 
 
 def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
-    """What must be equal for a resume to continue the same run, as JSON; how it is spread is in `layout`.
+    """Return all that must be equal for a resume to continue the same run, as JSON.
+
+    The layout over ranks is no part of the identity (see `layout`).
 
     Args:
         bank: digests of the frozen bank, `bank_digests(...)`; empty if they are not known yet.
@@ -57,20 +59,20 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
 def accept_identity(
     checkpoint: str, saved: About, live: Mapping[str, Any], allow_data_change: bool
 ) -> list[str]:
-    """Refuse to go on from another run's checkpoint.
+    """Refuse to resume from another run's checkpoint.
 
     Args:
-        checkpoint: what to call it.
-        saved: what its checkpoint.json says.
-        live: of `run_identity`, but for the bank's digests: they are compared when the model is there.
-        allow_data_change: other data, and other settings among DATA_KEYS, are no reason to refuse.
+        checkpoint: the checkpoint's name in messages.
+        saved: the content of its checkpoint.json.
+        live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
+        allow_data_change: accept other data, and other values of DATA_KEYS.
 
     Returns:
-        What is different about the data and was allowed, as clauses.
+        The accepted differences of the data, as clauses.
 
     Raises:
-        UserError: says everything that differs about the data, or the first setting that differs, or how the
-            frozen bank differs.
+        UserError: names all differences of the data, or the first setting that differs, or the difference of
+            the frozen bank's recipe.
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)
@@ -96,7 +98,7 @@ def accept_identity(
 
 
 def _fixed_by_weights(key: str, saved: About) -> bool:
-    """Learned positions and learned scores have sequence_length rows: another length does not fit them."""
+    """Return whether a weight's shape depends on the key: learned positions have sequence_length rows."""
     if key != "data.sequence_length":
         return False
     learned_scores = key.removeprefix("data.") in (saved.frozen_bank["recipe"] or {})
@@ -104,7 +106,7 @@ def _fixed_by_weights(key: str, saved: About) -> bool:
 
 
 def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    """UserError if two `frozen_bank` entries of `run_identity`, the checkpoint's and ours, differ."""
+    """Compare two `frozen_bank` entries of `run_identity`. Raises UserError: they differ."""
     _check_recipe(checkpoint, saved, live)
     differing = [key for key, digest in saved["sha256"].items() if live["sha256"].get(key) != digest]
     if differing or len(saved["sha256"]) != len(live["sha256"]):

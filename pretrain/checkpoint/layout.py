@@ -1,4 +1,4 @@
-"""By which layout of ranks and memory a checkpoint was written: recorded, compared, and free to change."""
+"""The parallel layout that wrote a checkpoint. A resume may use another one; the differences are reported."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pretrain.ranks.groups import ParallelContext
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread over ranks. None of it changes what is trained, up to rounding.
+    """The parallel layout of a run, which does not change the trained weights, up to rounding.
 
     Attributes:
-        dtype: of the computation; recorded only: another one is refused (see `identity`).
+        dtype: of the computation; recorded only, because a resume refuses another one (see `identity`).
     """
 
     world_size: int
@@ -44,7 +44,7 @@ class Layout:
         return asdict(self)
 
     def changes_from(self, earlier: Mapping[str, Any]) -> list[Change]:
-        """What is different from an earlier layout, as `as_dict` gives it."""
+        """Return the differences from an earlier layout, given as `as_dict` returns it."""
         return [
             Change(key, earlier[key], value)
             for key, value in self.as_dict().items()
@@ -63,12 +63,12 @@ _NAMES = {
 
 
 def layout_line(changes: list[Change], dropout: float) -> str:
-    """One line that says what is different about the layout, and what follows."""
-    told = ", ".join(
+    """Return one line that names the changes of the layout, and their consequence."""
+    differences = ", ".join(
         f"{_NAMES.get(change.key, change.key)} {_word(change.was)} -> {_word(change.value)}"
         for change in changes
     )
-    line = f"resuming at another layout: {told}"
+    line = f"resuming at another layout: {differences}"
     if dropout > 0 and any(change.key == "tensor_model_parallel_size" for change in changes):
         line += "; with dropout > 0 and another TP size the masks differ from the uninterrupted run's"
     return line

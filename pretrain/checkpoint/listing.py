@@ -1,4 +1,4 @@
-"""What checkpoints a run has and whether their files are what was saved: without ranks, model or torch."""
+"""The list of a run's checkpoints and the verification of their files, without ranks, model or torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from pretrain.checkpoint.format import About, StoredFile, damaged, read_about, read_index, read_marker
 from pretrain.checkpoint.verify import check_size, sha256_of
 from pretrain.errors import UserError
-from pretrain.runs.directory import MARKER, PROVEN, RUINED, RunDirectory, step_of
+from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
 
 DAMAGED_SUFFIX = ".damaged"
 MOST_THREADS = 16
 
 
 class State(Enum):
-    """What a checkpoint is worth."""
+    """The state of a checkpoint; `--json` prints the names, the table prints the values."""
 
     GOOD = "good"
     UNPROVEN = "no loss of it yet"
@@ -32,14 +32,14 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Listed:
-    """One directory of RUN/checkpoints.
+    """A directory in RUN/checkpoints.
 
     Attributes:
-        bytes: of all its files, as they are on the disk.
-        saved: when it was complete, in seconds since the epoch; if it is not, when it last changed.
-        about: None where that cannot be read.
-        files: what COMPLETE names; empty where it is not there, or nonsense.
-        problems: what is wrong with the files, a sentence each.
+        bytes: size of all its files on the disk.
+        saved: time of completion, or of the last change if incomplete, in seconds since the epoch.
+        about: content of checkpoint.json; None where that cannot be read.
+        files: the files that COMPLETE names; empty where COMPLETE is missing or damaged.
+        problems: a sentence for each damaged or missing file.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Listed:
 
     @property
     def counts(self) -> bool:
-        """Whether a run may go on from it."""
+        """Return whether a run may resume from the checkpoint."""
         return self.state in (State.GOOD, State.UNPROVEN)
 
     def as_json(self, now: float) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Listed:
 
 
 def list_checkpoints(run: Path) -> list[Listed]:
-    """Every checkpoint of a run, oldest first; of their files only the sizes are looked at.
+    """List every checkpoint of a run, oldest first; files are checked by their sizes only.
 
     Raises:
         UserError: there is no such run, or it cannot be read.
@@ -107,7 +107,7 @@ def _listed(path: Path) -> Listed:
             read_index(path)
         except UserError as error:
             problems.append(_problem(error))
-        problems += _found(lambda name: check_size(path / name, files[name]), files)
+        problems += _size_problems(path, files)
     unique = tuple(dict.fromkeys(problems))
     return Listed(path, _state(path, bool(unique)), sum(sizes), saved, about, files, unique)
 
@@ -116,10 +116,10 @@ def _state(path: Path, has_problems: bool) -> State:
     if DAMAGED_SUFFIX in path.name:
         return State.ASIDE
     if not (path / MARKER).exists():
-        return State.WITHDRAWN if (path / RUINED).exists() else State.UNFINISHED
+        return State.WITHDRAWN if (path / WITHDRAWN).exists() else State.UNFINISHED
     if has_problems:
         return State.DAMAGED
-    return State.GOOD if (path / PROVEN).exists() else State.UNPROVEN
+    return State.GOOD if (path / GOOD).exists() else State.UNPROVEN
 
 
 def verify_all(
@@ -128,10 +128,10 @@ def verify_all(
     """Hash every file of each checkpoint, many files at once.
 
     Args:
-        progress: takes the number of bytes that were read further, on any thread.
+        progress: called with the number of bytes of each chunk, on any thread.
 
     Yields:
-        (checkpoint, what is wrong with it: a sentence for each damaged or missing file).
+        (checkpoint, a sentence for each damaged or missing file).
     """
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         for checkpoint in checkpoints:
@@ -140,8 +140,8 @@ def verify_all(
                 for name, file in checkpoint.files.items()
                 if (checkpoint.path / name).is_file()
             }
-            found = [problem for future in as_completed(hashing) if (problem := future.result())]
-            yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(found)]))
+            problems = [problem for future in as_completed(hashing) if (problem := future.result())]
+            yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(problems)]))
 
 
 def _hash_problem(file: Path, expected: StoredFile, progress: Callable[[int], None]) -> str | None:
@@ -153,21 +153,21 @@ def _hash_problem(file: Path, expected: StoredFile, progress: Callable[[int], No
     return None
 
 
-def _found(check: Callable[[str], None], names: dict[str, StoredFile]) -> Iterator[str]:
-    for name in names:
+def _size_problems(checkpoint: Path, files: dict[str, StoredFile]) -> Iterator[str]:
+    for name, expected in files.items():
         try:
-            check(name)
+            check_size(checkpoint / name, expected)
         except UserError as error:
             yield _problem(error)
 
 
 def _problem(error: UserError) -> str:
-    """Without the remedy, which is for one who wants to train."""
+    """Return an error's text without its remedy, which only concerns training."""
     return str(error).partition("; ")[0]
 
 
 def age_text(seconds: float) -> str:
-    """In the unit that leaves a number from 1 on."""
+    """Return a duration in the largest unit in which it is at least 1, such as `1.5 h`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -175,7 +175,7 @@ def age_text(seconds: float) -> str:
 
 
 def layout_text(layout: dict[str, Any] | None) -> str:
-    """`4 ranks: TP 2 x DP 2, ZeRO 1, fp32`."""
+    """Return a layout as text: `4 ranks: TP 2 x DP 2, ZeRO 1, fp32`."""
     if layout is None:
         return ""
     ranks = layout.get("world_size")

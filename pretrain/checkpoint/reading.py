@@ -1,7 +1,7 @@
-"""Reading a checkpoint, whatever layout wrote it: any range of any block of any parameter.
+"""Reading any range of any block of any parameter of a checkpoint, whatever layout wrote it.
 
-Only the slices that are needed are read, where they lie in one piece in the file; else the parameter is put
-together, one at a time.
+Only the slices that are needed are read, if the range is contiguous in the stored blocks. Else the whole
+parameter is assembled, one at a time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class StoredCheckpoint:
     """A complete checkpoint on disk, opened for reading.
 
     Attributes:
-        about: of checkpoint.json.
-        parameters: by logical name.
+        about: content of checkpoint.json.
+        parameters: {logical name: the stored parameter}.
 
     Raises:
-        UserError: it is of another format, or damaged.
+        UserError: the checkpoint is of another format, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class StoredCheckpoint:
         self._files: dict[str, Any] = {}
 
     def parameter(self, name: str, shape: tuple[int, ...]) -> StoredParameter:
-        """What is stored of a parameter. Raises UserError: it is not there in this shape."""
+        """Return the stored parameter. Raises UserError: it is not there in this shape."""
         stored = self.parameters.get(name)
         if stored is None:
             raise UserError(f"{self.path} has no weight '{name}'; restore the run's own config.yaml")
@@ -47,10 +47,10 @@ class StoredCheckpoint:
         return stored
 
     def full(self, kind: str, name: str) -> torch.Tensor:
-        """A whole parameter: fp32, on the CPU.
+        """Return a whole parameter: fp32, on the CPU.
 
         Args:
-            kind: of `format.KINDS`.
+            kind: one of `format.KINDS`.
 
         Raises:
             UserError: a file is missing or is not what the index says.
@@ -67,13 +67,13 @@ class StoredCheckpoint:
         return full
 
     def elements(self, kind: str, name: str, block: Block, start: int, length: int) -> torch.Tensor:
-        """Elements [start, start + length) of a flattened block: fp32, on the CPU.
+        """Return elements [start, start + length) of a flattened block: fp32, on the CPU.
 
         Raises:
             UserError: as `full`.
         """
         stored = self.parameters[name]
-        found, blocks = torch.empty(length), stored.blocks()
+        result, blocks = torch.empty(length), stored.blocks()
         shifts = {own: _shift(own, block, stored.shape) for own in blocks}
         if any(shift is None for shift in shifts.values()):
             cut = self.full(kind, name).narrow(block.dim, block.first, block.last - block.first)
@@ -86,11 +86,11 @@ class StoredCheckpoint:
                 if first < last:
                     skipped = first - piece.start - shift
                     values = self._read(piece.file, kind, name, skipped, skipped + last - first)
-                    found[first - start : last - start] = values
-        return found
+                    result[first - start : last - start] = values
+        return result
 
     def _read(self, file: str, kind: str, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the slice that a file has of a parameter."""
+        """Return elements [start, stop) of a file's slice of a parameter."""
         try:
             if file not in self._files:
                 self._files[file] = safe_open(str(self.path / file), framework="pt")
@@ -105,9 +105,9 @@ class StoredCheckpoint:
 
 
 def _shift(stored: Block, wanted: Block, shape: tuple[int, ...]) -> int | None:
-    """What to add to an element's place in the flattened `stored` block to have it in the `wanted` one's.
+    """Return the offset between an element's index in the flattened `stored` and `wanted` blocks.
 
-    None: no constant number, as when one is cut along rows and the other along columns.
+    None if the offset is not constant, as when one block is cut along rows and the other along columns.
     """
     if stored == wanted:
         return 0

@@ -1,4 +1,4 @@
-"""Where a run starts: at step 0, or at the newest checkpoint, if it is whole and the run's own."""
+"""The start of a run: step 0, or the newest checkpoint, which must be undamaged and the run's own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from pretrain.checkpoint.format import About, DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.checkpoint.layout import Layout, layout_line
+from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.reading import StoredCheckpoint
-from pretrain.checkpoint.state import StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.resume import Change
 from pretrain.config.tree import Config
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts.
+    """The start of a run.
 
     Attributes:
-        checkpoint: None: from nothing.
-        state: what to put into the model and the engine.
-        about: what its checkpoint.json says.
-        layout_changes: what is different from the layout that wrote it.
-        notes: what the user is to be told, a line each.
+        checkpoint: the checkpoint to resume from; None: start at step 0.
+        state: the checkpoint's training state, for the model and the engine.
+        about: content of its checkpoint.json.
+        layout_changes: differences from the layout that wrote the checkpoint.
+        notes: lines for the user.
     """
 
     checkpoint: Path | None = None
@@ -51,10 +51,10 @@ class Start:
 
 
 def find_start(config: Config, context: ParallelContext, identity: dict[str, Any]) -> Start:
-    """The newest checkpoint, verified (collective); damaged ones are kept aside if that is asked for.
+    """Find and verify the newest checkpoint (collective); `checkpoint.fall_back` sets damaged ones aside.
 
     Args:
-        identity: of this run, as `run_identity` gives it; its bank is not looked at (see `check_bank`).
+        identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
 
     Raises:
         UserError: on every rank: ranks see different checkpoints, or the newest one is damaged, of another
@@ -76,7 +76,7 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
 
 
 def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose files are what was saved, None without any, and what was kept aside."""
+    """Return the newest undamaged checkpoint, or None, and a note for every checkpoint set aside."""
     run = RunDirectory(config.run_path)
     by_hash = config.checkpoint.verify == "full"
     share = context.rank, context.world_size
@@ -102,7 +102,7 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
 
 
 def _check_permissions(run: RunDirectory) -> None:
-    """A directory that may not be looked into would pass for one without checkpoints."""
+    """Refuse a directory without permissions, which would pass for one without checkpoints."""
     for path in (run.checkpoints, *run.checkpoints.glob("step_*")):
         if os.access(path, os.F_OK) and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"{path} cannot be read and written; mend its permissions")
@@ -111,10 +111,10 @@ def _check_permissions(run: RunDirectory) -> None:
 def _keep_aside(
     run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
 ) -> str:
-    """Rename a damaged checkpoint so that it is none any more (collective); what to tell the user.
+    """Rename a damaged checkpoint so that it no longer counts (collective); return a note for the user.
 
     Raises:
-        UserError: on every rank, if there is none before it.
+        UserError: on every rank, if there is no checkpoint before it.
     """
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:
@@ -134,7 +134,7 @@ def _keep_aside(
 
 
 def _free_name(checkpoint: Path) -> Path:
-    """`step_X.damaged`, or with a number behind it where that is taken."""
+    """Return the path `step_X.damaged`, or `step_X.damaged-N` where that exists."""
     aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
     number = 2
     while aside.exists():
@@ -143,10 +143,10 @@ def _free_name(checkpoint: Path) -> Path:
 
 
 def together(action: Callable[[], T]) -> T:
-    """Do what every rank does by itself; what one of them cannot, all refuse (collective).
+    """Run `action` on every rank and return its result; raise on all ranks if one failed (collective).
 
     Raises:
-        UserError: on every rank, the first rank's error; an OSError as a sentence.
+        UserError: the same on every rank: the error of the first rank that failed, an OSError as a sentence.
     """
     failure: Exception | None = None
     try:

@@ -1,11 +1,11 @@
-"""One save of one rank, on a thread behind the training.
+"""The save of a checkpoint on one rank, by a thread in the background of training.
 
     saving = Saving(path, snapshot, about, world_size, timeout)    # writes, hashes, makes durable
-    saving.let_count(proven)                                       # from now on it may become complete
+    saving.let_count(good)                                         # from now on it may become complete
     saving.join(seconds)                                           # then: running, error, seconds_write
 
-The thread uses no collective and nothing of the engine: it has its own copy of all that it writes. Rank 0's
-also waits for what the other ranks write and then declares the checkpoint complete.
+The thread calls no collective and does not use the engine: it has its own copy of the values to write. Rank
+0's thread also waits for the other ranks' files and then declares the checkpoint complete.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from pretrain.checkpoint.writing import (
     join_parts,
     write_snapshot,
 )
-from pretrain.runs.directory import PROVEN, write_text_atomically
+from pretrain.runs.directory import GOOD, write_text_atomically
 
 
 class Saving:
-    """A save under way.
+    """A save in progress.
 
     Args:
-        about: what checkpoint.json says; None on every rank but the first, which completes the checkpoint.
-        when_complete: called once it counts, on the thread of rank 0.
-        timeout: seconds that rank 0 waits for the other ranks' parts once its own is written.
+        about: content of checkpoint.json; None on every rank but the first, which completes the checkpoint.
+        when_complete: called once the checkpoint counts, on the thread of rank 0.
+        timeout: seconds that rank 0 waits for the other ranks' files once its own is written.
 
     Attributes:
-        seconds_write: of the thread: writing, hashing and making durable this rank's part; 0 until then.
-        error: what went wrong; None while nothing has.
+        seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until then.
+        error: the error that ended the thread, or None.
+        good: the checkpoint is known good. After the thread has ended, the caller has to write the mark.
     """
 
     def __init__(
@@ -50,20 +51,20 @@ class Saving:
     ) -> None:
         self.path = path
         self.error: Exception | None = None
+        self.good = False
         self.seconds_write = 0.0
         self._snapshot = snapshot
         self._about = about
         self._world_size, self._timeout = world_size, timeout
         self._when_complete = when_complete
-        self._proven = False
         self._written, self._may_count, self._abandoned = (threading.Event() for _ in range(3))
-        # A daemon: a process that fails does not wait for it, and what it leaves behind does not count.
+        # A daemon thread: a failing process does not wait for it, and a save without its end does not count.
         self._thread = threading.Thread(target=self._run, name=f"save {path.name}", daemon=True)
         self._thread.start()
 
     @property
     def bytes(self) -> int:
-        """Of this rank's part."""
+        """Size of this rank's file, without its header."""
         return self._snapshot.values.nbytes
 
     @property
@@ -71,37 +72,33 @@ class Saving:
         return self._thread.is_alive()
 
     @property
-    def proven(self) -> bool:
-        return self._proven
-
-    @property
     def may_count(self) -> bool:
         return self._may_count.is_set()
 
     def wait_for_own_part(self) -> None:
-        """Until this rank's part is on the disk, or could not be brought there."""
+        """Wait until this rank's file is on the disk, or could not be written."""
         self._written.wait()
 
-    def let_count(self, proven: bool) -> None:
-        """The records up to this step are durable: it may become complete, known good or not yet."""
-        self._proven = proven
+    def let_count(self, good: bool) -> None:
+        """Allow the checkpoint to become complete: the metrics up to its step are durable."""
+        self.good = good
         self._may_count.set()
 
-    def prove(self) -> None:
-        """It is known good. A thread that has ended has not seen this: whoever sees it end asks `proven`."""
-        self._proven = True
+    def mark_good(self) -> None:
+        """Mark the checkpoint as known good once it is complete."""
+        self.good = True
 
     def join(self, seconds: float) -> None:
-        """Wait for its end, so long at most."""
+        """Wait for the end of the thread, at most `seconds`."""
         self._thread.join(seconds)
 
     def abandon(self) -> None:
-        """It is to count no more; its thread ends soon."""
+        """Stop the thread soon, so that the checkpoint does not become complete."""
         self._abandoned.set()
         self._may_count.set()
 
     def finish(self, seconds: float) -> None:
-        """Let it come to its end if it may, so long at most."""
+        """Wait for a committed save, at most `seconds`; then stop the thread."""
         if self.may_count:
             self.join(seconds)
         self.abandon()
@@ -127,7 +124,7 @@ class Saving:
         self._may_count.wait()
         if self._abandoned.is_set():
             return
-        if self._proven:  # first, so that one that counts and is known good is never without the mark
-            write_text_atomically(self.path / PROVEN, "")
+        if self.good:  # first, so that a complete checkpoint that is known good always has the mark
+            write_text_atomically(self.path / GOOD, "")
         declare_complete(self.path, files)
         self._when_complete(self.path)

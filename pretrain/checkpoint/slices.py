@@ -1,10 +1,11 @@
-"""What this rank's optimizer holds of each parameter: a slice of its fp32 master and of AdamW's state.
+"""The slices of each parameter in this rank's optimizer: of its fp32 master weights and of AdamW's state.
 
-Version-sensitive, and the only file of this package that is: leans on DeepSpeed 0.19's optimizers. ZeRO-1,
-ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one partition a rank and note in a
-parameter's `_hp_mapping` what of it lies here; ZeRO-3 cuts every parameter by itself and has the place in
-`grad_position`; at stage 0 every rank has all, in fp32 the parameters themselves, in bf16 a copy of each in
-`fp32_groups`. Lengths are never added up: alignment leaves gaps between parameters.
+Version-sensitive, and the only file of this package that is: relies on internals of DeepSpeed 0.19's
+optimizers. ZeRO-1, ZeRO-2 and BF16_Optimizer cut each group's flattened parameters into one partition a rank
+and record a parameter's fragment on this rank in its `_hp_mapping`. ZeRO-3 partitions every parameter by
+itself and has the fragment's place in `grad_position`. At stage 0 every rank has everything: in fp32 the
+parameters themselves, in bf16 a copy of each in `fp32_groups`. Offsets are never computed by adding up
+lengths, because alignment leaves gaps between parameters.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements [start, start + length) of the flattened parameter `name` of this rank, as AdamW keeps them.
+    """A slice: elements [start, start + length) of this rank's flattened parameter `name`, as AdamW has them.
 
     Attributes:
-        flat: the fp32 tensor that AdamW updates; the elements lie there from `offset` on.
+        flat: the fp32 tensor that AdamW updates; the slice begins there at `offset`.
         adam: AdamW's state of `flat`; empty before its first update.
     """
 
@@ -39,15 +40,15 @@ class Slice:
 
     @property
     def master(self) -> torch.Tensor:
-        """A view `[length]` of the master weights."""
+        """Return a view `[length]` of the master weights."""
         return self.flat.detach().view(-1).narrow(0, self.offset, self.length)
 
     def moment(self, kind: str) -> torch.Tensor | None:
-        """A view `[length]` of one of MOMENTS; None before AdamW's first update."""
+        """Return a view `[length]` of one of MOMENTS; None before AdamW's first update."""
         return self.adam[kind].view(-1).narrow(0, self.offset, self.length) if self.adam else None
 
     def begin(self) -> None:
-        """Give AdamW the state that its first update would: it then goes on from what is put there."""
+        """Create AdamW's state as its first update would, so that stored values can be copied into it."""
         if not self.adam:
             # A fused AdamW keeps its step count beside its moments, on the device of the weights.
             self.adam["step"] = torch.zeros((), dtype=torch.float32, device=self.flat.device)
@@ -56,7 +57,7 @@ class Slice:
 
 
 def slices_of_rank(engine: Any) -> list[Slice]:
-    """Everything that this rank's optimizer trains; at ZeRO stage 0 all data-parallel ranks have the same."""
+    """Return all slices in this rank's optimizer; at ZeRO stage 0 all data-parallel ranks have the same."""
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", optimizer)
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
@@ -76,12 +77,12 @@ def slices_of_rank(engine: Any) -> list[Slice]:
 
 
 _Place = tuple[torch.nn.Parameter, int, torch.Tensor, int, int]
-"""A parameter, where in it, the flat tensor, where in that, how many elements."""
+"""(parameter, offset in it, flat tensor, offset in that, number of elements)."""
 
 
 def _stages_1_and_2(model: torch.nn.Module, inner: torch.optim.Optimizer) -> Iterator[_Place]:
     for parameter in model.parameters():
-        # None: nothing of it lies here. DeepSpeed leaves parameters without elements out.
+        # None: this rank has no fragment of the parameter. DeepSpeed omits parameters without elements.
         mapping = parameter._hp_mapping if parameter.numel() else None  # type: ignore[attr-defined]
         if mapping is not None:
             (flat,) = inner.param_groups[mapping.param_group_index]["params"]
@@ -105,7 +106,7 @@ def counters_of(engine: Any) -> dict[str, int]:
 
 
 def set_counters(engine: Any, counters: Mapping[str, int]) -> None:
-    """Micro steps are counted anew from the steps: another layout may take another number of them a step."""
+    """Set DeepSpeed's counters; micro steps follow from the steps, because the layout may have changed."""
     for counter in COUNTERS:
         setattr(engine, counter, counters[counter])
     engine.micro_steps = engine.global_steps * engine.gradient_accumulation_steps()

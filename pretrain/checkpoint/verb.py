@@ -1,4 +1,4 @@
-"""`python -m pretrain checkpoint VERB`: what a run has saved, and whether it is still what was saved."""
+"""The commands `python -m pretrain checkpoint list` and `verify`."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     from pretrain.checkpoint.listing import list_checkpoints
 
-    found = list_checkpoints(run)
+    checkpoints = list_checkpoints(run)
     if as_json:
-        _print_json(found)
+        _print_json(checkpoints)
         return
-    if not found:
+    if not checkpoints:
         typer.echo(f"{run} has no checkpoint yet")
         return
-    _print_table(found)
-    for each in found:
+    _print_table(checkpoints)
+    for each in checkpoints:
         for problem in each.problems if each.counts or each.state.name == "DAMAGED" else ():
             typer.echo(problem)
 
@@ -60,11 +60,11 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 
     from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
 
-    found = [each for each in list_checkpoints(run) if each.counts or each.state is State.DAMAGED]
-    total = sum(file.bytes for each in found for file in each.files.values())
+    checkpoints = [each for each in list_checkpoints(run) if each.counts or each.state is State.DAMAGED]
+    total = sum(file.bytes for each in checkpoints for file in each.files.values())
     verified = []
     with _progress(total) as progress:
-        for each, problems in verify_all(found, progress):
+        for each, problems in verify_all(checkpoints, progress):
             state = State.DAMAGED if problems else each.state
             verified.append(replace(each, state=state, problems=problems))
     if as_json:
@@ -74,11 +74,11 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     raise typer.Exit(1 if any(each.problems for each in verified) else 0)
 
 
-def _print_json(found: Sequence[Listed]) -> None:
-    typer.echo(json.dumps([each.as_json(time.time()) for each in found], indent=1))
+def _print_json(checkpoints: Sequence[Listed]) -> None:
+    typer.echo(json.dumps([each.as_json(time.time()) for each in checkpoints], indent=1))
 
 
-def _print_table(found: Sequence[Listed]) -> None:
+def _print_table(checkpoints: Sequence[Listed]) -> None:
     from shutil import get_terminal_size
 
     from rich.console import Console
@@ -88,7 +88,7 @@ def _print_table(found: Sequence[Listed]) -> None:
     from pretrain.reporting.text import NOTHING, byte_count
 
     rows = []
-    for each in found:
+    for each in checkpoints:
         tokens = f"{each.about.position.consumed_tokens:,}" if each.about else NOTHING
         layout = layout_text(each.about.layout) if each.about else NOTHING
         age = age_text(time.time() - each.saved)
@@ -114,7 +114,7 @@ def _print_verdicts(run: Path, verified: Sequence[Listed]) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Takes bytes that are done, on any thread, and shows them on stderr: a bar, or a line now and then."""
+    """Yield a function that adds verified bytes, on any thread, to a progress bar or to lines on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
@@ -124,14 +124,14 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
             task = bar.add_task("", total=total)
             yield lambda count: bar.advance(task, count)
         return
-    lock, done, told = threading.Lock(), 0, time.monotonic()
+    lock, done, last_line = threading.Lock(), 0, time.monotonic()
 
     def line(count: int) -> None:
-        nonlocal done, told
+        nonlocal done, last_line
         with lock:
             done += count
-            if time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
+            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
                 typer.echo(f"verified {done / 1e9:.1f} of {total / 1e9:.1f} GB", err=True)
 
     yield line

@@ -1,20 +1,19 @@
-"""Whether the files of a checkpoint are what was saved: sizes, or every byte by SHA-256."""
+"""Verification of a checkpoint's files: their sizes, or every byte by SHA-256."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from data_pipeline.io.files import hash_file
 from pretrain.checkpoint.format import StoredFile, damaged, read_marker
 from pretrain.errors import UserError
 
-CHUNK = 2**22
 THREADS = 4
-"""That hash different files at once in one process: SHA-256 of one file is slower than most file systems."""
+"""Number of files hashed at once in one process: SHA-256 of one file is slower than most file systems."""
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -27,9 +26,9 @@ def verify(
     """Check every file that COMPLETE names.
 
     Args:
-        by_hash: read and hash them; else only their sizes are looked at.
-        share: (rank, number of ranks): each hashes its own part of the files, and looks at all sizes.
-        say: takes a line of progress now and then.
+        by_hash: read and hash the files; else only their sizes are checked.
+        share: (rank, number of ranks): each rank hashes its own part of the files, and checks all sizes.
+        say: called with a line of progress now and then.
 
     Raises:
         UserError: names the first file that is missing, of another size, unreadable or of another content.
@@ -44,7 +43,7 @@ def verify(
 
 
 def check_size(file: Path, expected: StoredFile) -> None:
-    """Raises UserError: it is missing, unreadable, or of another size than it was saved with."""
+    """Check a file's size. Raises UserError: the file is missing, unreadable, or of another size."""
     try:
         size = file.stat().st_size
     except FileNotFoundError:
@@ -57,7 +56,7 @@ def check_size(file: Path, expected: StoredFile) -> None:
 
 def _check_hashes(checkpoint: Path, files: Mapping[str, StoredFile], say: Callable[[str], None]) -> None:
     total = sum(file.bytes for file in files.values())
-    done, told = 0, time.monotonic()
+    done, last_line = 0, time.monotonic()
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         hashing = {name: pool.submit(sha256_of, checkpoint / name) for name in files}
         for name, future in hashing.items():
@@ -65,23 +64,18 @@ def _check_hashes(checkpoint: Path, files: Mapping[str, StoredFile], say: Callab
                 pool.shutdown(cancel_futures=True)
                 raise damaged(checkpoint / name, "does not have the SHA-256 that it was saved with")
             done += files[name].bytes
-            if time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
+            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
                 say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank")
 
 
-def sha256_of(file: Path, progress: Callable[[int], None] = lambda count: None) -> str:
-    """The SHA-256 of a file, in hexadecimal digits; `progress` takes the bytes of every chunk.
+def sha256_of(file: Path, progress: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file as hex; `progress` is called with the bytes of every chunk.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
-    digest = hashlib.sha256()
     try:
-        with open(file, "rb", buffering=0) as content:
-            while chunk := content.read(CHUNK):
-                digest.update(chunk)
-                progress(len(chunk))
+        return hash_file(file, progress=progress)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from None
-    return digest.hexdigest()

@@ -1,13 +1,14 @@
 """Writing a checkpoint: a snapshot in host memory at a step boundary, then files, without any collective.
 
     snapshot = take_snapshot(engine, context, buffer)    # at a step boundary: copies, nothing else
-    write_snapshot(snapshot, path, abandoned)            # file work only: runs behind the training
+    write_snapshot(snapshot, path, abandoned)            # file work only: in the background of training
     files = join_parts(path, world_size, about, timeout, abandoned)    # rank 0: waits for the others' files
-    declare_complete(path, files)                        # rank 0: from then on it counts
+    declare_complete(path, files)                        # rank 0: from then on the checkpoint counts
 
-Each rank writes one safetensors file with the slices that its optimizer owns, hashed on the way and made
-durable, and then a small file that says so. Nothing is gathered, and no element is written twice: what is
-replicated over tensor-parallel ranks is the first one's, and at ZeRO stage 0 data-parallel ranks share.
+Each rank writes one safetensors file with the slices that its optimizer owns, hashed while writing and made
+durable, and then a sidecar: a small file that states its size and hash. Nothing is gathered, and no element
+is written twice: the first tensor-parallel rank writes replicated parameters, and at ZeRO stage 0 the
+data-parallel ranks share the writing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.io.files import naming, replace_file, sync_directory
 from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
 from pretrain.checkpoint.format import (
     ABOUT,
@@ -39,6 +41,7 @@ from pretrain.checkpoint.format import (
     merged,
     rank_file,
     read_sidecar,
+    safetensors_header,
     tensor_key,
 )
 from pretrain.checkpoint.slices import Slice, slices_of_rank
@@ -47,12 +50,12 @@ from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import MARKER, write_text_atomically
 
 CHUNK = 2**24
-"""Bytes that are hashed and written at a time."""
+"""Number of bytes that are hashed and written at a time."""
 POLL_SECONDS = 0.05
 
 
 class Abandoned(Exception):
-    """Who asked for a save wants it no more."""
+    """A save that was cancelled while it was being written."""
 
 
 class HostBuffer:
@@ -62,16 +65,16 @@ class HostBuffer:
         self._memory = torch.empty(0)
 
     def of_size(self, elements: int, pinned: bool) -> torch.Tensor:
-        """fp32 `[elements]`, with any content."""
+        """Return fp32 `[elements]`, with any content."""
         if self._memory.numel() != elements:
-            self._memory = torch.empty(0)  # let go of the old before the new is there
+            self._memory = torch.empty(0)  # free the old memory before allocating the new
             self._memory = torch.empty(elements, pin_memory=pinned)
         return self._memory
 
 
 @dataclass(frozen=True)
 class OwnSlice:
-    """A slice that this rank writes: elements of a logical parameter's block, and where they are now."""
+    """A slice that this rank writes: elements of a logical parameter's block, and their live source."""
 
     part: Part
     start: int
@@ -80,17 +83,17 @@ class OwnSlice:
     length: int
 
     def values(self, kind: str) -> torch.Tensor | None:
-        """A view `[length]` of the live values; None where AdamW has no state yet, which stands for zeros."""
+        """Return a view `[length]` of the live values; None, for zeros, before AdamW has any state."""
         live = self.source.master if kind == "master" else self.source.moment(kind)
         return None if live is None else live.narrow(0, self.source_start, self.length)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that one rank writes, in host memory.
+    """A rank's part of a checkpoint, in host memory.
 
     Attributes:
-        parameters: its slices, by logical parameter.
+        parameters: the rank's slices, by logical parameter.
         values: fp32, in the order of the file: all masters, all first moments, all second moments.
     """
 
@@ -100,20 +103,20 @@ class Snapshot:
 
 
 def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
-    """What this rank writes; together the ranks' are every element of every logical parameter, once."""
+    """Return the slices that this rank writes; all ranks' slices together are every element once."""
     parts = parts_of_rank(engine.module, context.tensor_parallel_rank, context.tensor_parallel_size)
-    found = []
+    own = []
     for source in slices_of_rank(engine):
         for part, start, source_start, length in overlaps(source.start, source.length, parts[source.name]):
             if not part.replicated or context.tensor_parallel_rank == 0:
-                found.append(OwnSlice(part, start, source, source_start, length))
-    if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have found the same
-        found = list(_share(found, context.data_parallel_rank, context.data_parallel_size))
-    return found
+                own.append(OwnSlice(part, start, source, source_start, length))
+    if engine.zero_optimization_stage() == 0:  # all data-parallel ranks have the same slices
+        own = list(_share(own, context.data_parallel_rank, context.data_parallel_size))
+    return own
 
 
 def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:
-    """One of `size` equal shares of all the elements, one behind the other."""
+    """Yield the elements of share `rank` of `size` equal shares."""
     total, offset = sum(own.length for own in slices), 0
     for own in slices:
         first = max(total * rank // size - offset, 0)
@@ -124,7 +127,7 @@ def _share(slices: list[OwnSlice], rank: int, size: int) -> Iterator[OwnSlice]:
 
 
 def take_snapshot(engine: Any, context: ParallelContext, buffer: HostBuffer) -> Snapshot:
-    """Copy what this rank owns into `buffer`: from then on the engine may go on."""
+    """Copy this rank's slices into `buffer`, after which training may change the live values."""
     own = own_slices(engine, context)
     on_cuda = context.device.type == "cuda"
     values = buffer.of_size(len(KINDS) * sum(each.length for each in own), on_cuda)
@@ -149,32 +152,29 @@ def take_snapshot(engine: Any, context: ParallelContext, buffer: HostBuffer) -> 
 
 
 def _steps(own: list[OwnSlice]) -> dict[int, int]:
-    """Step counts by AdamW state: many slices share one, and reading it waits for the device."""
+    """Return the step count of each AdamW state, read once: a read waits for the device."""
     states = {id(each.source.adam): each.source.adam for each in own}
     return {key: int(state["step"]) if state else 0 for key, state in states.items()}
 
 
 def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -> None:
-    """Write and fsync this rank's file in the directory `path`, then the file beside it that says so.
+    """Write and fsync this rank's file in the directory `path`, then the file's sidecar.
 
     Raises:
-        OSError: with the file's name, as when the disk is full.
-        Abandoned: that was set meanwhile.
+        OSError: names the file, as when the disk is full.
+        Abandoned: the event was set meanwhile.
     """
     file = path / rank_file(snapshot.rank)
     digest, size = hashlib.sha256(), 0
     content = snapshot.values.view(torch.uint8).numpy().data
-    with open(file, "wb", buffering=0) as output:
-        try:
-            for chunk in (memoryview(_header(snapshot)), *_chunks(content)):
-                if abandoned.is_set():
-                    raise Abandoned
-                digest.update(chunk)
-                size += len(chunk)
-                _write_all(output.fileno(), chunk)
-            os.fsync(output.fileno())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(file)) from None  # a write does not know its file
+    with naming(file), open(file, "wb", buffering=0) as output:
+        for chunk in (memoryview(_header(snapshot)), *_chunks(content)):
+            if abandoned.is_set():
+                raise Abandoned
+            digest.update(chunk)
+            size += len(chunk)
+            _write_all(output.fileno(), chunk)
+        os.fsync(output.fileno())
     sidecar = {
         "file": asdict(StoredFile(size, digest.hexdigest())),
         "parameters": {name: asdict(parameter) for name, parameter in snapshot.parameters.items()},
@@ -183,25 +183,13 @@ def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -
 
 
 def _header(snapshot: Snapshot) -> bytes:
-    """The head of a safetensors file: the length of a JSON object in 8 bytes, and that object.
-
-    Written here because the safetensors package copies every tensor before it writes, and cannot hash.
-    """
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for kind in KINDS:
-        for name, parameter in snapshot.parameters.items():
-            (own,) = parameter.slices
-            end = offset + 4 * own.length
-            entries[tensor_key(kind, name)] = {
-                "dtype": "F32",
-                "shape": [own.length],
-                "data_offsets": [offset, end],
-            }
-            offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    lengths = {name: parameter.slices[0].length for name, parameter in snapshot.parameters.items()}
+    tensors = (
+        (tensor_key(kind, name), "F32", (length,), 4 * length)
+        for kind in KINDS
+        for name, length in lengths.items()
+    )
+    return safetensors_header(tensors, {"format": "pt"})
 
 
 def _chunks(content: Any) -> Iterator[memoryview]:
@@ -210,7 +198,7 @@ def _chunks(content: Any) -> Iterator[memoryview]:
 
 
 def _write_all(descriptor: int, content: memoryview) -> None:
-    """A write to a nearly full disk may take a part of it without an error; the next then says why."""
+    """Write all bytes: one write to a nearly full disk may write a part of them without an error."""
     left = content
     while left:
         left = left[os.write(descriptor, left) :]
@@ -219,14 +207,14 @@ def _write_all(descriptor: int, content: memoryview) -> None:
 def join_parts(
     path: Path, world_size: int, about: About, timeout: float, abandoned: threading.Event
 ) -> dict[str, StoredFile]:
-    """Wait for what every rank writes and join their indices (rank 0).
+    """Wait for every rank's file, and write the index of all of them and checkpoint.json (rank 0).
 
     Returns:
         Every file of the checkpoint, for `declare_complete`.
 
     Raises:
-        UserError: a rank did not come within `timeout` seconds; it is named.
-        Abandoned: that was set meanwhile.
+        UserError: names a rank that did not write its file within `timeout` seconds.
+        Abandoned: the event was set meanwhile.
     """
     deadline = time.monotonic() + timeout
     sidecars = []
@@ -252,19 +240,10 @@ def join_parts(
 
 def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
     """Write COMPLETE, durably and after everything else (rank 0)."""
-    _fsync_directory(path)
-    write_text_atomically(path / MARKER, marker_json(files))
-    _fsync_directory(path)  # older checkpoints may go only once this one cannot be lost
+    sync_directory(path)
+    replace_file(path / MARKER, marker_json(files).encode())  # durable: older checkpoints may go then
 
 
 def sidecar_of(path: Path, rank: int) -> Path:
-    """Where a rank says that its file in the checkpoint `path` is written, and what is in it."""
+    """Return the path of a rank's sidecar, which states that the rank's file is complete, and its content."""
     return path / f"rank_{rank:05d}.written"
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,12 +1,11 @@
-"""The preflight: is every node fit for this run? `python -m pretrain doctor`, on every rank, before training.
+"""The preflight `python -m pretrain doctor`: is every node fit for this run? On every rank, before training.
 
-meeting      where ranks meet: a store whose every wait ends, so that a missing rank can be named
-request      what is asked
-checks       what a rank finds out alone, one check after the other, each within its time
-machine      ... of its node: versions, GPUs, disk, /dev/shm
-bank         ... of the frozen bank: digests to compare
-collectives  what ranks find out together: all-reduce within a node, with the head node, over all
-verdict      from all ranks' facts to problems, each with the nodes it is about (pure)
+rank         the course of the preflight on one rank
+request      what the command line asks for; imports nothing heavy
+rendezvous   a key-value store with time limits, so that a missing rank can be named
+checks       checks of one rank on its own, each within its time: config, data, digests of the frozen bank
+machine      checks of the node: versions, GPUs, disk, /dev/shm
+collectives  checks of ranks together: all-reduce within a node, with the head node, over all ranks
+verdict      problems, each with its nodes, from the facts of all ranks (pure)
 report       the table for people, the JSON for the job script
-rank         the course of it all on one rank
 """

@@ -1,8 +1,7 @@
-"""What ranks find out together: all-reduce within each node, of the head node with each other, over all.
+"""Checks that ranks make together: all-reduce within each node, of the head node with each other, over all.
 
-In this order, because only it can name a node: the ranks of a node depend on that node alone, a pair of
-nodes on the way between them. Every step runs beside the main thread with a time limit, on process groups
-of its own that share nothing with one another.
+This order names the faulty node: ranks of one node depend on that node alone, a pair of nodes on the link
+between them. Every step runs in a thread with a time limit, on process groups of its own that share nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pretrain.doctor.rendezvous import Meeting, bounded
+from pretrain.doctor.rendezvous import Rendezvous, bounded
 from pretrain.ranks.devices import use_cuda
 
 ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}  # float32: 256 MiB, at which NCCL is at its best; 4 MiB
@@ -26,74 +25,81 @@ REPEATS = 3
 
 
 class WrongSum(Exception):
-    """An all-reduce gave another result than arithmetic."""
+    """An all-reduce with a wrong result."""
 
 
 @dataclass
 class Collectives:
-    """One rank's part in all steps.
+    """The collective checks on one rank.
 
     Attributes:
         nodes: node -> its ranks, in rank order; the head node first.
-        seconds: limit of each step.
-        found: {"node" | "link" | "world": GB/s}, on rank 0 "links": {node: GB/s}, and what went wrong:
-            "failures" and "link_failures".
+        seconds: time limit of each step.
+        results: {"node" | "link" | "world": GB/s}, on rank 0 "links": {node: GB/s}, and the errors as
+            clauses in "failures" and "link_failures".
     """
 
-    meeting: Meeting
+    rendezvous: Rendezvous
     nodes: Mapping[str, Sequence[int]]
     seconds: float
     say: Callable[[str], None]
     groups: list[Any] = field(default_factory=list)
-    """Kept to the end: a rank that closes a group early fails the peer that is still reading."""
-    found: dict[str, Any] = field(
+    """Process groups, kept to the end: closing a group early fails the peer that is still reading."""
+    results: dict[str, Any] = field(
         default_factory=lambda: {"failures": {}, "links": {}, "link_failures": {}, "world": None}
     )
 
     def run(self) -> dict[str, Any]:
-        """Every step (collective over all ranks of `nodes`); returns `found`."""
-        # The watchdog of torch's NCCL group ends the whole process when a collective hangs: then nobody could
-        # say so. The time limit is ours.
+        """Run every step (collective over all ranks of `nodes`) and return `results`."""
+        # The watchdog of torch's NCCL group would end the whole process when a collective hangs, before the
+        # failure is reported. The time limit here is our own.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        place = self.meeting.place
-        mine = self.nodes[place.node]
+        own = self.rendezvous.own
+        mine = self.nodes[own.node]
         self.say("the all-reduce within the node")
-        self._step("node", f"node/{place.node}", mine, self.found["failures"], "all-reduce within the node")
-        self.meeting.post(f"node-step/{place.rank}", not self.found["failures"])
+        self._step("node", f"node/{own.node}", mine, self.results["failures"], "all-reduce within the node")
+        self.rendezvous.post(f"node-step/{own.rank}", not self.results["failures"])
         self._links()
-        if place.rank == 0:
-            fit = not self.found["link_failures"] and self._all_fit()
-            self.meeting.post("world-step", fit)
+        if own.rank == 0:
+            fit = not self.results["link_failures"] and self._all_fit()
+            self.rendezvous.post("world-step", fit)
         limit = (self.seconds + 5) * (len(self.nodes) + 1)
-        if self.meeting.read("world-step", limit) and len(self.nodes) > 1:
+        if self.rendezvous.read("world-step", limit) and len(self.nodes) > 1:
             self.say("the all-reduce over all ranks")
             everybody = sorted(rank for ranks in self.nodes.values() for rank in ranks)
             self._step(
-                "world", "world", everybody, self.found["failures"], "all-reduce over all ranks", key="world"
+                "world",
+                "world",
+                everybody,
+                self.results["failures"],
+                "all-reduce over all ranks",
+                key="world",
             )
-        return self.found
+        return self.results
 
     def _links(self) -> None:
-        """The head node's first rank with each other node's first rank, one after the other."""
-        place = self.meeting.place
+        """Run an all-reduce of the head node's first rank with each other node's first rank, one by one."""
+        own = self.rendezvous.own
         leaders = {node: ranks[0] for node, ranks in self.nodes.items()}
         (head, first), *others = leaders.items()
         for node, leader in others:
-            if place.rank not in (first, leader):
+            if own.rank not in (first, leader):
                 continue
-            if not all(self.meeting.read(f"node-step/{rank}", self.seconds + 10) for rank in (first, leader)):
+            if not all(
+                self.rendezvous.read(f"node-step/{rank}", self.seconds + 10) for rank in (first, leader)
+            ):
                 continue  # that node has its problem already
             what = f"all-reduce between nodes {head} and {node}"
             self.say(f"the {what}")
-            # Only rank 0 speaks of links: the other end sees the same failure.
-            failures = self.found["link_failures"] if place.rank == first else {}
+            # Only rank 0 reports links: the other end sees the same failure.
+            failures = self.results["link_failures"] if own.rank == first else {}
             speed = self._step("link", f"link/{node}", [first, leader], failures, what, key=node)
-            if place.rank == first:
-                self.found["links"][node] = speed
+            if own.rank == first:
+                self.results["links"][node] = speed
 
     def _all_fit(self) -> bool:
         everybody = [rank for ranks in self.nodes.values() for rank in ranks]
-        done = self.meeting.collect("node-step", everybody, self.seconds + 10)
+        done = self.rendezvous.collect("node-step", everybody, self.seconds + 10)
         return len(done) == len(everybody) and all(done.values())
 
     def _step(
@@ -105,31 +111,31 @@ class Collectives:
         what: str,
         key: str = "node",
     ) -> float | None:
-        """Record the speed, or why there is none."""
-        rank, device = self.meeting.place.rank, _device(self.meeting.place.local_rank)
+        """Run a step; record and return the speed, or record the failure."""
+        rank, device = self.rendezvous.own.rank, _device(self.rendezvous.own.local_rank)
 
         def measure() -> float | None:
-            store = self.meeting.connection(group, self.seconds)
+            store = self.rendezvous.connection(group, self.seconds)
             me, size = members.index(rank), len(members)
             self.groups.append(_group(store, me, size, device, timedelta(seconds=self.seconds)))
             return all_reduce_speed(self.groups[-1], me, size, device)
 
         try:
-            self.found[name] = bounded(measure, self.seconds + 5, what)
+            self.results[name] = bounded(measure, self.seconds + 5, what)
         except Exception as error:  # gloo's and NCCL's errors have no type of their own
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             failures[key] = text if isinstance(error, TimeoutError) else f"{what} failed: {text}"
             return None
-        return self.found[name]
+        return self.results[name]
 
 
 def all_reduce_speed(group: Any, rank: int, size: int, device: torch.device) -> float | None:
-    """Bus bandwidth of the best of a few all-reduces, in GB/s: 2 (n-1)/n · bytes / time, as nccl-tests.
+    """Return the best bus bandwidth of a few all-reduces in GB/s: 2 (n-1)/n · bytes / time, as nccl-tests.
 
-    A rank alone has none.
+    Return None for a single rank.
 
     Raises:
-        WrongSum: the result differs from the sum, computed here, of what the ranks put in.
+        WrongSum: the result differs from the sum of the ranks' values, computed here.
     """
     places = torch.arange(ELEMENTS[device.type], device=device)
     # Whole numbers below 2^24: every order of summation gives the same float32.

@@ -1,4 +1,4 @@
-"""What a rank finds out about its node alone: versions, GPUs, disk, /dev/shm."""
+"""Checks of a rank's node: versions, GPUs, disk, /dev/shm."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from data_pipeline.io.files import sync
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
@@ -21,19 +22,19 @@ from pretrain.runs.environment import package_versions
 from pretrain.runs.storage import size_text
 
 SHM_FOR_NCCL = 1 << 30
-"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL exchanges through it within a node."""
+"""NVIDIA's advice for containers (Docker gives 64 MiB): NCCL communicates within a node through /dev/shm."""
 SHM_WITHOUT_GPU = 16 << 20
 PROBE_BYTES = 256 << 20
 FREE_GPU_SHARE = 0.9
-"""A GPU with less of its memory free before the run starts has somebody else's process on it."""
+"""A GPU with less of its memory free before the run starts is used by another process."""
 
 
 class Unfit(Exception):
-    """Something is not as a run needs it; the text is one clause."""
+    """A node that does not meet a run's needs; the text is one clause."""
 
 
 def version_facts() -> dict[str, str | None]:
-    """Versions of what must be equal everywhere; `program` is a digest of this program's own files."""
+    """Return the versions that must be equal everywhere; `program` is a digest of this program's files."""
     on_gpu = torch.cuda.is_available()
     return {
         **package_versions(),
@@ -46,14 +47,14 @@ def version_facts() -> dict[str, str | None]:
 
 
 def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) -> dict[str, Any]:
-    """The node's GPUs as this rank sees them.
+    """Return names and free memory of the node's GPUs as this rank sees them.
 
     Args:
-        machine: the root of the file system, where NVIDIA's device files are looked for.
+        machine: root of the file system with NVIDIA's device files.
 
     Raises:
-        Unfit: another number than expected, none for this rank, or its own is in use.
-        UserError: the node has GPUs that torch cannot use, and nobody asked for the CPU.
+        Unfit: another number of GPUs than expected, none for this rank, or this rank's GPU is in use.
+        UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
     """
     count = torch.cuda.device_count()
     if expected is not None and count != expected:
@@ -78,10 +79,10 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
 
 
 def disk_facts(config: Config) -> dict[str, Any]:
-    """Room and write speed where the checkpoints go. Leaves nothing behind.
+    """Return free space and write speed of the checkpoints' directory; the probe file is removed.
 
     Raises:
-        Unfit: not enough room for the checkpoints that are kept and the one being written, or no writing.
+        Unfit: too little space for the checkpoints that are kept and the one being written, or not writable.
     """
     directory = RunDirectory(config.run_path).checkpoints
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
@@ -109,10 +110,10 @@ def disk_facts(config: Config) -> dict[str, Any]:
 
 
 def shm_facts() -> dict[str, Any]:
-    """Size of /dev/shm.
+    """Return the size of /dev/shm.
 
     Raises:
-        Unfit: less free than the ranks of a node need.
+        Unfit: less is free than the ranks of a node need.
     """
     usage = shutil.disk_usage("/dev/shm")
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
@@ -125,7 +126,7 @@ def shm_facts() -> dict[str, Any]:
 
 
 def _write_speed(directory: Path, size: int) -> float:
-    """Bytes per second of writing a file through to the disk and reading it back unchanged."""
+    """Write a file through to the disk, read it back, and return the bytes per second of the write."""
     block = os.urandom(1 << 20)  # not zeros: file systems that compress would not write them
     with tempfile.TemporaryDirectory(prefix=".doctor-", dir=directory) as probe:
         path = Path(probe) / "probe"
@@ -133,8 +134,7 @@ def _write_speed(directory: Path, size: int) -> float:
         with path.open("wb") as file:
             for _ in range(-(-size // len(block))):
                 file.write(block)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
         seconds = time.monotonic() - started
         with path.open("rb") as file:
             while chunk := file.read(len(block)):
@@ -144,7 +144,7 @@ def _write_speed(directory: Path, size: int) -> float:
 
 
 def _driver_version() -> str | None:
-    """Of NVIDIA's kernel module; None on a machine without it."""
+    """Return the version of NVIDIA's kernel module; None on a machine without one."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
@@ -154,7 +154,7 @@ def _driver_version() -> str | None:
 
 
 def _program_digest() -> str:
-    """A node-local checkout that was not updated is found by this."""
+    """Return a digest of this program's files, which reveals a node-local checkout that was not updated."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for package in ("pretrain", "megatron_patches", "data_pipeline", "ds_configs"):
         for path in sorted((root / package).rglob("*")):

@@ -1,7 +1,7 @@
-"""Where the ranks meet: a key-value store on rank 0, every wait of which ends, and who should be there.
+"""The rendezvous of the ranks: a key-value store on rank 0 in which every wait has a time limit.
 
-A process group cannot say who is missing: it hangs, or fails on whoever happened to wait for the missing
-rank. Here every rank writes its own keys, and rank 0 reads each rank's with a deadline.
+A process group cannot say which rank is missing: it hangs, or fails on the rank that happened to wait for
+the missing one. Here every rank writes its own keys, and rank 0 reads each rank's with a deadline.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """Rank 0 cannot be reached, or no longer."""
+    """Rank 0 that cannot be reached, or no longer."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which process this is. `node` is the name that `sbatch --exclude` knows."""
+class RankInfo:
+    """The rank and node of a process; `node` is the name for `sbatch --exclude`."""
 
     rank: int
     local_rank: int
@@ -43,46 +43,46 @@ class Place:
     node: str
 
     @staticmethod
-    def read() -> Place:
-        """From the launcher's environment.
+    def read() -> RankInfo:
+        """Read the launcher's environment.
 
         Raises:
-            UserError: a half-set environment.
+            UserError: the environment is incomplete.
         """
         launch = LaunchEnvironment.read()
-        return Place(launch.rank, launch.local_rank, launch.world_size, node_name())
+        return RankInfo(launch.rank, launch.local_rank, launch.world_size, node_name())
 
 
-class Meeting:
+class Rendezvous:
     """This rank's access to the common store. Values are JSON.
 
     Args:
-        seconds: how long to wait for rank 0.
+        own: this rank.
+        seconds: time limit for reaching rank 0.
 
     Raises:
         NoAnswer: rank 0 does not answer.
         UserError: on rank 0, if it cannot listen.
     """
 
-    def __init__(self, place: Place, seconds: float) -> None:
-        self.place = place
-        # A process on its own needs no store that others reach.
-        self._address = meeting_point()
-        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a rank that it has started again
-        # must not read old answers.
+    def __init__(self, own: RankInfo, seconds: float) -> None:
+        self.own = own
+        self._address = meeting_point()  # None: a single process needs no store that others reach
+        # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not read old
+        # answers.
         self._prefix = f"doctor/{restarts()}"
         self._store = self._open(seconds, first=True)
 
     def connection(self, name: str, seconds: float) -> dist.Store:
-        """A store of its own for a process group: a wait on a connection blocks all others on it."""
+        """Return a separate connection for a process group: a wait on a connection blocks its other users."""
         store = self._store if self._address is None else self._open(seconds, first=False)
         return dist.PrefixStore(f"{self._prefix}/{name}", store)
 
     def post(self, key: str, value: Any) -> None:
-        """Let every rank know.
+        """Write a value that every rank can read.
 
         Raises:
-            NoAnswer
+            NoAnswer: rank 0 does not answer.
         """
         try:
             self._store.set(f"{self._prefix}/{key}", json.dumps(value))
@@ -90,10 +90,10 @@ class Meeting:
             raise NoAnswer(str(error)) from error
 
     def read(self, key: str, seconds: float) -> Any:
-        """The value once it is there; None if it does not come in time.
+        """Wait for a value; return None if it does not come in time.
 
         Raises:
-            NoAnswer
+            NoAnswer: rank 0 does not answer.
         """
         name = f"{self._prefix}/{key}"
         try:
@@ -105,20 +105,20 @@ class Meeting:
             raise NoAnswer(str(error)) from error
 
     def collect(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """`KEY/RANK` of every rank that posts it in time.
+        """Return {rank: value of `KEY/RANK`} of every rank that posts it in time.
 
         Raises:
-            NoAnswer
+            NoAnswer: rank 0 does not answer.
         """
         deadline = time.monotonic() + seconds
-        found = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
-        return {rank: value for rank, value in found.items() if value is not None}
+        values = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
+        return {rank: value for rank, value in values.items() if value is not None}
 
     def _open(self, seconds: float, *, first: bool) -> dist.Store:
         if self._address is None:
             return dist.HashStore()
         address, port = self._address
-        host = first and self.place.rank == 0 and not launcher_listens()
+        host = first and self.own.rank == 0 and not launcher_listens()
         timeout = timedelta(seconds=seconds)
         try:
             if not host:
@@ -128,17 +128,20 @@ class Meeting:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if host:
                 raise UserError(
-                    f"rank 0 on node {self.place.node} cannot listen at MASTER_ADDR={address} "
+                    f"rank 0 on node {self.own.node} cannot listen at MASTER_ADDR={address} "
                     f"MASTER_PORT={port} ({reason}); set them to the head node's address and a free port"
                 ) from error
             raise NoAnswer(f"{address}:{port}: {reason}") from error
 
 
 def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
-    """The result of `action`, or TimeoutError.
+    """Run `action` with a time limit and return its result.
 
-    The action runs in a thread: a read from a dead file server and a collective whose peer is gone cannot be
-    interrupted, only left behind.
+    The action runs in a thread, which is abandoned at the limit: a read from a dead file server and a
+    collective whose peer is gone cannot be interrupted.
+
+    Raises:
+        TimeoutError: the action did not end in time.
     """
     results: list[T] = []
     errors: list[BaseException] = []

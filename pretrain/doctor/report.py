@@ -1,4 +1,4 @@
-"""The table for people, and the JSON that the job script reads."""
+"""The doctor's report: a table for people, and the JSON that the job script reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKS = ("gpus", "all-reduce", "disk", "shm", "clock", "data", "bank")
 
 
 def attempt() -> str:
-    """Tells this start of this job from an earlier one that used the same report file."""
+    """Return an identity of this start of this job; an earlier start may have used the same report file."""
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
     return "/".join(os.environ.get(name, "") for name in names)
 
@@ -29,7 +29,7 @@ def attempt() -> str:
 def write_report(
     path: Path, gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]
 ) -> None:
-    """Atomically write the JSON; its `bad_nodes` are what `sbatch --exclude` may be given."""
+    """Write the JSON atomically; its `bad_nodes` are names for `sbatch --exclude`."""
     nodes = {
         node: {
             "ranks": ranks,
@@ -46,17 +46,17 @@ def write_report(
 
 
 def write_head_node_report(path: Path, problem: Problem) -> None:
-    """By a rank that does not reach rank 0: what it knows, unless rank 0 has spoken after all."""
+    """Write the report of a rank that does not reach rank 0, unless rank 0 has written its own after all."""
     try:
-        spoken = json.loads(path.read_text())["attempt"] == attempt()
+        written = json.loads(path.read_text())["attempt"] == attempt()
     except (OSError, ValueError, KeyError):
-        spoken = False
-    if not spoken:
+        written = False
+    if not written:
         write_json(path, report_content([problem]))
 
 
 def report_content(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The part of the report that every report has."""
+    """Return the entries that every report has."""
     return {
         "exit_code": exit_code(problems),
         "bad_nodes": bad_nodes(problems),
@@ -69,7 +69,7 @@ def report_content(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]) -> None:
-    """The table, one row a node, and below it what is the same everywhere and what is wrong."""
+    """Print the table, one row a node, then the facts that all nodes share, then the problems."""
     columns = (
         "node",
         "ranks",
@@ -106,10 +106,10 @@ def _row(
     problems: Sequence[Problem],
 ) -> list[str]:
     facts = gathered.facts.get(ranks[0], {})
-    found = gathered.collectives.get(ranks[0], {})
+    collectives = gathered.collectives.get(ranks[0], {})
     bad = {problem.check for problem in problems if node in problem.nodes}
     failed = bad | {problem.check for problem in problems if not problem.nodes}
-    speeds = [found.get("node"), gathered.links.get(node), found.get("world")]
+    speeds = [collectives.get("node"), gathered.links.get(node), collectives.get("world")]
     cells = {
         "gpus": _gpus(facts.get("gpus")),
         "all-reduce": ", ".join("-" if speed is None else f"{speed:.2f}" for speed in speeds),
@@ -125,7 +125,7 @@ def _row(
 
 
 def _common_lines(gathered: Gathered) -> list[str]:
-    """What rank 0 speaks for all about; a difference from it is a problem of its own."""
+    """Return lines with rank 0's versions, disk and bank; a rank with others is a problem of its own."""
     facts = next(iter(gathered.facts.values()), {})
     versions = [f"{name} {value}" for name, value in facts.get("versions", {}).items() if value]
     lines = [f"versions: {', '.join(versions)}"] if versions else []

@@ -1,4 +1,4 @@
-"""What the doctor is asked. Imports nothing heavy: the command line needs it before torch is there."""
+"""The request to the doctor. Imports nothing heavy: the command line needs this module before torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pretrain.ranks.devices import VISIBLE, cpu_was_asked_for
 
 @dataclass(frozen=True)
 class Request:
-    """What to check.
+    """The arguments of `python -m pretrain doctor`.
 
     Attributes:
-        config, overrides: as `load_config`.
+        config, overrides: as for `load_config`.
         timeout: seconds to wait for a rank, and for a check.
-        gpus: that each node should have; None: as many as Slurm says it gave, or no expectation.
-        digest_seconds: how long each rank regenerates frozen heads at most.
-        report: where the JSON goes.
+        gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
+        digest_seconds: most seconds in which each rank regenerates frozen heads.
+        report: path of the JSON report.
     """
 
     config: str
@@ -29,7 +29,7 @@ class Request:
     report: Path | None = None
 
     def arguments(self) -> list[str]:
-        """The words after `python -m pretrain doctor` that ask the same."""
+        """Return the command-line arguments of `python -m pretrain doctor` for the same request."""
         options = {
             "--timeout": self.timeout,
             "--gpus": self.gpus,
@@ -40,7 +40,7 @@ class Request:
         return [*given, "--", self.config, *self.overrides]
 
     def expected_gpus(self) -> int | None:
-        """GPUs that the node should show, or None if nobody says, or the run is to use none."""
+        """Return the number of GPUs that the node should have; None if not stated, or for a CPU run."""
         if self.gpus is not None or cpu_was_asked_for(os.environ.get(VISIBLE)):
             return self.gpus
         given = os.environ.get("SLURM_GPUS_ON_NODE", "")

@@ -1,8 +1,8 @@
-"""From the facts of all ranks to problems, each with the nodes it is about. Pure: no clock, files, ranks.
+"""The problems that follow from all ranks' facts, each with its nodes. Pure: no clock, files or ranks.
 
-A problem that every node has is not one of nodes: no other node would do better, and nothing is gained by
-excluding them. It is the user's or the site's to mend (exit code 2). One that some nodes have is theirs
-(exit code 3). Where values differ and none is in the majority, the head node's counts as right.
+A problem that every node has is no problem of nodes: excluding them would not help, and the user or the site
+has to solve it (exit code 2). A problem that only some nodes have is theirs (exit code 3). Where values
+differ and none is in the majority, the head node's counts as right.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ fail at a skew of minutes."""
 SLOW_SHARE = 0.5
 
 SHARED = ("disk", "shm")
-"""What one rank checks for its node."""
+"""Checks that one rank makes for its node."""
 HARDWARE = ("gpus", "all-reduce")
-"""Of a single node these are the node's own; any other problem of a single node is the site's."""
+"""Checks whose failure is the node's own even in a run on a single node; any other is then the site's."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and with which nodes; no nodes: with none in particular."""
+    """A problem and its nodes; none if the problem is of no node in particular."""
 
     check: str
     text: str
@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Return the problem as one line, with its nodes."""
         if not self.nodes:
             return self.text
         return f"bad node {', '.join(self.nodes)}: {self.text}"
@@ -45,18 +45,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What rank 0 knows at the end.
+    """All facts that rank 0 has gathered.
 
     Attributes:
-        world_size: ranks that should be there.
+        world_size: expected number of ranks.
         nodes: rank -> node, of the ranks that came.
         facts: rank -> its `local_facts`.
-        collectives: rank -> what `Collectives.run` found; empty if it was not run.
-        last: rank -> what it last said it was doing.
+        collectives: rank -> result of `Collectives.run`; empty if that was not run.
+        last: rank -> name of the last check it began.
         missing: rank -> node (None: not known) of ranks that never came.
         clocks: node -> seconds ahead of the head node, and the uncertainty.
-        seconds: how long was waited.
-        ran_collectives: they were begun.
+        seconds: seconds that rank 0 waited.
+        ran_collectives: the collective checks were begun.
     """
 
     world_size: int
@@ -71,38 +71,38 @@ class Gathered:
 
     @property
     def ranks_of(self) -> dict[str, list[int]]:
-        """node -> its ranks that came; the head node first."""
-        found: dict[str, list[int]] = {}
+        """Return {node: its ranks that came}, the head node first."""
+        ranks_of: dict[str, list[int]] = {}
         for rank in sorted(self.nodes):
-            found.setdefault(self.nodes[rank], []).append(rank)
-        return found
+            ranks_of.setdefault(self.nodes[rank], []).append(rank)
+        return ranks_of
 
     @property
     def links(self) -> dict[str, float | None]:
-        """node -> GB/s of all-reduce with the head node."""
+        """Return {node: GB/s of all-reduce with the head node}."""
         links: dict[str, float | None] = self.collectives.get(0, {}).get("links", {})
         return links
 
     def where(self, ranks: Sequence[int]) -> str:
-        """How to speak of some ranks of one node: nothing if they are all of its ranks."""
+        """Return a prefix that names some ranks of one node; empty if they are all of its ranks."""
         node = self.nodes[ranks[0]]
         return "" if len(ranks) == len(self.ranks_of[node]) else f"{name_ranks(ranks)}: "
 
 
 def exit_code(problems: Sequence[Problem]) -> int:
-    """SITE before BAD_NODES: other nodes would not help."""
+    """Return the exit code: SITE takes precedence over BAD_NODES, because other nodes would not help."""
     if any(not problem.nodes for problem in problems):
         return SITE
     return BAD_NODES if problems else FINE
 
 
 def bad_nodes(problems: Sequence[Problem]) -> list[str]:
-    """Every node that has a problem of its own."""
+    """Return every node that has a problem of its own."""
     return sorted({node for problem in problems for node in problem.nodes})
 
 
 def find_problems(gathered: Gathered) -> list[Problem]:
-    """All that is wrong, the most telling first."""
+    """Return all problems, the most informative first."""
     return [
         *_absent(gathered),
         *_own_failures(gathered),
@@ -114,13 +114,13 @@ def find_problems(gathered: Gathered) -> list[Problem]:
 
 
 def find_warnings(gathered: Gathered) -> list[str]:
-    """What does not stop a run but slows it: GPU nodes with at most half the others' all-reduce speed."""
+    """Return warnings about slow GPU nodes: at most half the median all-reduce speed."""
     if not any(facts.get("gpus", {}).get("names") for facts in gathered.facts.values()):
         return []  # CPU ranks share their cores with everything else: their speeds say little
     within = {
-        node: found["node"]
+        node: results["node"]
         for node, ranks in gathered.ranks_of.items()
-        if (found := gathered.collectives.get(ranks[0])) and found.get("node")
+        if (results := gathered.collectives.get(ranks[0])) and results.get("node")
     }
     warnings = []
     for what, speeds in (("within the node", within), ("with the head node", gathered.links)):
@@ -135,7 +135,7 @@ def find_warnings(gathered: Gathered) -> list[str]:
 
 
 def _absent(gathered: Gathered) -> list[Problem]:
-    """Ranks that never came, and ranks that came and then fell silent."""
+    """Return problems of ranks that never came, or came and did not finish their checks."""
     problems = []
     by_node: dict[str | None, list[int]] = {}
     for rank, node in gathered.missing.items():
@@ -158,7 +158,7 @@ def _absent(gathered: Gathered) -> list[Problem]:
 
 
 def _own_failures(gathered: Gathered) -> list[Problem]:
-    """Checks that failed by themselves."""
+    """Return problems of checks that failed on a rank."""
     problems = []
     checks = list(dict.fromkeys(check for facts in gathered.facts.values() for check in facts["failures"]))
     for check in checks:
@@ -182,7 +182,7 @@ def _own_failures(gathered: Gathered) -> list[Problem]:
 
 
 def _differences(gathered: Gathered) -> list[Problem]:
-    """Facts that must be equal on all ranks."""
+    """Return problems of facts that must be equal on all ranks and are not."""
     problems = []
     names = sorted({name for facts in gathered.facts.values() for name in facts.get("versions", {})})
     for name in names:
@@ -197,7 +197,7 @@ def _differences(gathered: Gathered) -> list[Problem]:
 
 
 def _bank_differences(gathered: Gathered) -> list[Problem]:
-    """The first head at which a rank differs; slower ranks have made fewer heads, which is no difference."""
+    """Return a problem for each node whose bank differs, compared up to the slowest rank's last head."""
     digests = {rank: facts["bank"]["digests"] for rank, facts in gathered.facts.items() if "bank" in facts}
     common = min(map(len, digests.values()), default=0)
     problems: list[Problem] = []
@@ -215,7 +215,7 @@ def _bank_differences(gathered: Gathered) -> list[Problem]:
 
 
 def _odd_ones(gathered: Gathered, check: str, subject: str, values: Mapping[int, Any]) -> list[Problem]:
-    """A problem for every node with ranks that do not have the value of the majority."""
+    """Return a problem for every node with ranks whose value is not that of the majority."""
     texts = {rank: value if isinstance(value, str) else json.dumps(value) for rank, value in values.items()}
     if len(set(texts.values())) < 2:
         return []
@@ -247,7 +247,7 @@ def _clock_skew(gathered: Gathered) -> list[Problem]:
 
 
 def _link_failures(gathered: Gathered) -> list[Problem]:
-    """A node that the head node cannot reach; the head node, if it can reach none of several."""
+    """Return problems of nodes that the head node cannot reach; of the head node if it reaches none."""
     failures: dict[str, str] = gathered.collectives.get(0, {}).get("link_failures", {})
     head, *others = gathered.ranks_of
     if len(failures) == len(others) > 1:
@@ -275,7 +275,7 @@ def _collective_failures(gathered: Gathered) -> list[Problem]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 3, 4, 5`, `ranks 8-15`."""
+    """Return ranks as text: `rank 3`, `ranks 3, 5`, `ranks 8-15`."""
     ordered = sorted(ranks)
     if len(ordered) == 1:
         return f"rank {ordered[0]}"

@@ -1,7 +1,8 @@
-"""The exported model's logits beside our own, in float32 on the same held-out tokens.
+"""Comparison of the exported model's logits with the run's own, in float32 on the same held-out tokens.
 
-Both models compute with the stored weights cast to float32: what is left is the order of additions, and what
-folding or a narrower --dtype has rounded. Neither is in memory while the other is.
+Both models compute with the stored weights cast to float32, so the remaining differences come from the order
+of additions and from rounding by folded adapters or a narrower --dtype. The two models are never in memory at
+the same time.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from pretrain.export.trained_run import TrainedRun
 _SEQUENCES = 2
 _LONGEST = 2048
 _POSITIONS = 128
-"""Of a sequence, evenly spread, whose logits are kept: each has as many as the vocabulary has tokens."""
+"""Positions of a sequence, evenly spread, whose logits are compared; others would take much memory."""
 
 
 @dataclass(frozen=True)
 class LogitAgreement:
-    """The largest |difference| of a logit, the largest |logit|, and how many were compared.
+    """The differences between two models' logits.
 
-    same_token: the part of positions at which both models hold the same token for the likeliest.
+    Attributes:
+        difference: the largest |difference| of a logit.
+        largest: the largest |logit| of the run's model.
+        compared: number of logits.
+        same_token: fraction of positions at which both models have the same most likely token.
     """
 
     difference: float
@@ -39,7 +44,7 @@ class LogitAgreement:
 
 
 def held_out_tokens(run: TrainedRun) -> torch.Tensor:
-    """`[sequences, length]` int64, of the run's sequence length as far as that is affordable."""
+    """Return held-out tokens `[sequences, length]` int64; length is the run's, at most 2048."""
     length = run.config.data.sequence_length
     samples = run.blend.validation_samples(length, _SEQUENCES)
     blocks = np.concatenate([source.blocks(np.arange(len(source))) for source in samples.values()])
@@ -47,7 +52,7 @@ def held_out_tokens(run: TrainedRun) -> torch.Tensor:
 
 
 def own_logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the run's model: `[sequences, positions, vocabulary]` float32. The model is left in float32."""
+    """Return the run's logits `[sequences, positions, vocabulary]` float32; the model is cast to float32."""
     model.float()
     positions = torch.arange(tokens.size(1)).expand_as(tokens[:1])
     device = next(model.parameters()).device
@@ -63,7 +68,7 @@ def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, cus
     """Load the export as a user would and compare it with `own_logits` of the same tokens.
 
     Args:
-        custom: the export has code of its own.
+        custom: the export has code of its own, to be trusted.
     """
     from transformers import AutoModelForCausalLM
 
@@ -81,17 +86,17 @@ def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, cus
     )
 
 
-def require_agreement(found: LogitAgreement, allowed: float) -> None:
-    """Refuse an export that computes something else.
+def require_agreement(agreement: LogitAgreement, allowed: float) -> None:
+    """Refuse an export whose logits differ from the run's.
 
     Raises:
         UserError: the logits differ by more than `allowed`, or are not numbers.
     """
-    if not found.difference <= allowed:
+    if not agreement.difference <= allowed:
         raise UserError(
-            f"the exported model's logits differ from the run's by up to {found.difference:.3g} (of "
-            f"{found.largest:.3g}; {allowed:.3g} is allowed), so nothing was exported; please report it with "
-            "the run's config.yaml and environment.json"
+            f"the exported model's logits differ from the run's by up to {agreement.difference:.3g} (of "
+            f"{agreement.largest:.3g}; {allowed:.3g} is allowed), so nothing was exported; please report it "
+            "with the run's config.yaml and environment.json"
         )
 
 

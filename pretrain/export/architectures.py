@@ -1,8 +1,9 @@
-"""Which class of Hugging Face a run's model is, with its config.json and its weights under their names there.
+"""The transformers class of a run's model, with its config.json and its weights under that class's names.
 
-Rotary positions are Starcoder2 without biases, learned ones GPT2 with biases of zero: both have LayerNorms
-with biases before attention and MLP, an MLP of two matrices and the exact GELU, as megatron-core's layers
-here. With a norm of queries and keys they are subclasses of these two, which go with the export as a file.
+Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2 with zero
+biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two matrices and the
+exact GELU, as megatron-core's layers here. Models that normalise queries and keys become subclasses of these
+two, and the file with the subclasses is copied into the export.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ PARTS: tuple[Part, ...] = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Architecture(ABC):
-    """A run's model in the words of one class of transformers.
+    """A run's model expressed as a class of transformers.
 
     Attributes:
-        normed: some heads' queries and keys have a norm, so that it is a subclass in MODELING_FILE.
+        normed: queries and keys of some heads are normalised, so the class is a subclass in MODELING_FILE.
     """
 
     config: Config
@@ -41,21 +42,21 @@ class Architecture(ABC):
     _stock_names: ClassVar[tuple[str, str]]
     """Class and model type."""
     _normed_names: ClassVar[tuple[str, str]]
-    """The same of the subclass."""
+    """Class and model type of the subclass with normalised queries and keys."""
     _final_norm: ClassVar[str]
 
     @property
     def class_name(self) -> str:
-        """What `AutoModelForCausalLM` makes of it."""
+        """Return the class that `AutoModelForCausalLM` loads."""
         return self._normed_names[0] if self.normed else self._stock_names[0]
 
     @property
     def files(self) -> list[Path]:
-        """Code that goes with the export; empty where a stock class does."""
+        """Return the code files to copy into the export; none for a stock class."""
         return [Path(__file__).with_name(MODELING_FILE)] if self.normed else []
 
     def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
-        """The content of config.json; a document's end is also what a text begins after."""
+        """Return the content of config.json; the end-of-document token also begins a text."""
         names = self._normed_names if self.normed else self._stock_names
         values: dict[str, Any] = {"architectures": [names[0]], "model_type": names[1]}
         if self.normed:
@@ -79,7 +80,7 @@ class Architecture(ABC):
         }
 
     def weights(self, model: GPTModel) -> Iterator[Weight]:
-        """Every tensor of the export, in the order of the model."""
+        """Yield every tensor of the export, in the order of the model."""
         yield from self._embeddings(model)
         for number, layer in enumerate(model.decoder.layers):
             yield from self._layer(number, layer)
@@ -88,20 +89,20 @@ class Architecture(ABC):
             yield _whole("lm_head.weight", model.output_layer.weight)
 
     def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
-        """{tensor: [first, end] of its rows that are Q or K of these groups}; rows are of W in W x."""
+        """Return {tensor: [first, end] of the rows of W (in W x) that are Q or K of these groups}."""
         queries = self.config.model.num_attention_heads // self.config.num_query_groups
         heads = [group * queries + head for group in groups for head in range(queries)]
-        found: dict[str, list[list[int]]] = {}
+        by_tensor: dict[str, list[list[int]]] = {}
         for role, numbers in zip(ROLES, (heads, list(groups)), strict=True):
             name, places = self._rows_of(layer, role, numbers)
-            ranges = found.setdefault(name, [])
+            ranges = by_tensor.setdefault(name, [])
             for place in places:
                 first, end = place * self.config.head_dim, (place + 1) * self.config.head_dim
                 if ranges and ranges[-1][1] == first:
                     ranges[-1][1] = end
                 else:
                     ranges.append([first, end])
-        return found
+        return by_tensor
 
     @abstractmethod
     def _sizes(self) -> dict[str, Any]: ...
@@ -114,11 +115,11 @@ class Architecture(ABC):
 
     @abstractmethod
     def _rows_of(self, layer: int, role: str, heads: list[int]) -> tuple[str, list[int]]:
-        """The tensor that holds these heads of a role, and their places in it, counted in heads."""
+        """Return the tensor that holds these heads of a role, and their places there, counted in heads."""
 
 
 class Rotary(Architecture):
-    """Starcoder2."""
+    """Starcoder2, with rotary positions."""
 
     _stock_names = ("Starcoder2ForCausalLM", "starcoder2")
     _normed_names = ("OraRotaryForCausalLM", "ora_rotary")
@@ -171,7 +172,7 @@ class Rotary(Architecture):
 
 
 class Learned(Architecture):
-    """GPT2, whose matrices are transposed, and whose every query head has a key and a value of its own."""
+    """GPT2, with learned positions, transposed matrices, and a key and a value for every query head."""
 
     _stock_names = ("GPT2LMHeadModel", "gpt2")
     _normed_names = ("OraLearnedForCausalLM", "ora_learned")
@@ -229,10 +230,10 @@ class Learned(Architecture):
 
 
 def architecture_of(config: Config) -> Architecture:
-    """The class that a run's model is.
+    """Return the architecture of a run's model.
 
     Raises:
-        UserError: there is none.
+        UserError: no class of transformers computes this model.
     """
     policy = config.policy()
     if policy.synthesizer:
@@ -273,7 +274,7 @@ def _norm(name: str, norm: torch.nn.LayerNorm) -> Iterator[Weight]:
 
 
 def _flat_rows(attention: Any, part: Part, heads: int | None = None) -> torch.Tensor:
-    """`[heads * head_dim, hidden]`, those of a group repeated where there are to be more of them."""
+    """Return rows `[heads * head_dim, hidden]`; a group's rows are repeated for each of its query heads."""
     own = rows(attention, part)
     if heads is not None and len(own) != heads:
         own = own.repeat_interleave(heads // len(own), dim=0)

@@ -1,4 +1,4 @@
-"""README.md of an export: what the model is, what was measured of it, what it is not, and how to load it."""
+"""README.md of an export, the model card: the model, its measurements, its limits, and how to load it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def model_card(facts: Mapping[str, Any], name: str) -> str:
-    """The model card, from the content of export.json.
+    """Return the model card, from the content of export.json.
 
     Args:
-        name: what the directory is called.
+        name: name of the export's directory.
     """
     return "\n\n".join(
         [

@@ -1,4 +1,4 @@
-"""Directories that are there whole or not at all."""
+"""Output directories that are either complete or absent."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pretrain.errors import UserError
 
 
 def refuse_existing(out: Path) -> None:
-    """UserError if the directory to make is there already."""
+    """Raise UserError if the output directory exists already."""
     if out.exists() or out.is_symlink():
         raise UserError(f"--out {out} exists already; remove it, or name another directory")
 
 
 @contextmanager
 def made_beside(out: Path) -> Iterator[Path]:
-    """A directory that becomes `out` if all goes well, and is removed otherwise.
+    """Yield a temporary directory that is renamed to `out` on success, and removed otherwise.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the directory cannot be written, or `out` exists.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def made_beside(out: Path) -> Iterator[Path]:
         raise UserError(f"cannot write beside --out {out}: {error.strerror or error}") from error
     try:
         yield directory
-        directory.chmod(0o777 & ~_umask())  # mkdtemp keeps others out
+        directory.chmod(0o777 & ~_umask())  # mkdtemp gives others no permissions
         refuse_existing(out)
         directory.rename(out)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""A run's model as a Hugging Face directory: weights, tokenizer, card, proof that it computes the same.
+"""Export of a run's model to a Hugging Face directory: weights, tokenizer, card, comparison of the logits.
 
     with one_process() as context:
         facts = export_run(Path("runs/orthogonal"), Path("exported"), context)
 
-It is made in a directory beside the wanted one and renamed when all of it is there.
+The files are written to a temporary directory, which is renamed when the export is complete.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from pretrain.runs.directory import write_json, write_text_atomically
 
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
-"""How far, relative to the largest, a logit may be from our own, and where weights are rounded to bf16."""
+"""Allowed difference of a logit, relative to the largest; the second where weights are rounded to bf16."""
 
 
 def export_run(
     path: Path, out: Path, context: ParallelContext, step: int | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Export the run in `path` to the directory `out`, which must not be there yet.
+    """Export the run in `path` to the directory `out`, which must not exist yet.
 
     Args:
-        step: of the checkpoint; None: the newest.
+        step: step of the checkpoint; None: the newest.
         dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
             factors multiplied out.
 
@@ -58,9 +58,9 @@ def export_run(
         The content of export.json.
 
     Raises:
-        UserError: transformers is missing, `out` is there, no class of transformers is this model, the
-            checkpoint is damaged or another run's, or the exported model computes something else.
-        DataError: the shards that config.yaml names are not there.
+        UserError: transformers is missing, `out` exists, no class of transformers computes this model, the
+            checkpoint is damaged or another run's, or the exported model's logits differ.
+        DataError: the shards that config.yaml names are missing.
     """
     require_transformers("export")
     refuse_existing(out)
@@ -92,7 +92,7 @@ def export_run(
 
 
 def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, directory: Path) -> None:
-    """config.json, generation_config.json, the tokenizer, and code where the export has its own."""
+    """Write config.json, generation_config.json, the tokenizer, and the export's own code, if any."""
     eod_id, length = run.blend.eod_id, run.config.data.sequence_length
     write_json(directory / "config.json", architecture.config_json(eod_id, NAMES_OF_DTYPES[dtype]))
     ids = {"bos_token_id": eod_id, "eos_token_id": eod_id, "pad_token_id": eod_id}
@@ -103,7 +103,7 @@ def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, dir
 
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
-    """Names of the adapters that went into rows: those rows are no longer the bank's."""
+    """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
     layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
     if not any(folded_adapters(linear) for linear in layers):
         return []
@@ -111,9 +111,9 @@ def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
-    """Whether every weight is stored as it was trained.
+    """Return whether every weight can be stored with the bits it was trained with.
 
-    A scale after a norm goes into the norm's gains; the products of two bf16 factors need more digits.
+    A scale after a norm is folded into the norm's gains; the products of two bf16 factors need more digits.
     """
     policy = run.config.policy()
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
@@ -123,7 +123,7 @@ def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
 def _facts(
     run: TrainedRun, architecture: Architecture, dtype: str, folded: list[str], logits: LogitAgreement
 ) -> dict[str, Any]:
-    """What export.json says of the weights: where from, which of them were frozen, how well they agree."""
+    """Return what export.json states of the weights: origin, frozen rows, agreement of the logits."""
     config, loss = run.config, run.validation_loss
     phase = phase_at(config, run.step).number
     count = count_parameters(config.shape(), config.policy(), phase)

@@ -1,7 +1,7 @@
-"""A Hugging Face directory as the beginning of a run: `python -m pretrain import`.
+"""Import of a Hugging Face directory as the initial weights of a run: `python -m pretrain import`.
 
-OUT/weights.safetensors   every weight, under the name of the stream it would be drawn from
-OUT/config.yaml           a configuration of the same model, which starts from it
+OUT/weights.safetensors   every weight, under the name of its random stream at initialisation
+OUT/config.yaml           a configuration of the same model, with these initial weights
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CONFIG = "config.yaml"
 
 
 def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:
-    """Make `out` of the model in `directory`; the configuration is `config_name`'s but for the model.
+    """Write `out` from the model in `directory`; the configuration is `config_name`'s except for the model.
 
     Args:
-        overrides: section.key=value; the variant is `pretrained` unless they say otherwise.
+        overrides: section.key=value; the variant is `pretrained` unless they set another.
 
     Raises:
-        UserError: `out` is there; the directory's model is none that this program trains; the configuration
-            is refused.
+        UserError: `out` exists; this program does not train the directory's model; the configuration is
+            refused.
     """
     refuse_existing(out)
     source = open_source(directory)
@@ -42,7 +42,7 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
         sizes = source.model
         stated = {"format": FORMAT, "model": json.dumps(sizes), "heads": json.dumps(_head_digests(source))}
         write_weights(made / WEIGHTS, weights, dtype, stated)
-        # The file is judged where it is now, and named where it will be.
+        # The configuration is checked with the file's present path, and written with its final one.
         text = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).to_yaml()
         write_text_atomically(made / CONFIG, text.replace(str(made), str(out)))
     return load_config(str(out / CONFIG))
@@ -58,7 +58,7 @@ def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list
 
 
 def _dtype(source: SourceModel) -> torch.dtype:
-    """bf16 if that is what the embedding is stored in, else fp32."""
+    """Return bf16 if the embedding is stored in bf16, else fp32."""
     stored = next(source.weights()).make().dtype
     if stored not in (torch.float32, torch.bfloat16, torch.float16):
         raise UserError(
@@ -68,7 +68,7 @@ def _dtype(source: SourceModel) -> torch.dtype:
 
 
 def _head_digests(source: SourceModel) -> dict[str, list[str]]:
-    """{tensor of W_Q or W_K: the SHA-256 of every head's rows in float32}."""
+    """Return {tensor of W_Q or W_K: the SHA-256 of every head's rows in float32}."""
     weights = {weight.name: weight for weight in source.weights()}
     return {
         name: [head_digest(head) for head in weights[name].make().split(source.model["head_dim"])]

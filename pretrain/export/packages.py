@@ -1,4 +1,4 @@
-"""The optional packages of this floor: one sentence where they are missing, and none of their chatter."""
+"""The optional packages of export: a one-sentence refusal without them, and their messages silenced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PACKAGES = ("transformers", "tokenizers", "safetensors")
 
 
 def require_transformers(verb: str) -> None:
-    """Import transformers, quietly.
+    """Import transformers with its progress bars and warnings switched off.
 
     Raises:
-        UserError: it is not installed.
+        UserError: transformers is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -28,11 +28,11 @@ def require_transformers(verb: str) -> None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of PACKAGES; None for what is not installed."""
-    found: dict[str, str | None] = {}
+    """Return {package: version} of PACKAGES; None for a package that is not installed."""
+    installed: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            installed[name] = None
+    return installed

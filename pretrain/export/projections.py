@@ -1,9 +1,9 @@
-"""Query, key and value rows of one layer, head by head, whatever holds them, with their adapters folded in.
+"""Query, key and value rows of a layer, head by head, for every kind of projection, with adapters folded in.
 
     W_q ← s_h C_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
 
 Folding is done in float64 from the weights in the run's compute dtype. A norm of queries and keys is not
-linear: its gains stay apart, and a logit scale after it goes into the queries' gains.
+linear: its gains stay separate, and a logit scale after the norm is folded into the queries' gains.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NORM, SCALE = "qk_norm", "logit_scale"
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
-    """`[heads or groups, head_dim, hidden]` in the order of the heads; float64 where it was computed here."""
+    """Return `[heads or groups, head_dim, hidden]` in the order of the heads; float64 where folded."""
     linear, head_dim = attention.linear_qkv, attention.hidden_size_per_attention_head
     if isinstance(linear, FrozenQueryKeyValueLinear):
         if part == "value":
             return linear.value_weight.unflatten(0, (-1, head_dim))
-        return _beside_the_bank(linear, part)
+        return _frozen_and_trained(linear, part)
     # megatron-core interleaves its fused weight by group: [q … q k v] of group 0, then of group 1 ...
     fused = linear.weight.view(attention.config.num_query_groups, -1, head_dim, linear.weight.size(-1))
     if part == "query":
@@ -38,8 +38,8 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
     return fused[:, -2 if part == "key" else -1]
 
 
-def _beside_the_bank(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
-    """Frozen and trainable heads of a layer that has a bank."""
+def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
+    """Return the frozen and trainable heads of a layer that has a frozen bank."""
     head_dim = linear.recipe.head_dim
     shards = {name: rows.unflatten(0, (-1, head_dim)) for name, _, rows in linear.frozen_shards(exact=True)}
     frozen = _folded(linear, role, shards)
@@ -79,7 +79,7 @@ def _around_the_norm(linear: torch.nn.Module) -> tuple[tuple[str, ...], tuple[st
 
 
 def gains(attention: SelfAttention, role: Role) -> torch.Tensor:
-    """Return the gains of the norm of queries or keys: `[heads or groups, head_dim]`, NaN without a norm."""
+    """Return the gains of the query or key norm `[heads or groups, head_dim]`, NaN for heads without norm."""
     linear = attention.linear_qkv
     config, head_dim = attention.config, attention.hidden_size_per_attention_head
     count = config.num_attention_heads if role == "query" else config.num_query_groups

@@ -1,4 +1,4 @@
-"""Text from an exported model, token by token as it comes."""
+"""Text from an exported model, printed token by token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pretrain.export.packages import require_transformers
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Settings of the sampling.
 
     Attributes:
-        tokens: how many at most; a document's end ends the text before.
-        temperature: the logits are divided by it; 0 is greedy.
-        top_p: of the likeliest tokens, as few as have this probability together.
-        seed: of the draws; every prompt begins with it anew.
+        tokens: maximum number of new tokens; the end-of-document token ends the text earlier.
+        temperature: divisor of the logits; 0 is greedy.
+        top_p: total probability of the most likely tokens that are drawn from.
+        seed: seed of the draws, set again for every prompt.
     """
 
     tokens: int = 100
@@ -38,10 +38,10 @@ class Sampler:
 
     Args:
         directory: an export, or any directory of transformers.
-        trust_code: run code that lies in it: only that of an export of this program.
+        trust_code: run Python code that lies in the directory.
 
     Raises:
-        UserError: transformers is missing, or cannot load it.
+        UserError: transformers is missing, or cannot load the directory.
     """
 
     def __init__(self, directory: Path, trust_code: bool) -> None:
@@ -62,11 +62,11 @@ class Sampler:
             raise UserError(f"transformers cannot load {directory}: {reason}") from error
         config = self.model.config
         self.longest: int | None = getattr(config, "max_position_embeddings", None)
-        # Learned positions end there; rotary ones go on, into what training never saw.
+        # Learned positions end there; rotary ones continue beyond the lengths seen in training.
         self.ends_there = hasattr(config, "n_positions")
 
     def write(self, prompt: str, sampling: Sampling) -> str:
-        """Print the prompt and what follows, as it comes; returns what follows.
+        """Print the prompt and then each new token; return the new text.
 
         Raises:
             UserError: prompt and tokens are more than the model has positions for.
@@ -75,9 +75,9 @@ class Sampler:
 
         ids = self._ids(prompt, sampling.tokens)
         torch.manual_seed(sampling.seed)
-        chosen: dict[str, Any] = {"do_sample": False}
+        options: dict[str, Any] = {"do_sample": False}
         if not sampling.greedy:
-            chosen = {
+            options = {
                 "do_sample": True,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -90,7 +90,7 @@ class Sampler:
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=sampling.tokens,
                 streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
-                **chosen,
+                **options,
             )
         return str(self.tokenizer.decode(output[0, ids.size(1) :], skip_special_tokens=True))
 

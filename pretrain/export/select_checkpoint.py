@@ -1,4 +1,4 @@
-"""Which checkpoint of a run, and whether an export is still of it; imports nothing heavy."""
+"""The checkpoint of a run to export, and the facts by which an export knows it; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pretrain.runs.directory import MARKER, RunDirectory, step_of
 
 FACTS = "export.json"
 CHECKPOINT_FACT = "checkpoint_modified_ns"
-"""The key of export.json by which a kept export knows that its checkpoint is still the same."""
+"""Key of export.json with the checkpoint's `checkpoint_modified`, which shows if that was written again."""
 
 
 def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
-    """The run's complete checkpoint of a step, or its newest one.
+    """Return the run's complete checkpoint of a step, or its newest one.
 
     Raises:
         UserError: there is none.
@@ -32,5 +32,5 @@ def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
 
 
 def checkpoint_modified(checkpoint: Path) -> int:
-    """When the checkpoint was completed, in nanoseconds: another training of the same step has another."""
+    """Return the time of the checkpoint's completion in nanoseconds; training the step again changes it."""
     return (checkpoint / MARKER).stat().st_mtime_ns

@@ -1,7 +1,7 @@
 """A Hugging Face directory read as a model of this program: Starcoder2 and GPT2 without biases.
 
-What is read is what `architectures` writes, turned around. A directory whose model computes anything else
-(biases that are not zero, another activation, scaled rotation) is refused, naming the first difference.
+Reading is the inverse of `architectures`. A directory whose model computes anything else (biases that are not
+zero, another activation, scaled rotation) is refused, naming the first difference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MUST_BE: dict[str, dict[str, Any]] = {
         "add_cross_attention": False,
     },
 }
-"""Settings that have one value here; what a config.json leaves out has the class's default."""
+"""Settings that must have this value; a setting missing in config.json has the class's default."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "starcoder2": {
         "hidden_act": "gelu_pytorch_tanh",
@@ -60,7 +60,7 @@ class StoredTensors:
     """The tensors of a directory's safetensors files, one or several, read one at a time.
 
     Raises:
-        UserError: there is no such file, or one cannot be read.
+        UserError: there is no safetensors file, or one cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -83,7 +83,7 @@ class StoredTensors:
         return sorted(self._files)
 
     def read(self, name: str) -> torch.Tensor:
-        """Raises UserError: there is no tensor of this name."""
+        """Read a tensor. Raises UserError: there is no tensor of this name."""
         if name not in self._files:
             raise UserError(f"{self.directory} has no weight {name}")
         with self._open(self._files[name]) as file:
@@ -91,7 +91,7 @@ class StoredTensors:
             return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises UserError: there is no tensor of this name."""
+        """Return a tensor's shape. Raises UserError: there is no tensor of this name."""
         if name not in self._files:
             raise UserError(f"{self.directory} has no weight {name}")
         with self._open(self._files[name]) as file:
@@ -106,10 +106,10 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class SourceModel(ABC):
-    """A directory of one class.
+    """A model directory of one transformers class.
 
     Attributes:
-        settings: its config.json, with the class's defaults.
+        settings: content of its config.json, with the class's defaults.
     """
 
     directory: Path
@@ -117,19 +117,19 @@ class SourceModel(ABC):
     tensors: StoredTensors
 
     bias_endings: ClassVar[tuple[str, ...]]
-    """How names of biases end that have to be zero, or not there."""
+    """Endings of the names of biases that must be zero or absent."""
 
     @cached_property
     @abstractmethod
     def model(self) -> dict[str, Any]:
-        """The section `model` of the configuration; `max_positions` where positions are learned."""
+        """Return the section `model` of the configuration, and `max_positions` if positions are learned."""
 
     @abstractmethod
     def weights(self) -> Iterator[Weight]:
-        """Every weight under the name of its stream (see `megatron_patches.model.initialize`)."""
+        """Yield every weight under the name of its stream (see `megatron_patches.model.initialize`)."""
 
     def check_biases(self) -> None:
-        """Raises UserError: a bias is not zero; our layers have none."""
+        """Check that all biases are zero, as our layers have none. Raises UserError: one is not."""
         for name in self.tensors.names():
             if name.endswith(self.bias_endings) and torch.any(self.tensors.read(name)):
                 raise UserError(
@@ -138,7 +138,7 @@ class SourceModel(ABC):
                 )
 
     def check_shapes(self) -> None:
-        """Raises UserError: a weight is not there, or has another shape than config.json makes it."""
+        """Check the weights' shapes against config.json. Raises UserError: one is missing or differs."""
         model = self.model
         hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
         queries, keys = (
@@ -171,7 +171,7 @@ class SourceModel(ABC):
         return self._made(ours, theirs, lambda tensor: tensor)
 
     def _made(self, ours: str, theirs: str, turn: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
-        """What `turn` makes of a tensor; its shape is found out without reading one."""
+        """Return the weight that `turn` makes of a tensor; the shape is computed without reading the file."""
         shape = tuple(turn(torch.empty(self.tensors.shape(theirs), device="meta")).shape)
         return Weight(ours, shape, lambda: turn(self.tensors.read(theirs)))
 
@@ -267,10 +267,10 @@ KINDS: dict[str, type[SourceModel]] = {"starcoder2": Starcoder2Model, "gpt2": GP
 
 
 def open_source(directory: Path) -> SourceModel:
-    """The model in a directory of Hugging Face.
+    """Open the model in a directory of Hugging Face.
 
     Raises:
-        UserError: it is none, of another class, or computes something that this program does not.
+        UserError: there is no model, or of another class, or with settings that this program has not.
     """
     file = directory / "config.json"
     try:
@@ -298,12 +298,12 @@ def open_source(directory: Path) -> SourceModel:
 
 
 def bank_names(source: SourceModel) -> list[str]:
-    """The tensors of W_Q and W_K."""
+    """Return the names of the tensors of W_Q and W_K."""
     return [
         bank_name(layer, role) for layer in range(source.model["num_layers"]) for role in ("query", "key")
     ]
 
 
 def _third(fused: torch.Tensor, place: int) -> torch.Tensor:
-    """Queries, keys or values of GPT2's `[hidden, 3 * hidden]`, as rows."""
+    """Return the queries, keys or values of GPT2's `[hidden, 3 * hidden]`, as rows."""
     return fused.t().chunk(3)[place]

@@ -1,8 +1,8 @@
-"""A run's tokenizer as Hugging Face's tokenizer.json, and whether the two give the same ids.
+"""Conversion of a run's tokenizer to Hugging Face's tokenizer.json, and a comparison of the two.
 
-The file is written from the SentencePiece model piece by piece, in the same order, so that ids are places in
-it. What a text with a reserved piece written out in it becomes (`</s>`, `<0x41>`) stays text, as it does in
-training: hence the scores of reserved pieces, and `split_special_tokens`.
+The pieces of the SentencePiece model are written in their order, so that ids stay the same. A reserved piece
+written out in a text (`</s>`, `<0x41>`) is encoded as ordinary text, as in training: hence the scores of
+reserved pieces, and `split_special_tokens`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from pretrain.runs.directory import write_json
 
 _SPACE = "\u2581"
 _NEVER = -1e6
-"""The score of pieces that no text becomes: with 0.0 they would be the best of all."""
+"""Score of pieces that no text is encoded to: with 0.0 they would be the best of all."""
 _COMPARED_TOKENS = 200_000
 
 
 def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> None:
-    """tokenizer.json and tokenizer_config.json.
+    """Write tokenizer.json and tokenizer_config.json.
 
     Raises:
-        UserError: the model is of a kind that Hugging Face's program does not have.
-        DataError: it cannot be read.
+        UserError: tokenizer.json cannot hold a model of this kind.
+        DataError: the model cannot be read.
     """
     identity, path = manifest.tokenizer, manifest.tokenizer_path
     if identity.model_type == HUGGING_FACE:
         shutil.copyfile(path, out / "tokenizer.json")
         pieces = {number: piece for piece, number in _vocabulary(path).items()}
     else:
-        open_tokenizer(path)  # says what is wrong with the file, if something is
+        open_tokenizer(path)  # refuses a damaged file in one sentence
         content = tokenizer_json(read_model(path), path)
         text = json.dumps(content, ensure_ascii=False)
         (out / "tokenizer.json").write_text(text, encoding="utf-8")
@@ -49,7 +49,7 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model_max_length,
-        # A document's end is what a text begins after: the model never saw another beginning.
+        # A text begins after the end-of-document token: the model saw no other beginning in training.
         "bos_token": pieces[identity.eod_id],
         "eos_token": pieces[identity.eod_id],
         "split_special_tokens": True,
@@ -61,10 +61,10 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
 
 
 def tokenizer_json(proto: Any, path: Path) -> dict[str, Any]:
-    """The content of tokenizer.json for a SentencePiece model.
+    """Return the content of tokenizer.json for a SentencePiece model.
 
     Raises:
-        UserError: it is neither BPE nor unigram.
+        UserError: the model is neither BPE nor unigram.
     """
     kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
     models = {"bpe": _bpe, "unigram": _unigram}
@@ -104,16 +104,16 @@ def tokenizer_json(proto: Any, path: Path) -> dict[str, Any]:
 
 
 def _normalizers(spec: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    normalizers: list[dict[str, Any]] = []
     if spec.precompiled_charsmap:
         charsmap = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
-        found.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
     if spec.remove_extra_whitespaces:
-        found.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        found.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if spec.add_dummy_prefix:
-        found.append({"type": "Prepend", "prepend": _SPACE})
-    return [*found, {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+        normalizers.append({"type": "Prepend", "prepend": _SPACE})
+    return [*normalizers, {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
 
 
 def _unigram(proto: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _unigram(proto: Any) -> dict[str, Any]:
 
 
 def _bpe(proto: Any) -> dict[str, Any]:
-    """SentencePiece joins the neighbours that make the best piece: all ways to make each, by its score."""
+    """Return a BPE model, its merges by score: SentencePiece merges the pair with the best piece first."""
     scores = {
         piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)
     }
@@ -157,16 +157,17 @@ def _bpe(proto: Any) -> dict[str, Any]:
 def _vocabulary(path: Path) -> dict[str, int]:
     import tokenizers
 
-    found: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-    return found
+    vocabulary: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+    return vocabulary
 
 
 @dataclass(frozen=True)
 class TokenizerAgreement:
-    """The exported tokenizer beside the run's own, on held-out documents.
+    """The exported tokenizer compared with the run's own, on held-out documents.
 
-    different_ids: documents that the two cut otherwise; different_texts: those whose ids the exported one
-    does not decode to the text.
+    Attributes:
+        different_ids: number of documents to which the two give different ids.
+        different_texts: number of documents whose ids the two decode to different texts.
     """
 
     documents: int
@@ -179,10 +180,12 @@ class TokenizerAgreement:
 
 
 def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -> TokenizerAgreement:
-    """Encode held-out text by both; what differs is counted, and then the run's own goes with the export.
+    """Encode held-out text with both tokenizers and count the differences.
+
+    If ids differ, the run's SentencePiece model is copied into the export.
 
     Args:
-        custom: the export has code of its own.
+        custom: the export has code of its own, to be trusted.
 
     Raises:
         DataError: a shard cannot be read.
@@ -203,14 +206,14 @@ def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -
 
 
 def _load(directory: Path, custom: bool) -> Any:
-    """As a user would. `AutoTokenizer` looks at the model's class too, and asks whether to trust its code."""
+    """Load the tokenizer as a user would; `AutoTokenizer` also looks at the model's class and its code."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=custom)
 
 
 def _held_out_texts(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Texts of held-out documents, of training documents where there are none."""
+    """Yield the texts of held-out documents, or of training documents where there are none."""
     for manifest in manifests:
         tokenizer = open_tokenizer(manifest.tokenizer_path)
         for shard in manifest.shards_of("validation") or manifest.shards_of("train"):

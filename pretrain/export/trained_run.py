@@ -1,4 +1,4 @@
-"""The weights of a run that are exported: of which step, checked against what the checkpoint says."""
+"""A trained run opened for reading: its checkpoint and its model, checked against each other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from megatron.core.models.gpt import GPTModel
 
 from data_pipeline.shards.blend import Blend
-from pretrain.checkpoint.bank import bank_digests
+from pretrain.checkpoint.bank_digests import bank_digests
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank
+from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint.weights import load_weights
 from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
 from pretrain.config.tree import Config
@@ -35,9 +35,9 @@ class TrainedRun:
     """A run that has a checkpoint, finished or not.
 
     Attributes:
-        config: the run's own, but for ONE_PROCESS.
+        config: the run's own configuration, with the overrides ONE_PROCESS.
         frozen_bank: recipe and digests of the bank, as the checkpoint states them.
-        blend: the data it was trained on; its manifests have the tokenizer.
+        blend: the run's data; its manifests name the tokenizer.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class TrainedRun:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What metrics.jsonl has of this step; empty where it has nothing."""
+        """Return this step's record in metrics.jsonl; empty if there is none."""
         metrics = RunDirectory(self.path).metrics
         if not metrics.is_file():
             return {}
@@ -60,21 +60,21 @@ class TrainedRun:
 
     @property
     def validation_loss(self) -> float | None:
-        """Nats per token of exactly these weights; None where they were not validated."""
+        """Return the validation loss of exactly these weights in nats per token; None if not validated."""
         loss: float | None = self.record.get(VALIDATION_LOSS.tag)
         return loss
 
 
 def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
-    """The run in `path` at one of its checkpoints.
+    """Open the run in `path` at one of its checkpoints.
 
     Args:
-        step: of the checkpoint; None: the newest.
+        step: step of the checkpoint; None: the newest.
 
     Raises:
         UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
             config.yaml describes.
-        DataError: the shards that config.yaml names are not there.
+        DataError: the shards that config.yaml names are missing.
     """
     run = RunDirectory(path)
     if not run.config.is_file():
@@ -89,10 +89,10 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
-    """The model in evaluation mode, in the run's compute dtype, its frozen bank regenerated and compared.
+    """Load the model in evaluation mode, in the run's compute dtype; regenerate and compare its frozen bank.
 
     Raises:
-        UserError: the bank is not the one that was trained with, or the weights are not of this model.
+        UserError: the bank is not the one of the training, or the weights are not of this model.
     """
     model = build_model(run.config, context, phase_at(run.config, run.step).number)
     live = {"recipe": bank_recipe(run.config), "sha256": bank_digests(model, context)}
@@ -102,20 +102,20 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
 
 
 def bank_recipe(config: Config) -> dict[str, Any] | None:
-    """How the frozen bank, or what stands in its place, is drawn, as JSON; None where nothing is."""
+    """Return the recipe of the frozen bank, or of a synthesizer's scores, as JSON; None without either."""
     recipe = config.recipe()
     return None if recipe is None else dict(recipe.as_dict())
 
 
 def _stated(checkpoint: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Settings of the run, and its frozen bank, as a checkpoint states them; its files are checked first."""
+    """Verify a checkpoint's files; return the run's settings and frozen bank that the checkpoint states."""
     verify(checkpoint, by_hash=True)
     about = read_about(checkpoint)
     return about.keys, about.frozen_bank
 
 
 def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:
-    """config.yaml must describe the model of the checkpoint: a base of the rotation leaves no other trace."""
+    """Check that config.yaml describes the checkpoint's model: not every setting shows in the weights."""
     resolved = config.resolved()
     for key, was in keys.items():
         section, _, name = key.partition(".")

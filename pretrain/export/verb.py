@@ -1,16 +1,18 @@
-"""`python -m pretrain export`: a run's model out of the run directory."""
+"""The commands `python -m pretrain export`, `import` and `sample`."""
 
 from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from pretrain.errors import UserError
+
 
 class Dtype(str, Enum):
-    """What weights are stored in."""
+    """The type in which weights are stored."""
 
     fp32 = "fp32"
     bf16 = "bf16"
@@ -35,6 +37,8 @@ def export(
 
     Example: python -m pretrain export demo/runs/orthogonal --out exported/orthogonal
     """
+    from pretrain.export.run_exports import export_on_cpu
+
     facts = export_on_cpu(run, out, step, dtype.value if dtype else None)
     logits, tokenizer = facts["logits"], facts["tokenizer"]
     typer.echo(
@@ -43,23 +47,37 @@ def export(
         f"{tokenizer['documents']} documents"
     )
     if push_to_hub is not None:
-        from pretrain.export.hub import push
-
         typer.echo(f"pushed: {push(out, push_to_hub, public)}")
 
 
-def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
-    """`export_run` on one process without a GPU, wherever the run was trained."""
-    from megatron_patches.engine.compat import silence_expected_warnings
-    from pretrain.ranks.devices import ask_for
+def push(directory: Path, repository: str, public: bool = False) -> str:
+    """Upload an export in one commit to the Hugging Face hub, or to HF_ENDPOINT; return the commit's address.
 
-    silence_expected_warnings()
-    ask_for("cpu")
-    from pretrain.export.export import export_run
-    from pretrain.ranks.single_process import one_process
+    Args:
+        repository: OWNER/NAME; created if it does not exist.
+        public: create a public repository, not a private one.
 
-    with one_process() as context:
-        return export_run(run, out, context, step, dtype)
+    Raises:
+        UserError: the hub refuses, or cannot be reached; the export stays where it is.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    api = HfApi()
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=directory, commit_message=f"Export of {directory.name}"
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"--push-to-hub {repository}: {reason}; {directory} is complete, push it again with "
+            f"`hf upload {repository} {directory}`"
+        ) from error
+    return str(done.commit_url)
 
 
 def import_(
@@ -87,3 +105,58 @@ def import_(
         f"{out / WEIGHTS}, {out / CONFIG}: {made.model.num_layers} layers of {made.model.hidden_size}; train "
         f"with `python -m pretrain train {out / CONFIG} run.name=NAME data.directory=SHARDS`"
     )
+
+
+def sample(
+    path: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run directory, or an export of one.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What the text begins with; repeatable. Default: nothing.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file of prompts, one a line, after those of --prompt.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens after the prompt, at most.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is --greedy.")] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability.")
+    ] = 1.0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws, for every prompt anew.")] = 0,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Of a run's checkpoint; default: the newest complete one.")
+    ] = None,
+    trust_code: Annotated[
+        bool, typer.Option("--trust-code", help="Run code that lies in DIR (a run's own needs no asking).")
+    ] = False,
+) -> None:
+    """Write text with a trained model; a run is exported once a checkpoint, into RUN/exports.
+
+    Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50 --seed 1
+    """
+    prompts = [*(prompt or []), *_lines(prompt_file)] or [""]
+    from pretrain.export.packages import require_transformers
+    from pretrain.export.run_exports import exported
+
+    require_transformers("sample")
+    directory = exported(path, step)
+    from pretrain.export.sampling import Sampler, Sampling
+
+    sampler = Sampler(directory, trust_code or directory != path)
+    sampling = Sampling(tokens, 0.0 if greedy else temperature, top_p, seed)
+    for number, each in enumerate(prompts):
+        if number:
+            typer.echo()
+        sampler.write(each, sampling)
+
+
+def _lines(file: Path | None) -> list[str]:
+    """Return the lines of a prompt file that are not empty."""
+    if file is None:
+        return []
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--prompt-file {file} cannot be read: {error}") from error
+    if not (prompts := [line for line in lines if line.strip()]):
+        raise UserError(f"--prompt-file {file} has no lines")
+    return prompts

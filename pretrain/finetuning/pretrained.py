@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.export.cache import exported_apart
+from pretrain.export.run_exports import exported_apart
 from pretrain.export.select_checkpoint import FACTS
 from pretrain.finetuning.frozen_rows import Rows
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import sync
 from pretrain.errors import UserError
 from pretrain.job.job_kinds import Work
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
@@ -214,8 +215,7 @@ class Segments:
                 if file.read(1) != b"\n":
                     line = "\n" + line  # a dying node tore the last one
             file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+            sync(file)
 
 
 def _facts(job: SlurmJob) -> dict[str, Any]:

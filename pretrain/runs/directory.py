@@ -19,13 +19,12 @@ All these names are written here and nowhere else.
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from data_pipeline.io.files import replace_file
 
 RUNNING = "running"
 CONTINUE = "continue"
@@ -38,10 +37,10 @@ FINISHED = "finished"
 
 MARKER = "COMPLETE"
 """In a checkpoint's directory: all of it is there. It names every file and its size."""
-PROVEN = "PROVEN"
-"""In a checkpoint's directory: a loss of these very weights was finite."""
-RUINED = "RUINED"
-"""In place of MARKER: these weights gave no finite loss, so the checkpoint counts no more."""
+GOOD = "PROVEN"
+"""In a checkpoint's directory: the checkpoint is known good, because a loss of its weights was finite."""
+WITHDRAWN = "RUINED"
+"""In place of MARKER: the checkpoint was withdrawn, because its weights gave no finite loss."""
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
@@ -131,7 +130,8 @@ class RunDirectory:
     def unfinished_checkpoints(self) -> list[Path]:
         """Checkpoints that nobody finished to write, or to remove: no marker says what they are."""
         found = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
-        return sorted(path for path in found if not any((path / mark).exists() for mark in (MARKER, RUINED)))
+        marks = (MARKER, WITHDRAWN)
+        return sorted(path for path in found if not any((path / mark).exists() for mark in marks))
 
     def newest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint; None where there is none."""
@@ -151,32 +151,13 @@ def step_of(checkpoint: Path) -> int:
     return int(found[1])
 
 
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """An error in writing to a file that is open does not say which: say `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
 def write_text_atomically(path: Path, text: str) -> None:
     """Write `text` so that `path` holds either the old content or all of the new, whatever happens.
 
     Raises:
         OSError: naming `path`; nothing of the new content is left.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path), temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, text.encode(), durable=False)
 
 
 def write_json(path: Path, content: Any) -> None:

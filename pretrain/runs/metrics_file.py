@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from data_pipeline.io.files import naming, sync
 from pretrain.errors import UserError
-from pretrain.runs.directory import naming
 from pretrain.runs.position import Position
 
 
@@ -49,7 +48,7 @@ def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
     if end < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(end)
-            os.fsync(file.fileno())
+            sync(file)
     return kept
 
 
@@ -115,8 +114,7 @@ class MetricsFile:
 
     def sync(self) -> None:
         with naming(self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            sync(self._file)
 
     def close(self) -> None:
         self.sync()

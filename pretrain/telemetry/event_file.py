@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
-from pretrain.runs.directory import naming
+from data_pipeline.io.files import naming
 from pretrain.runs.tags import METRICS, Page
 
 FILE_PREFIX = "events.out.tfevents."

@@ -74,12 +74,12 @@ def run_steps(run: Run, signals: StopSignals) -> str:
         if state is not None or (result.updated and _due(position.step, config.checkpoint.every)):
             require_good_weights(run, StepRecord(position, result, None, validation))
             started = time.perf_counter()
-            run.save(position, behind=config.checkpoint.asynchronous and state is None)
+            run.save(position, in_background=config.checkpoint.asynchronous and state is None)
             stall = time.perf_counter() - started
         run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written(), samples))
         if stall is not None:
             run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
-            run.commit(proven=validation is not None)
+            run.commit(good=validation is not None)
         if state is not None:
             return state
     return FINISHED
@@ -114,7 +114,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     loss, auxiliary = accumulate_gradients(run, batch, step)
     clock.mark()
     run.watch.at(f"step {step}, its loss over all ranks")
-    flags = [signals.stop, signals.continue_later, run.in_trouble()]
+    flags = [signals.stop, signals.continue_later, run.has_error()]
     sums = _sum_over_ranks(flags, [loss, *auxiliary.values()])
     clock.mark()
     run.watch.at(f"step {step}, its update")
@@ -192,8 +192,8 @@ def _over_ranks(
     Raises:
         UserError: on every rank, if one of them cannot go on.
     """
-    stop, continue_later, trouble, loss, *terms = sums
-    if trouble > 0:
+    stop, continue_later, error, loss, *terms = sums
+    if error > 0:
         run.give_up()
     asked = STOPPED if stop > 0 else CONTINUE if continue_later > 0 else None
     named = {

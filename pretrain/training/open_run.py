@@ -17,9 +17,9 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.manifest import check_shards
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.bank import bank_digests
+from pretrain.checkpoint.bank_digests import bank_digests
 from pretrain.checkpoint.checkpoints import Checkpoints
-from pretrain.checkpoint.deferred_error import Trouble
+from pretrain.checkpoint.deferred_error import DeferredError
 from pretrain.checkpoint.identity import check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
 from pretrain.config.tree import Config
@@ -76,7 +76,7 @@ class Run:
     telemetry: Telemetry | None
     profile: StepProfile
     watch: Watch
-    trouble: Trouble
+    errors: DeferredError
     lock: RunLock | None
 
     @property
@@ -92,69 +92,69 @@ class Run:
             return
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
-            with self.trouble.writing(self.config.run_path):
+            with self.errors.recording(self.config.run_path):
                 write_audit(self.config, self.trainer)
             facts = run_facts(self.config, self.context, self.trainer)
             self.telemetry.change_facts(facts, phase_line(self.trainer, facts))
 
-    def save(self, position: Position, behind: bool) -> None:
+    def save(self, position: Position, in_background: bool) -> None:
         """Begin a checkpoint, which does not count until `commit`, as `Checkpoints.save` (collective)."""
         self.watch.at(f"the checkpoint of step {position.step}")
-        note = self.checkpoints.save(self.engine, position, behind)
+        note = self.checkpoints.save(self.engine, position, in_background)
         if note is not None:
             self.say(note)
 
     def record(self, record: StepRecord) -> None:
-        """Hand one step's numbers to telemetry (rank 0). A file that cannot be written is trouble."""
+        """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`."""
         if self.telemetry is not None:
-            with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
+            with self.errors.recording(RunDirectory(self.config.run_path).metrics):
                 self.telemetry.log(record)
 
     def sync_records(self) -> None:
-        """Make every recorded step durable; the same of files that cannot be."""
+        """Make every recorded step durable (rank 0). A write error is recorded in `errors`."""
         if self.telemetry is not None:
-            with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
+            with self.errors.recording(RunDirectory(self.config.run_path).metrics):
                 self.telemetry.sync()
 
-    def commit(self, proven: bool) -> None:
-        """Let the checkpoint of `save` count, unless the records up to it are not durable (collective).
+    def commit(self, good: bool) -> None:
+        """Let the checkpoint of `save` count, unless the records up to its step are not durable (collective).
 
         Raises:
-            UserError: on every rank, if that is so, or if a save that is not behind has failed on one.
+            UserError: on every rank, if they are not, or if a save that is not in the background has failed.
         """
         self.settle()
-        self.checkpoints.commit(proven)
+        self.checkpoints.commit(good)
 
-    def prove(self) -> None:
-        """The newest checkpoint's weights gave a finite loss."""
-        with self.trouble.writing(self.config.run_path):
-            self.checkpoints.prove()
+    def mark_good(self) -> None:
+        """Mark the newest checkpoint as known good: its weights gave a finite loss."""
+        with self.errors.recording(self.config.run_path):
+            self.checkpoints.mark_good()
 
-    def in_trouble(self) -> bool:
-        """Whether this rank has met what must end the run: if one has, all must `give_up`."""
-        self.checkpoints.has_failed()  # makes a note of it
+    def has_error(self) -> bool:
+        """Return whether this rank has an error that must end the run: if one has, all must `give_up`."""
+        self.checkpoints.has_failed()  # records it
         if self.lock is not None and (lost := self.lock.lost) is not None:
-            self.trouble.note(lost)
-        return self.trouble.met
+            self.errors.record(lost)
+        return self.errors.recorded
 
     def settle(self) -> None:
-        """Go on only if no rank has met anything (collective).
+        """Return only if no rank has recorded an error (collective).
 
         Raises:
-            UserError: the same on every rank, of the first rank that has.
+            UserError: the same on every rank: the error of the first rank that has one.
         """
-        if self.trouble.met_anywhere():
+        if self.errors.recorded_anywhere():
             self.give_up()
 
     def give_up(self) -> NoReturn:
-        """All ranks end for what some have met (collective); a save under way may come to its end before.
+        """End the run on all ranks for the error of one, after a committed save has finished (collective).
 
         Raises:
-            UserError: the same on every rank, of the first rank that has met something.
+            UserError: the same on every rank: the error of the first rank that has one.
         """
         lost = self.lock is not None and self.lock.lost is not None
         self.checkpoints.end(abandoned=lost)  # it is another training's directory then
-        self.trouble.tell()
+        self.errors.raise_together()
 
     def say(self, message: str) -> None:
         """One line on the console (rank 0)."""
@@ -164,14 +164,14 @@ class Run:
     def leave(self, state: str) -> None:
         """Say in what state the run is left (rank 0)."""
         if self.telemetry is not None:
-            with self.trouble.writing(self.config.run_path):
+            with self.errors.recording(self.config.run_path):
                 RunDirectory(self.config.run_path).write_state(state)
 
     def close(self, state: str) -> None:
         """Finish the run directory for this segment: summary and HParams if finished, then the state."""
         self.profile.close()
         if self.telemetry is not None:
-            with self.trouble.writing(self.config.run_path):
+            with self.errors.recording(self.config.run_path):
                 close_run_files(self.config, self.telemetry, state)
         self.settle()
 
@@ -257,8 +257,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     identity = run_identity(config, bank_digests(trainer.engine.module, context), blend)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
-    trouble = Trouble(context.device)
-    checkpoints = Checkpoints(config, context, identity, start.checkpoint, trouble)
+    errors = DeferredError(context.device)
+    checkpoints = Checkpoints(config, context, identity, start.checkpoint, errors)
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
@@ -289,7 +289,7 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         telemetry=telemetry,
         profile=profile,
         watch=watch,
-        trouble=trouble,
+        errors=errors,
         lock=lock,
     )
 

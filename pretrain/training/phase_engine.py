@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.resuming import together
-from pretrain.checkpoint.state import StoredState
 from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, compiles_layers

@@ -1,4 +1,4 @@
-"""What a run does about bad numbers, beyond leaving out the update: prove, withdraw, stop.
+"""What a run does about bad numbers, beyond leaving out the update: mark good, withdraw, stop.
 
 Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
 
@@ -9,10 +9,12 @@ step on record, lets no checkpoint count that is not known good, and says where 
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from pretrain.checkpoint.markers import weights_are_finite
+import torch
+
 from pretrain.errors import UserError
+from pretrain.ranks.groups import agree
 from pretrain.runs.directory import DIVERGED
 from pretrain.runs.position import Position
 from pretrain.runs.tags import VALIDATION_LOSS
@@ -28,7 +30,7 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
         UserError: on every rank, after stability.max_skipped steps in a row without an update.
     """
     if math.isfinite(result.loss):
-        run.prove()
+        run.mark_good()
     if result.updated:
         return
     spike = _spike(run, position, result)
@@ -80,6 +82,20 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
         _stop_diverged(run, record, f"the validation loss is {validation} after step {step}")
     if not weights_are_finite(run.engine, run.context.device):
         _stop_diverged(run, record, f"the weights are not finite after the update of step {step}")
+
+
+def weights_are_finite(engine: Any, device: torch.device) -> bool:
+    """Return whether no trained weight of any rank is NaN or infinite (collective: one number per rank).
+
+    Frozen weights cannot change. Under ZeRO-3 a rank checks its own partition of each weight.
+    """
+    weights = [
+        getattr(weight, "ds_tensor", weight) for weight in engine.module.parameters() if weight.requires_grad
+    ]
+    largest = torch.nn.utils.get_total_norm(
+        [weight.detach() for weight in weights if weight.numel() > 0], norm_type=math.inf
+    )
+    return agree([float(not torch.isfinite(largest))], device)[0] == 0
 
 
 def _stop_diverged(run: Run, record: StepRecord, what: str) -> NoReturn:

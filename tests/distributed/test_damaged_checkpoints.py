@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pretrain.checkpoint.weights import full_weights
+from pretrain.checkpoint.loading import full_weights
 from tests.command_line import (
     assert_refused,
     checkpoint_tensors,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.export.cache import _remove_outdated, exported
+from pretrain.export.run_exports import _remove_outdated, exported
 from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused, cli

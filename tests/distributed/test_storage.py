@@ -98,7 +98,11 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(
     run = RunDirectory(small_disk / "run")
     assert [path.name for path in run.complete_checkpoints()] == complete
     assert [path.name for path in run.checkpoints.glob("step_*")] == complete
-    assert not list(run.path.glob(".*")) and not (run.path / "lock").exists()
+    assert (
+        not list(run.path.glob(".*"))
+        and not list(run.path.rglob("*.tmp"))
+        and not (run.path / "lock").exists()
+    )
 
     (small_disk / "filler").unlink()
     again = train_on_warm_ranks(overrides(small_disk), ranks)

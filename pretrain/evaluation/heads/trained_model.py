@@ -15,11 +15,11 @@ from pathlib import Path
 
 from megatron.core.models.gpt import GPTModel
 
-from pretrain.checkpoint.bank import bank_digests
+from pretrain.checkpoint.bank_digests import bank_digests
 from pretrain.checkpoint.format import read_about
 from pretrain.checkpoint.identity import check_bank, run_identity
+from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
-from pretrain.checkpoint.weights import load_weights
 from pretrain.config.load import load_config
 from pretrain.config.phases import phase_at
 from pretrain.config.tree import Config

@@ -109,7 +109,7 @@ def model_directory(subject: Subject) -> Path:
     """
     if not subject.is_run:
         return subject.path
-    from pretrain.export.cache import exported_apart
+    from pretrain.export.run_exports import exported_apart
 
     return exported_apart(subject.path, subject.step)
 

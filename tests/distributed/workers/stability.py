@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pretrain.checkpoint.markers import weights_are_finite
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import run_steps, train, train_step
 from pretrain.training.open_run import Run, open_run
+from pretrain.training.stability import weights_are_finite
 
 
 def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:

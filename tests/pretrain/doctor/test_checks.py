@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
-from pretrain.doctor.bank import bank_facts
+from pretrain.doctor.checks import bank_facts
 from pretrain.doctor.collectives import WrongSum, all_reduce_speed
 from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts
 from pretrain.doctor.request import Request

@@ -7,28 +7,29 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.data_pipeline.sources.hub_server import listening
 from tests.ranks import ROOT, rank_environment
+
+pytestmark = pytest.mark.distributed
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class Hub:
-    """What a hub got: repositories as they were asked for, and the files of the one commit."""
+    """A hub's record: the requested repositories, and the files of each commit. It refuses `acme/closed`."""
 
-    refuses: bool = False
     address: str = ""
     created: list[dict[str, Any]] = field(default_factory=list)
     objects: dict[str, bytes] = field(default_factory=dict)
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -36,15 +37,16 @@ class _Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         body = self._body()
-        if self.hub.refuses:
+        if b'"closed"' in body or "/acme/closed" in self.path:
             self._answer({"error": "You have no right to do this"}, 403)
         elif self.path == "/api/repos/create":
-            self.hub.created.append(json.loads(body))
-            self._answer({"url": f"{self.hub.address}/acme/tiny", "id": "1", "name": "acme/tiny"})
+            self.hub.created.append(asked := json.loads(body))
+            name = f"{asked['organization']}/{asked['name']}"
+            self._answer({"url": f"{self.hub.address}/{name}", "id": "1", "name": name})
         elif self.path == "/api/validate-yaml":  # of the model card's front matter
             self._answer({"errors": [], "warnings": []})
         elif self.path.endswith("/preupload/main"):
@@ -57,8 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"files": found})
         elif self.path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(body)["objects"]
-            for one in objects:
-                one["actions"] = {"upload": {"href": f"{self.hub.address}/upload/{one['oid']}"}}
+            for each in objects:
+                each["actions"] = {"upload": {"href": f"{self.hub.address}/upload/{each['oid']}"}}
             self._answer({"transfer": "basic", "objects": objects})
         else:
             assert self.path.endswith("/commit/main"), self.path
@@ -72,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"id": "acme/tiny", "sha": COMMIT, "siblings": [], "tags": []})
 
     def _commit(self, entries: list[dict[str, Any]]) -> None:
+        name = self.path.removeprefix("/api/models/").removesuffix("/commit/main")
+        files = self.hub.files.setdefault(name, {})
         for entry in entries[1:]:
             value = entry["value"]
             if entry["key"] == "lfsFile":
@@ -79,8 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
                 assert hashlib.sha256(content).hexdigest() == value["oid"]
             else:
                 content = base64.b64decode(value["content"])
-            self.hub.files[value["path"]] = content
-        self._answer({"commitUrl": f"{self.hub.address}/acme/tiny/commit/{COMMIT}", "commitOid": COMMIT})
+            files[value["path"]] = content
+        self._answer({"commitUrl": f"{self.hub.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT})
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -101,70 +105,75 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
-@contextmanager
-def serve(hub: Hub) -> Iterator[Hub]:
-    """The hub on a free port of 127.0.0.1."""
-    with listening(type("Handler", (_Handler,), {"hub": hub})) as hub.address:
-        yield hub
+FILES = {
+    "model.safetensors": bytes(range(256)) * 40,
+    "config.json": b"{}\n",
+    "README.md": "# ünïcode\n".encode(),
+}
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from pretrain.errors import UserError
+from pretrain.export.verb import push
+
+for repository, public in (("acme/tiny", False), ("acme/open", True), ("acme/closed", False)):
+    try:
+        print(push(Path(sys.argv[1]), repository, public))
+    except UserError as error:
+        print("refused:", error)
+"""
 
 
-def push(hub: Hub, directory: Path, options: str = "") -> subprocess.CompletedProcess[str]:
-    """In a process of its own: the client reads HF_ENDPOINT when it is imported."""
-    program = (
-        "from pathlib import Path\n"
-        "from pretrain.export.hub import push\n"
-        f"print(push(Path({str(directory)!r}), 'acme/tiny'{options}))\n"
-    )
-    environment = rank_environment() | {
-        "HF_ENDPOINT": hub.address,
-        "HF_TOKEN": "hf_of_this_test",
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
-        "HF_HOME": str(directory.parent / "home"),
-    }
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+@dataclass
+class Pushed:
+    """Three uploads of one export: to a private, a public and a refused repository."""
+
+    hub: Hub
+    directory: Path
+    lines: list[str]
 
 
-def export(directory: Path) -> dict[str, bytes]:
-    """Files as an export has them."""
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Pushed:
+    """Upload in a process of its own: the client reads HF_ENDPOINT when it is imported."""
+    directory = tmp_path_factory.mktemp("hub") / "export"
     directory.mkdir()
-    files = {
-        "model.safetensors": bytes(range(256)) * 40,
-        "config.json": b"{}\n",
-        "README.md": "# ünïcode\n".encode(),
-    }
-    for name, content in files.items():
+    for name, content in FILES.items():
         (directory / name).write_bytes(content)
-    return files
-
-
-def test_every_file_arrives_in_a_private_repository(tmp_path: Path) -> None:
-    files = export(tmp_path / "export")
-    with serve(Hub()) as hub:
-        done = push(hub, tmp_path / "export")
+    hub = Hub()
+    with listening(type("Handler", (_Handler,), {"hub": hub})) as hub.address:
+        environment = rank_environment() | {
+            "HF_ENDPOINT": hub.address,
+            "HF_TOKEN": "hf_of_this_test",
+            "HF_HUB_DISABLE_XET": "1",
+            "NO_PROXY": "127.0.0.1",
+            "HF_HOME": str(directory.parent / "home"),
+        }
+        command = [sys.executable, "-c", PROGRAM, str(directory)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{hub.address}/acme/tiny/commit/{COMMIT}\n"
-    assert hub.files == files
-    (made,) = hub.created
-    assert (made["organization"], made["name"]) == ("acme", "tiny")
-    assert made.get("private") is True or made.get("visibility") == "private", made
+    return Pushed(hub, directory, done.stdout.splitlines())
 
 
-def test_a_public_repository_is_asked_for(tmp_path: Path) -> None:
-    export(tmp_path / "export")
-    with serve(Hub()) as hub:
-        done = push(hub, tmp_path / "export", ", public=True")
-    assert done.returncode == 0, done.stderr
-    (made,) = hub.created
-    assert made.get("private") is False or made.get("visibility") == "public", made
+def test_every_file_arrives_in_a_private_repository(pushed: Pushed) -> None:
+    assert pushed.lines[0] == f"{pushed.hub.address}/acme/tiny/commit/{COMMIT}"
+    assert pushed.hub.files["acme/tiny"] == FILES
+    asked = pushed.hub.created[0]
+    assert (asked["organization"], asked["name"]) == ("acme", "tiny")
+    assert asked.get("private") is True or asked.get("visibility") == "private", asked
 
 
-def test_a_refusal_is_one_sentence_and_the_export_stays(tmp_path: Path) -> None:
-    export(tmp_path / "export")
-    with serve(Hub(refuses=True)) as hub:
-        done = push(hub, tmp_path / "export")
-    last = done.stderr.splitlines()[-1]
-    assert "UserError: --push-to-hub acme/tiny: " in last and "403" in last
-    assert f"push it again with `hf upload acme/tiny {tmp_path / 'export'}`" in last
-    assert (tmp_path / "export/model.safetensors").is_file()
+def test_a_public_repository_is_asked_for(pushed: Pushed) -> None:
+    assert pushed.lines[1] == f"{pushed.hub.address}/acme/open/commit/{COMMIT}"
+    assert pushed.hub.files["acme/open"] == FILES
+    asked = pushed.hub.created[1]
+    assert asked["name"] == "open"
+    assert asked.get("private") is False or asked.get("visibility") == "public", asked
+
+
+def test_a_refusal_is_one_sentence_and_the_export_stays(pushed: Pushed) -> None:
+    (line,) = pushed.lines[2:]
+    assert line.startswith("refused: --push-to-hub acme/closed: ") and "403" in line
+    assert f"push it again with `hf upload acme/closed {pushed.directory}`" in line
+    assert "acme/closed" not in pushed.hub.files and (pushed.directory / "model.safetensors").is_file()

@@ -42,7 +42,7 @@ def manifest(
     if request.param == "bpe":
         return read_manifest(tiny_shards)
     directory = tmp_path_factory.mktemp("unigram") / "shards"
-    size = ("--vocab-size", VOCAB_SIZE, "--model-type", "unigram")
+    size = ("--vocab-size", VOCAB_SIZE, "--model-type", "unigram", "--sample-bytes", 300_000)
     corpus = tiny_shards.parent / "corpus"
     data_pipeline("train-tokenizer", corpus, "--out", directory.parent / "tokenizer", *size)
     shutil.copytree(tiny_shards, directory)  # whose ids it decodes to texts as good as any

@@ -1,11 +1,17 @@
-"""Putting a checkpoint into a model and an engine, each rank its own cut, bit for bit.
+"""Loading a checkpoint of any layout into a model, into an engine, or as plain tensors, bit for bit.
 
-The weights come first, before DeepSpeed takes the model apart: it makes its own copies of them. Then the
-masters, which may be finer than the weights, and AdamW's state are overwritten slice by slice.
+    for name, weight in full_weights(Path("runs/NAME/checkpoints/step_00000123")):
+        ...    # fp32, on the CPU, one parameter at a time; no engine, no process groups
+
+When a run resumes, every rank loads its own part of each parameter. The model's weights come first, before
+DeepSpeed wraps the model and makes its own copies of them. Then the master weights, which may be more precise
+than the model's, and AdamW's state are overwritten slice by slice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +22,31 @@ from pretrain.checkpoint.slices import MOMENTS, set_counters, slices_of_rank
 from pretrain.errors import UserError
 
 
+def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, fp32 master weight) of every trained parameter, sorted by name.
+
+    Frozen Query/Key rows are not among them: they are regenerated. The trainable heads beside a frozen bank
+    are two parameters, `….trained_query` and `….trained_key`, `[heads * head_dim, hidden]` in head order.
+
+    Raises:
+        UserError: the checkpoint is of another format, or damaged.
+    """
+    stored = StoredCheckpoint(checkpoint)
+    for name in sorted(stored.parameters):
+        yield name, stored.full("master", name)
+
+
+def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
+    """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
+
+    The checkpoint must have exactly the model's parameters; buffers, such as a frozen bank, are left alone.
+
+    Raises:
+        UserError: the checkpoint is of another model, of another format, or damaged.
+    """
+    StoredState(StoredCheckpoint(checkpoint), rank=0, size=1).give_weights(model)
+
+
 class StoredState:
     """The training state in a checkpoint, for tensor-parallel rank `rank` of `size`."""
 
@@ -24,7 +55,7 @@ class StoredState:
         self._rank, self._size = rank, size
 
     def give_weights(self, model: torch.nn.Module) -> None:
-        """Overwrite every parameter of a model that DeepSpeed has not touched yet, in the model's precision.
+        """Overwrite every parameter of a model that DeepSpeed has not wrapped yet, in the model's precision.
 
         Raises:
             UserError: the checkpoint is of another model, or damaged.
@@ -46,7 +77,7 @@ class StoredState:
                     parameter.view(-1).narrow(0, part.start, part.numel).copy_(values)
 
     def give_optimizer(self, engine: Any) -> None:
-        """Overwrite the masters, moments, step counts and counters of an engine around that model.
+        """Overwrite the master weights, moments, step counts and counters of an engine around that model.
 
         Raises:
             UserError: the checkpoint is damaged.

@@ -1,4 +1,4 @@
-"""Digests of the frozen bank that this run has in memory: a checkpoint keeps them in place of the bank."""
+"""SHA-256 digests of the frozen bank in this run's memory, which a checkpoint keeps in place of the bank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 
 
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
-    """SHA-256 of the live frozen bank for every (layer, role), independent of the layout (collective).
+    """Return the SHA-256 of the live frozen bank for every (layer, role), on any layout (collective).
 
     Raises:
         UserError: on every rank, if two ranks hold different banks.
@@ -27,9 +27,8 @@ def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     shards: list[Any] = [None] * context.tensor_parallel_size
     dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
     bank = {}
-    for place in own:
-        by_head = {head: digest for shard in shards for head, digest in shard[place].items()}
-        layer_number, role = place
+    for layer_number, role in own:
+        by_head = {head: digest for shard in shards for head, digest in shard[layer_number, role].items()}
         bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
     require_equal_on_all_ranks(
         "the frozen Query/Key bank",

@@ -1,0 +1,141 @@
+"""Exports kept inside a run directory, RUN/exports: made at the end of training, or when a verb needs one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.export.packages import require_transformers
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified, find_checkpoint
+from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
+from pretrain.ranks.environment import speaks_for_all, without_launcher
+from pretrain.runs.directory import FINISHED, RunDirectory
+
+_TIMEOUT = 6 * 3600
+
+
+def exported(path: Path, step: int | None = None) -> Path:
+    """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
+
+    Exports whose checkpoints are gone are removed.
+
+    Args:
+        step: step of the run's checkpoint; None: the newest.
+
+    Raises:
+        UserError: `path` is neither, or as `export_run`.
+        DataError: as `export_run`.
+    """
+    run = RunDirectory(path)
+    if not run.config.is_file():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{path} is neither a run directory nor an export: it has no config.yaml")
+        if step is not None:
+            raise UserError(f"--step {step}: {path} is an export, which is of one step; leave --step out")
+        return path
+    checkpoint = find_checkpoint(run, step)
+    _remove_outdated(run)
+    out = run.exports / checkpoint.name
+    if not out.is_dir():
+        export_on_cpu(path, out, step, None)
+    return out
+
+
+def exported_apart(path: Path, step: int | None = None) -> Path:
+    """Return what `exported` returns, for a process that needs its GPUs afterwards.
+
+    An export hides the GPUs from its process for good, so on a machine with GPUs another process exports.
+    """
+    is_run = RunDirectory(path).config.is_file()
+    if not is_run or not nvidia_devices(MACHINE) or cpu_was_asked_for(os.environ.get(VISIBLE)):
+        return exported(path, step)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        return other.submit(exported, path, step).result()
+
+
+def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
+    """Call `export_run` in one process without a GPU, wherever the run was trained."""
+    from megatron_patches.engine.compat import silence_expected_warnings
+
+    silence_expected_warnings()
+    ask_for("cpu")
+    from pretrain.export.export import export_run
+    from pretrain.ranks.single_process import one_process
+
+    with one_process() as context:
+        return export_run(run, out, context, step, dtype)
+
+
+def check_can_export(config: Config) -> None:
+    """Check before step 1 that the export of checkpoint.export_at_end will not be refused.
+
+    Raises:
+        UserError: transformers is missing, or has no class for this model.
+    """
+    from pretrain.export.architectures import architecture_of
+
+    try:
+        require_transformers("export")
+        architecture_of(config)
+    except UserError as error:
+        raise UserError(f"checkpoint.export_at_end: {error}") from error
+
+
+def export_at_end(config: Config, state: str) -> None:
+    """Export a finished run in a process of its own (rank 0), unless the export exists already.
+
+    The run stays finished: a failed export is a warning, and can be made later.
+    """
+    run = RunDirectory(config.run_path)
+    if state != FINISHED or not speaks_for_all():
+        return
+    out = run.exports / find_checkpoint(run, None).name
+    if out.exists():
+        return
+    command = [sys.executable, "-m", "pretrain", "export", str(run.path), "--out", str(out)]
+    try:
+        done = subprocess.run(
+            command, env=without_launcher(os.environ), capture_output=True, text=True, timeout=_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"it was not done after {_TIMEOUT // 3600} hours"
+    else:
+        if done.returncode == 0:
+            print(f"exported: {done.stdout.strip()}", flush=True)
+            return
+        problem = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+    print(
+        f"warning: the run is finished, but its export failed ({problem.removeprefix('error: ')}); try again "
+        f"with `python -m pretrain export {run.path} --out {out}`",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _remove_outdated(run: RunDirectory) -> None:
+    """Remove exports of checkpoints that no longer exist, or were written again."""
+    if not run.exports.is_dir():
+        return
+    live = {path.name: path for path in run.complete_checkpoints()}
+    for directory in run.exports.iterdir():
+        if directory.name.startswith("."):  # in progress, or left by a killed process
+            continue
+        checkpoint = live.get(directory.name)
+        if checkpoint is None or _checkpoint_fact(directory) != checkpoint_modified(checkpoint):
+            shutil.rmtree(directory)
+
+
+def _checkpoint_fact(directory: Path) -> object:
+    try:
+        return json.loads((directory / FACTS).read_text())[CHECKPOINT_FACT]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
