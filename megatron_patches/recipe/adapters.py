@@ -31,7 +31,7 @@ class AdapterSizes:
 
 @dataclass(frozen=True)
 class AdapterWeight:
-    """One trainable tensor of an adapter in one layer.
+    """A trainable tensor of an adapter in one layer.
 
     Attributes:
         name: of the live parameter.

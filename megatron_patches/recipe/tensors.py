@@ -7,7 +7,7 @@ tensors. A test compares them with the parameters and buffers of live engines.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +59,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter or buffer, all tensor-parallel ranks together.
+    """A parameter or buffer, all tensor-parallel ranks together.
 
     Attributes:
         name: of the parameter or buffer in the live model.
@@ -128,6 +128,16 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
             sizes.
     """
     return tuple(_tensors(shape, policy, phase))
+
+
+def weight_shapes(inventory: Iterable[Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return {name of a weight's random stream: its shape}, the parts of fused tensors apart."""
+    shapes = {}
+    for tensor in inventory:
+        dim = tensor.cut or 0
+        for weight, length in tensor.parts:
+            shapes[weight] = (*tensor.shape[:dim], length, *tensor.shape[dim + 1 :])
+    return shapes
 
 
 def _tensors(shape: ModelShape, policy: QKPolicy, phase: int) -> Iterator[Tensor]:

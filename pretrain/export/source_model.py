@@ -7,7 +7,6 @@ zero, another activation, scaled rotation) is refused, naming the first differen
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,9 +18,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from megatron_patches.bank.initial_weights_file import bank_name
+from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from megatron_patches.recipe.tensors import ModelShape, tensors, weight_shapes
 from pretrain.errors import UserError
 from pretrain.export.weight_files import Weight
 
+SIZES = (
+    *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
+    *("ffn_hidden_size", "vocab_size"),
+)
+"""Keys of the section `model` that shapes depend on."""
 MUST_BE: dict[str, dict[str, Any]] = {
     "starcoder2": {"hidden_act": "gelu", "sliding_window": None},
     "gpt2": {
@@ -138,29 +144,20 @@ class SourceModel(ABC):
                 )
 
     def check_shapes(self) -> None:
-        """Check the weights' shapes against config.json. Raises UserError: one is missing or differs."""
+        """Raises UserError: a weight is not there, or has another shape than config.json makes it."""
         model = self.model
-        hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
-        queries, keys = (
-            model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_query_groups")
+        shape = ModelShape(
+            **{key: model[key] for key in SIZES},
+            sequence_length=model.get("max_positions", 0),
+            learned_positions=model["position_embedding"] == "learned",
+            tied_embeddings=model["tied_embeddings"],
         )
-        shapes = {
-            "embedding.word": (model["vocab_size"], hidden),
-            "embedding.position": (model.get("max_positions"), hidden),
-            "output": (model["vocab_size"], hidden),
-            "attention.query": (queries, hidden),
-            "attention.key": (keys, hidden),
-            "attention.value": (keys, hidden),
-            "attention.proj": (hidden, queries),
-            "mlp.fc1": (ffn, hidden),
-            "mlp.fc2": (hidden, ffn),
-        }
+        shapes = weight_shapes(tensors(shape, VARIANTS[ORDINARY]))
         for weight in self.weights():
-            kind = re.sub(r"^layer\.\d+\.", "", weight.name)
-            if weight.shape != shapes.get(kind, (hidden,)):
+            if weight.shape != shapes[weight.name]:
                 raise UserError(
                     f"{self.directory}: {weight.name} has the shape {weight.shape}, and its config.json "
-                    f"makes it {shapes.get(kind, (hidden,))}"
+                    f"makes it {shapes[weight.name]}"
                 )
 
     def _norm(self, ours: str, theirs: str) -> Iterator[Weight]:
