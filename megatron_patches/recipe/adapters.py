@@ -49,12 +49,12 @@ class AdapterWeight:
 
     @property
     def decay(self) -> bool:
-        """True if weight decay applies: to matrices, but not to one that would be pulled away from I."""
+        """Return True if weight decay applies: to matrices, unless they start as the identity."""
         return len(self.shape) > 1 and self.start != "identity"
 
     @property
     def multiplications(self) -> int:
-        """Multiply-adds a token of the matrix, or of one head's part of it; a vector has none."""
+        """Return the multiply-adds a token of the matrix, or of one head's part of it; a vector has none."""
         return math.prod(self.shape) if len(self.shape) > 1 else 0
 
 

@@ -30,12 +30,12 @@ class ParameterCount:
 
     @property
     def trainable(self) -> int:
-        """Weights that the optimizer updates."""
+        """Return the weights that the optimizer updates."""
         return self.total - self.frozen
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of one checkpoint."""
+        """Return the size of one checkpoint."""
         return self.trainable * CHECKPOINT_BYTES
 
 
@@ -63,7 +63,7 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
 def model_flops_per_token(
     shape: ModelShape, policy: QKPolicy = VARIANTS[ORDINARY], causal_share: float = CAUSAL
 ) -> float:
-    """Return FLOPs per token of a training step if all weights train: 3 × forward. `mfu` is made of this.
+    """Return the FLOPs per token of a training step if all weights train: 3 × forward. `mfu` is made of this.
 
     Adapters do not count, and structured rows count as whole ones: for all but a synthesizer it is
 
@@ -75,7 +75,7 @@ def model_flops_per_token(
 def executed_flops_per_token(
     shape: ModelShape, policy: QKPolicy, phase: int = 0, causal_share: float = CAUSAL
 ) -> float:
-    """Return FLOPs per token that a training step really executes. `hfu` is made of this.
+    """Return the FLOPs per token that a training step really executes. `hfu` is made of this.
 
     Freezing W_Q and W_K removes their weight-gradient GEMMs, 2 FLOPs an element, and nothing else: the
     gradient still flows through the scores to the layer's input. For ordinary multi-head attention that is 4
@@ -92,7 +92,7 @@ def executed_flops_per_token(
 def forward_flops_per_token(
     shape: ModelShape, policy: QKPolicy, phase: int = 0, causal_share: float = CAUSAL
 ) -> float:
-    """Return FLOPs of one forward pass, per token, with adapters, and factors in place of structured rows.
+    """Return the FLOPs of a forward pass, per token, with adapters, and factors in place of structured rows.
 
     The default c = 1/2 counts the scores that a causal model needs; a kernel that makes the full matrix and
     masks it does more. Making a synthesizer's S_h of its factors happens once a micro batch, not for each

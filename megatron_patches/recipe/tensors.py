@@ -43,17 +43,17 @@ class ModelShape:
 
     @property
     def query_size(self) -> int:
-        """H h: rows of W_Q, and the width that the attention output projection reads."""
+        """Return H h: rows of W_Q, and the width that the attention output projection reads."""
         return self.num_attention_heads * self.head_dim
 
     @property
     def key_size(self) -> int:
-        """G h: rows of W_K, and of W_V."""
+        """Return G h: rows of W_K, and of W_V."""
         return self.num_query_groups * self.head_dim
 
     @property
     def queries_per_group(self) -> int:
-        """H / G: query heads that share a key head."""
+        """Return H / G: query heads that share a key head."""
         return self.num_attention_heads // self.num_query_groups
 
 
@@ -88,12 +88,12 @@ class Tensor:
 
     @property
     def trains(self) -> bool:
-        """True for a parameter, False for a buffer."""
+        """Return True for a parameter, False for a buffer."""
         return self.phase is not None
 
     @property
     def elements(self) -> int:
-        """Elements of the whole tensor."""
+        """Return the elements of the whole tensor."""
         return math.prod(self.shape)
 
     def share(self, length: int, rank: int, size: int) -> int:
@@ -168,7 +168,7 @@ def _tensors(shape: ModelShape, policy: QKPolicy, phase: int) -> Iterator[Tensor
 def _attention(
     shape: ModelShape, policy: QKPolicy, layer: int, frozen_groups: tuple[int, ...]
 ) -> Iterator[Tensor]:
-    """W_Q, W_K and W_V of a layer, or what stands in the place of W_Q and W_K."""
+    """Yield W_Q, W_K and W_V of a layer, or what stands in the place of W_Q and W_K."""
     name, stream = f"decoder.layers.{layer}.self_attention", f"layer.{layer}.attention"
     value = (shape.key_size, shape.hidden_size)
     if policy.synthesizer:
@@ -201,7 +201,7 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
 def _query_key(
     shape: ModelShape, policy: QKPolicy, layer: int, frozen_groups: tuple[int, ...]
 ) -> Iterator[Tensor]:
-    """W_Q and W_K beside W_V: frozen rows or their factors, rows of heads that train, adapters."""
+    """Yield W_Q and W_K beside W_V: frozen rows or their factors, rows of heads that train, adapters."""
     name, stream = f"decoder.layers.{layer}.self_attention.linear_qkv", f"layer.{layer}.attention"
     d = shape.hidden_size
     frozen = tuple(group in frozen_groups for group in range(shape.num_query_groups))
@@ -240,7 +240,7 @@ def _query_key(
 def _head_rows(
     shape: ModelShape, stream: str, groups: tuple[bool, ...], rows: int
 ) -> tuple[tuple[str, int], ...]:
-    """Rows of the queries, then of the keys, of these groups: `rows` for each head."""
+    """Return the rows of the queries, then of the keys, of these groups: `rows` for each head."""
     keys = sum(groups) * rows
     return ((f"{stream}.query", keys * shape.queries_per_group), (f"{stream}.key", keys))
 
@@ -273,7 +273,7 @@ def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
 
 
 def _scores(shape: ModelShape, policy: QKPolicy, name: str, stream: str) -> Iterator[Tensor]:
-    """The score matrices of a synthesizer's layer. They are not products with the tokens."""
+    """Yield the score matrices of a synthesizer's layer. They are not products with the tokens."""
     recipe = score_recipe(
         policy, seed=0, num_attention_heads=shape.num_attention_heads, sequence_length=shape.sequence_length
     )
@@ -290,7 +290,7 @@ def _scores(shape: ModelShape, policy: QKPolicy, name: str, stream: str) -> Iter
 def _cut(
     name: str, shape: tuple[int, int], stream: str, cut: int = 0, multiplications: int | None = None
 ) -> Tensor:
-    """An ordinary matrix, cut into equal shares."""
+    """Return an ordinary matrix, cut into equal shares."""
     count = math.prod(shape) if multiplications is None else multiplications
     return Tensor(name, shape, "ordinary", cut, ((stream, shape[cut]),), multiplications=count)
 

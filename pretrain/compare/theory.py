@@ -85,7 +85,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 
 
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
-    """(parameters, model and executed FLOPs per token): the one call of the formulas."""
+    """Return (parameters, model and executed FLOPs per token)."""
     shape, policy = config.shape(), config.policy()
     ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
     flops = [
@@ -98,6 +98,6 @@ def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float
 
 
 def _not_split(config: Config, phase: Phase) -> int:
-    """Parameters that every tensor-parallel rank holds whole."""
+    """Return the parameters that every tensor-parallel rank holds whole."""
     every = tensors(config.shape(), config.policy(), phase.number)
     return sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)

@@ -45,7 +45,7 @@ def recomputed_bytes(work: Workload, rank: int) -> int:
 
 
 def _around_the_layers(work: Workload) -> dict[str, int]:
-    """{storage: bytes} of embedding and last norm."""
+    """Return {storage: bytes} of embedding and last norm."""
     return {
         "token and position ids": (work.tokens + work.shape.sequence_length) * INT64,
         "embedding's dropout mask": _residual_mask(work),
@@ -54,7 +54,7 @@ def _around_the_layers(work: Workload) -> dict[str, int]:
 
 
 def _layer(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
-    """{storage: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
+    """Return {storage: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
 
     Of a part that is recomputed only the input is kept (`performance.recompute`).
     """
@@ -99,12 +99,12 @@ def _norm_statistics(work: Workload) -> int:
 
 
 def _head(work: Workload) -> int:
-    """Bytes of one head's queries, keys or values over a micro batch."""
+    """Return the bytes of one head's queries, keys or values over a micro batch."""
     return work.tokens * work.shape.head_dim * work.layout.element
 
 
 def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
-    """{storage: bytes} between the attention's norm and its output."""
+    """Return {storage: bytes} between the attention's norm and its output."""
     head = _head(work)
     queries, keys = heads.frozen_queries * head, heads.frozen_keys * head
     if heads.patched:
@@ -132,7 +132,7 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
 
 
 def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
-    """Bytes of the queries and keys of a layer that are made again in backward, and only they."""
+    """Return the bytes of the queries and keys of a layer that are made again in backward, and only they."""
     kernel_keeps_them = work.on_cuda or not work.dropout
     only_frozen = heads.frozen_queries > 0 and not heads.trained_queries
     alone = work.performance.recompute == "query_key" and not work.masked
@@ -164,7 +164,7 @@ def _attend(work: Workload, trace: Trace, values: Storage, remade: bool) -> None
 
 
 def _synthesized(work: Workload) -> dict[str, int]:
-    """{storage: bytes} of attention whose probabilities belong to the heads.
+    """Return {storage: bytes} of attention whose probabilities belong to the heads.
 
     They are the same for every sample, unless a mask or dropout makes them differ.
     """

@@ -43,7 +43,7 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """True if the run fits as it is."""
+        """Return True if the run fits as it is."""
         return self.peak <= self.memory
 
 
@@ -62,7 +62,7 @@ def _peak(config: Config, world_size: int) -> int:
 
 
 def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
-    """(size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
+    """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
     share = config.data.global_batch_size // config.data_parallel_size(world_size)
     work, sizes = workload_of(config, world_size), divisors(share)
     low, high, largest = 0, len(sizes) - 1, None
@@ -79,7 +79,7 @@ def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[
 def _changes(
     config: Config, world_size: int, memory: int, now: int, micro_batch: int | None
 ) -> Iterator[Change]:
-    """Each change that is allowed and brings the peak below `now` bytes."""
+    """Yield each change that is allowed and brings the peak below `now` bytes."""
     for settings in _candidates(config, world_size, micro_batch):
         try:
             changed = _changed(config, settings)
@@ -149,6 +149,6 @@ def nearest_counts(config: Config, world_size: int) -> str:
 
 
 def _around(counts: Sequence[int], count: int) -> list[int]:
-    """The next lower and the next higher, or itself."""
+    """Return the next lower and the next higher, or itself."""
     below = [known for known in counts if known <= count][-1:]
     return below if below == [count] else below + [known for known in counts if known > count][:1]

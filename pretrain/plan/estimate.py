@@ -247,7 +247,7 @@ def _nodes(gpus: int, gpu: Gpu) -> int:
 
 
 def _with_variant(config: Config, variant: str) -> Config:
-    """The same run with another variant, and none of the axes that were set for its own."""
+    """Return the same run with another variant, and none of the axes that were set for its own."""
     values = config.resolved()
     values["attention"] = {"variant": variant}
     try:

@@ -34,7 +34,7 @@ class RankTensors:
 
     @property
     def trainable(self) -> int:
-        """Elements that train."""
+        """Return the elements that train."""
         return sum(elements for elements, _ in self.weights)
 
 
@@ -70,7 +70,7 @@ class States:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the sum of all."""
         return (
             self.weights
             + self.frozen_bank
@@ -97,7 +97,7 @@ def rank_states(held: RankTensors, layout: Layout) -> States:
 
 
 def _own_elements(held: RankTensors, layout: Layout) -> int:
-    """Elements that one data-parallel rank updates, with the padding that makes all ranks' shares equal."""
+    """Return the elements that one data-parallel rank updates, with the padding to equal shares."""
     ranks = layout.data_parallel_size
     if layout.zero_stage == 3:
         return sum(-(-elements // ranks) for elements, _ in held.weights)
@@ -110,7 +110,7 @@ def _own_elements(held: RankTensors, layout: Layout) -> int:
 
 
 def _as_backward_writes(held: RankTensors, layout: Layout) -> int:
-    """Gradients that are not yet added to their sum: all of them, or one at a time."""
+    """Return the gradients that are not yet added to their sum: all of them, or one at a time."""
     if not layout.bf16_optimizer:
         return 0
     largest = max(elements for elements, _ in held.weights)
@@ -149,7 +149,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The larger of the two moments that can need most, the end of a forward pass and the update."""
+        """Return the larger of two moments: the end of a forward pass, and the update."""
         passing = self.activations + max(self.logits, self.layer_gradients) + self.communication
         return self.states.total + self.context + max(passing, self.update)
 
@@ -209,7 +209,7 @@ def layer_gradient_bytes(work: Workload, rank: int) -> int:
 
 
 def _communication(work: Workload, held: RankTensors) -> int:
-    """Buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
+    """Return the buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
     layout = work.layout
     bucket = min(layout.reduce_bucket, held.trainable) * layout.element
     gathered = work.tokens * work.shape.hidden_size * layout.element if layout.sequence_parallel else 0

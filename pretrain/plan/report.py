@@ -97,7 +97,7 @@ def _table(plan: Plan, title: str, rows: Sequence[tuple[str, ...]]) -> Table:
 def _row(
     plan: Plan, mark: str, name: str, value: Callable[[Estimate], float], digits: int
 ) -> tuple[str, ...]:
-    """A row with `digits` after the point, more for small numbers; the difference is to the baseline."""
+    """Return a row with `digits` after the point, more for small numbers, and the difference."""
     values = [value(estimate) for estimate in _estimates(plan)]
     largest = max(values)
     if 0 < largest < 1:
@@ -151,7 +151,7 @@ def _run(plan: Plan) -> Table:
 
 
 def _utilisation(plan: Plan) -> list[tuple[str, ...]]:
-    """MFU and HFU; none in fp32, whose peak depends on whether TF32 is allowed."""
+    """Return MFU and HFU; none in fp32, whose peak depends on whether TF32 is allowed."""
 
     def in_percent(share: str) -> Callable[[Estimate], float]:
         return lambda one: 100 * float(getattr(one.speed, share))

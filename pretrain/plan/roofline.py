@@ -189,7 +189,7 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
-        """The whole step."""
+        """Return the whole step."""
         return float(sum(getattr(self, part.name) for part in fields(self)))
 
 
@@ -225,7 +225,7 @@ def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainabl
 
 
 def flops_again_per_token(work: Workload) -> float:
-    """Return FLOPs executed beyond one forward and one backward pass; attention by its causal half."""
+    """Return the FLOPs executed beyond one forward and one backward pass; attention by its causal half."""
     products = _products_again(work, _forward_products(work))
     if work.performance.recompute in ATTENTION_ONCE:
         return products
@@ -234,17 +234,17 @@ def flops_again_per_token(work: Workload) -> float:
 
 
 def _forward_products(work: Workload) -> float:
-    """FLOPs a token of a forward pass of the whole model, without scores."""
+    """Return the FLOPs a token of a forward pass of the whole model, without scores."""
     return forward_flops_per_token(work.shape, work.policy, work.phase, causal_share=0)
 
 
 def _frozen_products(work: Workload) -> int:
-    """FLOPs a token of the products with frozen rows, or with their factors."""
+    """Return the FLOPs a token of the products with frozen rows, or with their factors."""
     return 2 * multiplications(tensor for tensor in work.tensors() if not tensor.trains)
 
 
 def _products(work: Workload, gpu: Gpu) -> float:
-    """Forward, input gradients, and the weight gradients of what trains."""
+    """Return the seconds of forward, of input gradients, and of the weight gradients of what trains."""
     forward = _forward_products(work)
     weight_gradient = forward - _frozen_products(work)
     forward_again = _products_again(work, forward)
@@ -256,9 +256,12 @@ def _products(work: Workload, gpu: Gpu) -> float:
 
 
 def _products_again(work: Workload, forward: float) -> float:
-    """FLOPs a token of the products that backward makes once more, of `forward` in all; without scores.
+    """Return the FLOPs a token of the products that backward makes once more, without scores.
 
     Those of the logits by `chunked` cross entropy; those of a layer or its attention by recomputation.
+
+    Args:
+        forward: of the forward pass in all.
     """
     shape = work.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size
@@ -292,7 +295,7 @@ def _attention(work: Workload, gpu: Gpu) -> float:
 
 
 def _elementwise(work: Workload) -> float:
-    """Bytes that norms, dropout, residuals, GELU and what surrounds Q, K and V move in one pass."""
+    """Return the bytes that norms, dropout, residuals, GELU and the steps around Q, K, V move in a pass."""
     policy, head_dim = work.policy, work.shape.head_dim
     residual = work.tokens * work.shape.hidden_size
     between = work.between * work.shape.hidden_size * (26 + (10 if work.dropout else 0))
@@ -323,7 +326,7 @@ def _elementwise(work: Workload) -> float:
 
 
 def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
-    """Four all-reduces a layer, or what sequence parallelism makes of them with one more gather each way."""
+    """Return the seconds of four all-reduces a layer, or of their halves and a gather more each way."""
     size = work.layout.tensor_parallel_size
     if size == 1:
         return 0.0
@@ -335,7 +338,7 @@ def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
 def _data_parallel(
     layout: Layout, gpu: Gpu, trainable: int, passes: int, one_pass: float
 ) -> tuple[float, float]:
-    """(reduction of gradients, gathering of weights), as far as nothing hides them."""
+    """Return the seconds of (reduction of gradients, gathering of weights) that nothing hides."""
     ranks = layout.data_parallel_size
     if ranks == 1:
         return 0.0, 0.0
@@ -353,7 +356,7 @@ def _data_parallel(
 
 
 def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
-    """Norm, clipping, staging copies and AdamW."""
+    """Return the bytes that norm, clipping, staging copies and AdamW move."""
     own = states.own_elements
     if layout.zero_stage == 0:
         return 8 * FP32 * trainable

@@ -42,22 +42,22 @@ class Layout:
 
     @property
     def data_parallel_size(self) -> int:
-        """Copies of the model."""
+        """Return the copies of the model."""
         return self.world_size // self.tensor_parallel_size
 
     @property
     def element(self) -> int:
-        """Bytes of the compute type."""
+        """Return the bytes of the compute type."""
         return BYTES[self.dtype]
 
     @property
     def bf16_optimizer(self) -> bool:
-        """True if DeepSpeed takes its BF16 optimizer, which adds up gradients in a flat fp32 copy."""
+        """Return True if DeepSpeed takes its BF16 optimizer, which adds up gradients in a flat fp32 copy."""
         return self.zero_stage == 1 and self.dtype == "bf16" and self.grad_accum_dtype == "fp32"
 
     @property
     def reduces_in_backward(self) -> bool:
-        """True if `training.reduction` sums gradients over ranks, where they lie, while backward runs."""
+        """Return True if `training.reduction` sums gradients over ranks while backward runs."""
         whole = self.zero_stage == 0 and self.dtype == "fp32"
         return self.overlap_reduction and (whole or (self.bf16_optimizer and self.immediate_grad_update))
 
@@ -100,38 +100,38 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro batch."""
+        """Return the tokens of a micro batch."""
         return self.batch * self.shape.sequence_length
 
     @property
     def between(self) -> int:
-        """Tokens of which the rank keeps norms, residuals and dropout masks."""
+        """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
         size = self.layout.tensor_parallel_size
         return self.tokens // size if self.layout.sequence_parallel else self.tokens
 
     @property
     def heads(self) -> int:
-        """Query heads of the rank."""
+        """Return the query heads of the rank."""
         return self.shape.num_attention_heads // self.layout.tensor_parallel_size
 
     @property
     def groups(self) -> int:
-        """Key heads of the rank."""
+        """Return the key heads of the rank."""
         return self.shape.num_query_groups // self.layout.tensor_parallel_size
 
     @property
     def ffn(self) -> int:
-        """The rank's part of the MLP's inner width."""
+        """Return the rank's part of the MLP's inner width."""
         return self.shape.ffn_hidden_size // self.layout.tensor_parallel_size
 
     @property
     def vocabulary(self) -> int:
-        """The rank's part of the vocabulary."""
+        """Return the rank's part of the vocabulary."""
         return self.shape.vocab_size // self.layout.tensor_parallel_size
 
     @property
     def mask(self) -> int:
-        """Bytes of an element of a dropout mask."""
+        """Return the bytes of an element of a dropout mask."""
         return 1 if self.on_cuda else self.layout.element
 
     def tensors(self) -> tuple[Tensor, ...]:
