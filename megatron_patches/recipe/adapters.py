@@ -9,7 +9,6 @@ The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -51,11 +50,6 @@ class AdapterWeight:
     def decay(self) -> bool:
         """Return True if weight decay applies: to matrices, unless they start as the identity."""
         return len(self.shape) > 1 and self.start != "identity"
-
-    @property
-    def multiplications(self) -> int:
-        """Return the multiply-adds a token of the matrix, or of one head's part of it; a vector has none."""
-        return math.prod(self.shape) if len(self.shape) > 1 else 0
 
 
 @dataclass(frozen=True)

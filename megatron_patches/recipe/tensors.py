@@ -73,7 +73,7 @@ class Tensor:
             unequal shares. None: every rank has an equal share.
         phase: the training phase from which the tensor trains; None: a buffer.
         decay: weight decay applies.
-        multiplications: multiply-adds a token with the whole tensor in a forward pass.
+        multiplied: every token is multiplied by the tensor; else looked up, added or mixed.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Tensor:
     groups: tuple[bool, ...] | None = None
     phase: int | None = 0
     decay: bool = True
-    multiplications: int = 0
+    multiplied: bool = True
 
     @property
     def trains(self) -> bool:
@@ -95,6 +95,11 @@ class Tensor:
     def elements(self) -> int:
         """Return the elements of the whole tensor."""
         return math.prod(self.shape)
+
+    @property
+    def multiplications(self) -> int:
+        """Return the multiply-adds a token with the whole tensor in a forward pass."""
+        return self.elements if self.multiplied else 0
 
     def share(self, length: int, rank: int, size: int) -> int:
         """Return the share that tensor-parallel `rank` of `size` has in a length along the cut dimension."""
@@ -140,29 +145,52 @@ def weight_shapes(inventory: Iterable[Tensor]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
+    """Return True if a layer has W_V apart from W_Q and W_K; else megatron-core's fused W_QKV.
+
+    A layer that becomes trainable later keeps the class of its attention, and so the names of its weights.
+    """
+    return bool(frozen_groups or policy.unfreeze)
+
+
+def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
+    """Return the sizes that the weights of adapters depend on."""
+    return AdapterSizes(shape.hidden_size, shape.head_dim, policy.low_rank)
+
+
 def _tensors(shape: ModelShape, policy: QKPolicy, phase: int) -> Iterator[Tensor]:
-    d, vocabulary = shape.hidden_size, (shape.vocab_size, shape.hidden_size)
-    product = math.prod(vocabulary)
-    embedding = product if shape.tied_embeddings else 0
-    yield _cut("embedding.word_embeddings.weight", vocabulary, "embedding.word", multiplications=embedding)
+    d, ffn, vocabulary = shape.hidden_size, shape.ffn_hidden_size, (shape.vocab_size, shape.hidden_size)
+    tied, positions = shape.tied_embeddings, (shape.sequence_length, d)
+    yield _matrix("embedding.word_embeddings.weight", "embedding.word", vocabulary, multiplied=tied)
     if shape.learned_positions:
-        positions = (shape.sequence_length, d)
-        parts = (("embedding.position", shape.sequence_length),)
-        yield Tensor("embedding.position_embeddings.weight", positions, "ordinary", None, parts)
+        name = "embedding.position_embeddings.weight"
+        yield _matrix(name, "embedding.position", positions, cut=None, multiplied=False)
     frozen = policy.frozen_groups(shape.num_layers, shape.num_query_groups, phase)
     for layer, groups in enumerate(frozen):
         name, stream = f"decoder.layers.{layer}", f"layer.{layer}"
+        projection = f"{name}.self_attention.linear_proj.weight"
         yield from _norm(f"{name}.input_layernorm", f"{stream}.norm1", d)
-        yield _cut(
-            f"{name}.self_attention.linear_proj.weight", (d, shape.query_size), f"{stream}.attention.proj", 1
-        )
+        yield _matrix(projection, f"{stream}.attention.proj", (d, shape.query_size), cut=1)
         yield from _attention(shape, policy, layer, groups)
         yield from _norm(f"{name}.pre_mlp_layernorm", f"{stream}.norm2", d)
-        yield _cut(f"{name}.mlp.linear_fc1.weight", (shape.ffn_hidden_size, d), f"{stream}.mlp.fc1")
-        yield _cut(f"{name}.mlp.linear_fc2.weight", (d, shape.ffn_hidden_size), f"{stream}.mlp.fc2", 1)
+        yield _matrix(f"{name}.mlp.linear_fc1.weight", f"{stream}.mlp.fc1", (ffn, d))
+        yield _matrix(f"{name}.mlp.linear_fc2.weight", f"{stream}.mlp.fc2", (d, ffn), cut=1)
     yield from _norm("decoder.final_layernorm", "norm", d)
-    if not shape.tied_embeddings:
-        yield _cut("output_layer.weight", vocabulary, "output")
+    if not tied:
+        yield _matrix("output_layer.weight", "output", vocabulary)
+
+
+def _matrix(
+    name: str, stream: str, shape: tuple[int, int], cut: int | None = 0, multiplied: bool = True
+) -> Tensor:
+    """Return an ordinary matrix, cut into equal shares or whole on every rank."""
+    return Tensor(name, shape, "ordinary", cut, ((stream, shape[cut or 0]),), multiplied=multiplied)
+
+
+def _norm(name: str, stream: str, hidden_size: int) -> Iterator[Tensor]:
+    for part in ("weight", "bias"):
+        parts = ((f"{stream}.{part}", hidden_size),)
+        yield Tensor(f"{name}.{part}", (hidden_size,), "norm", None, parts, decay=False, multiplied=False)
 
 
 def _attention(
@@ -172,130 +200,82 @@ def _attention(
     name, stream = f"decoder.layers.{layer}.self_attention", f"layer.{layer}.attention"
     value = (shape.key_size, shape.hidden_size)
     if policy.synthesizer:
-        yield _cut(f"{name}.linear_v.weight", value, f"{stream}.value")
+        yield _matrix(f"{name}.linear_v.weight", f"{stream}.value", value)
         yield from _scores(shape, policy, f"{name}.core_attention", stream)
     elif is_patched(policy, frozen_groups):
-        yield _cut(f"{name}.linear_qkv.value_weight", value, f"{stream}.value")
+        yield _matrix(f"{name}.linear_qkv.value_weight", f"{stream}.value", value)
         yield from _query_key(shape, policy, layer, frozen_groups)
     else:
-        rows = (("query", shape.query_size), ("key", shape.key_size), ("value", shape.key_size))
-        whole = (sum(count for _, count in rows), shape.hidden_size)
+        rows = {"query": shape.query_size, "key": shape.key_size, "value": shape.key_size}
+        kind: Kind = "penalised" if policy.penalty else "ordinary"
+        parts = tuple((f"{stream}.{part}", count) for part, count in rows.items())
+        yield Tensor(f"{name}.linear_qkv.weight", (sum(rows.values()), shape.hidden_size), kind, 0, parts)
+
+
+def _scores(shape: ModelShape, policy: QKPolicy, name: str, stream: str) -> Iterator[Tensor]:
+    """Yield the score matrices of a synthesizer's layer."""
+    heads, length, phase = shape.num_attention_heads, shape.sequence_length, 0 if policy.trainable else None
+    recipe = score_recipe(policy, seed=0, num_attention_heads=heads, sequence_length=length)
+    assert recipe is not None
+    for matrix, columns in recipe.matrices.items():
+        whole, parts = (heads * length, columns), ((f"{stream}.{matrix}", heads * length),)
         yield Tensor(
-            f"{name}.linear_qkv.weight",
-            whole,
-            "penalised" if policy.penalty else "ordinary",
-            0,
-            tuple((f"{stream}.{part}", count) for part, count in rows),
-            multiplications=math.prod(whole),
+            f"{name}.{matrix}", whole, "scores", 0, parts, None, phase, policy.trainable, multiplied=False
         )
-
-
-def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
-    """Return True if a layer has W_V apart from W_Q and W_K; else megatron-core's fused W_QKV.
-
-    A layer that becomes trainable later keeps the class of its attention, and so the names of its weights.
-    """
-    return bool(frozen_groups or policy.unfreeze)
 
 
 def _query_key(
     shape: ModelShape, policy: QKPolicy, layer: int, frozen_groups: tuple[int, ...]
 ) -> Iterator[Tensor]:
-    """Yield W_Q and W_K beside W_V: frozen rows or their factors, rows of heads that train, adapters."""
+    """Yield W_Q and W_K beside W_V: rows of heads that train, frozen rows or their factors, adapters."""
     name, stream = f"decoder.layers.{layer}.self_attention.linear_qkv", f"layer.{layer}.attention"
-    d = shape.hidden_size
+    d, head_dim, queries = shape.hidden_size, shape.head_dim, shape.queries_per_group
     frozen = tuple(group in frozen_groups for group in range(shape.num_query_groups))
     trained = tuple(not one for one in frozen)
+
+    def parts_of(groups: tuple[bool, ...], rows: int) -> tuple[tuple[str, int], ...]:
+        """Queries, then keys, of these groups: `rows` for each head."""
+        keys = sum(groups) * rows
+        return ((f"{stream}.query", keys * queries), (f"{stream}.key", keys))
+
     if any(trained):
-        parts = _head_rows(shape, stream, trained, shape.head_dim)
-        rows = sum(count for _, count in parts)
-        begins = phases_of_layers(policy.unfreeze, shape.num_layers)[layer] or 0 if policy.unfreeze else 0
-        yield Tensor(
-            f"{name}.trained_query_key", (rows, d), "ordinary", 0, parts, trained, begins, True, rows * d
-        )
-    if not any(frozen):
+        whole = (sum(trained) * (queries + 1) * head_dim, d)
+        begins = phases_of_layers(policy.unfreeze, shape.num_layers)[layer] or 0
+        parts = parts_of(trained, head_dim)
+        yield Tensor(f"{name}.trained_query_key", whole, "ordinary", 0, parts, trained, begins)
+    rows = sum(frozen) * (queries + 1) * head_dim
+    if not rows:
         return
-    parts = _head_rows(shape, stream, frozen, shape.head_dim)
-    rows = sum(count for _, count in parts)
-    if not policy.structured:
-        yield Tensor(f"{name}.query_key_weight", (rows, d), "frozen", 0, parts, frozen, None, False, rows * d)
-    else:
-        a, b = block_sizes(d, shape.head_dim)
-        blocks = _head_rows(shape, stream, frozen, shape.head_dim // a)
-        for factor, whole, cut in (("right", (a, rows // a, b), 1), ("left", (rows // a, a, a), 0)):
-            yield Tensor(
-                f"{name}.query_key_{factor}",
-                whole,
-                "frozen",
-                cut,
-                blocks,
-                frozen,
-                None,
-                False,
-                math.prod(whole),
-            )
+    a, b = block_sizes(d, head_dim) if policy.structured else (1, d)
+    factors = {"right": ((a, rows // a, b), 1), "left": ((rows // a, a, a), 0)}
+    stored = factors if policy.structured else {"weight": ((rows, d), 0)}
+    for held, (size, cut) in stored.items():
+        parts = parts_of(frozen, head_dim // a)
+        yield Tensor(f"{name}.query_key_{held}", size, "frozen", cut, parts, frozen, None, False)
     yield from _adapters(shape, policy, name, stream, frozen)
-
-
-def _head_rows(
-    shape: ModelShape, stream: str, groups: tuple[bool, ...], rows: int
-) -> tuple[tuple[str, int], ...]:
-    """Return the rows of the queries, then of the keys, of these groups: `rows` for each head."""
-    keys = sum(groups) * rows
-    return ((f"{stream}.query", keys * shape.queries_per_group), (f"{stream}.key", keys))
 
 
 def _adapters(
     shape: ModelShape, policy: QKPolicy, name: str, stream: str, frozen: tuple[bool, ...]
 ) -> Iterator[Tensor]:
-    keys = sum(frozen)
-    heads = {"query": keys * shape.queries_per_group, "key": keys}
+    heads = {"query": sum(frozen) * shape.queries_per_group, "key": sum(frozen)}
     for adapter in in_order(policy.adapters):
         for weight in adapter.weights(adapter_sizes(shape, policy)):
-            count = 1 if weight.role is None else heads[weight.role]
-            rows = count * weight.shape[0]
+            if weight.role is None:
+                own, rows, cut, groups = f"{name}.{weight.name}", weight.shape[0], None, None
+                part = f"{stream}.{adapter.name}"
+            else:
+                own, rows = f"{name}.adapters.{weight.name}", heads[weight.role] * weight.shape[0]
+                cut, groups, part = 0, frozen, f"{stream}.{weight.name}"
+            whole, decay = (rows, *weight.shape[1:]), weight.decay
             yield Tensor(
-                f"{name}.{weight.name}" if weight.role is None else f"{name}.adapters.{weight.name}",
-                (rows, *weight.shape[1:]),
+                own,
+                whole,
                 "adapter",
-                None if weight.role is None else 0,
-                ((f"{stream}.{adapter.name if weight.role is None else weight.name}", rows),),
-                None if weight.role is None else frozen,
+                cut,
+                ((part, rows),),
+                groups,
                 0,
-                weight.decay,
-                count * weight.multiplications,
+                decay,
+                multiplied=len(weight.shape) > 1,
             )
-
-
-def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
-    """Return the sizes that the weights of adapters depend on."""
-    return AdapterSizes(shape.hidden_size, shape.head_dim, policy.low_rank)
-
-
-def _scores(shape: ModelShape, policy: QKPolicy, name: str, stream: str) -> Iterator[Tensor]:
-    """Yield the score matrices of a synthesizer's layer. They are not products with the tokens."""
-    recipe = score_recipe(
-        policy, seed=0, num_attention_heads=shape.num_attention_heads, sequence_length=shape.sequence_length
-    )
-    assert recipe is not None
-    rows = shape.num_attention_heads * shape.sequence_length
-    for matrix, columns in recipe.matrices.items():
-        phase = 0 if policy.trainable else None
-        parts = ((f"{stream}.{matrix}", rows),)
-        yield Tensor(
-            f"{name}.{matrix}", (rows, columns), "scores", 0, parts, phase=phase, decay=policy.trainable
-        )
-
-
-def _cut(
-    name: str, shape: tuple[int, int], stream: str, cut: int = 0, multiplications: int | None = None
-) -> Tensor:
-    """Return an ordinary matrix, cut into equal shares."""
-    count = math.prod(shape) if multiplications is None else multiplications
-    return Tensor(name, shape, "ordinary", cut, ((stream, shape[cut]),), multiplications=count)
-
-
-def _norm(name: str, stream: str, hidden_size: int) -> Iterator[Tensor]:
-    for part in ("weight", "bias"):
-        parts = ((f"{stream}.{part}", hidden_size),)
-        yield Tensor(f"{name}.{part}", (hidden_size,), "norm", None, parts, decay=False)

@@ -52,56 +52,18 @@ class Gpu(Section):
     watts: Number = Field(gt=0, description="Power of the board at full load; no host, no cooling.")
 
 
-_A100 = Gpu(
-    name="a100-80gb",
-    memory_gb=85.0,
-    peak_tflops=_PEAK["A100"],
-    gemm_tflops=225.0,
-    weight_gradient_tflops=190.0,
-    fp32_tflops=16.0,
-    attention_tflops=135.0,
-    attention_half_length=350.0,
-    bandwidth_tb_s=1.65,
-    node_gb_s=230.0,
-    network_gb_s=160.0,
-    watts=400.0,
-)
-_H100 = Gpu(
-    name="h100-80gb",
-    memory_gb=85.0,
-    peak_tflops=_PEAK["H100"],
-    gemm_tflops=600.0,
-    weight_gradient_tflops=480.0,
-    fp32_tflops=50.0,
-    attention_tflops=296.0,
-    attention_half_length=580.0,
-    bandwidth_tb_s=2.7,
-    node_gb_s=370.0,
-    network_gb_s=320.0,
-    watts=700.0,
-)
-_L40S = Gpu(
-    name="l40s",
-    memory_gb=47.7,
-    peak_tflops=_PEAK["L40S"],
-    gemm_tflops=210.0,
-    weight_gradient_tflops=175.0,
-    fp32_tflops=60.0,
-    attention_tflops=120.0,
-    attention_half_length=350.0,
-    bandwidth_tb_s=0.7,
-    node_gb_s=20.0,
-    network_gb_s=18.0,
-    watts=350.0,
+_COLUMNS = (
+    *("name", "memory_gb", "peak_tflops", "gemm_tflops", "weight_gradient_tflops", "fp32_tflops"),
+    *("attention_tflops", "attention_half_length", "bandwidth_tb_s", "node_gb_s", "network_gb_s", "watts"),
 )
 _CARDS = (
-    _A100.model_copy(update={"name": "a100-40gb", "memory_gb": 42.3, "bandwidth_tb_s": 1.25}),
-    _A100,
-    _H100,
-    _H100.model_copy(update={"name": "h200", "memory_gb": 150.0, "bandwidth_tb_s": 3.9}),
-    _L40S,
+    ("a100-40gb", 42.3, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.25, 230.0, 160.0, 400.0),
+    ("a100-80gb", 85.0, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.65, 230.0, 160.0, 400.0),
+    ("h100-80gb", 85.0, _PEAK["H100"], 600.0, 480.0, 50.0, 296.0, 580.0, 2.7, 370.0, 320.0, 700.0),
+    ("h200", 150.0, _PEAK["H100"], 600.0, 480.0, 50.0, 296.0, 580.0, 3.9, 370.0, 320.0, 700.0),
+    ("l40s", 47.7, _PEAK["L40S"], 210.0, 175.0, 60.0, 120.0, 350.0, 0.7, 20.0, 18.0, 350.0),
 )
-GPUS = {card.name: card for card in _CARDS}
+GPUS = {str(card[0]): Gpu.model_validate(dict(zip(_COLUMNS, card, strict=True))) for card in _CARDS}
 
 
 def find_gpu(name_or_path: str) -> Gpu:
