@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,11 +23,6 @@ from megatron_patches.recipe.tensors import ModelShape, tensors, weight_shapes
 from pretrain.errors import UserError
 from pretrain.export.weight_files import Weight
 
-SIZES = (
-    *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim"),
-    *("ffn_hidden_size", "vocab_size"),
-)
-"""Keys of the section `model` that shapes depend on."""
 MUST_BE: dict[str, dict[str, Any]] = {
     "starcoder2": {"hidden_act": "gelu", "sliding_window": None},
     "gpt2": {
@@ -146,12 +141,10 @@ class SourceModel(ABC):
     def check_shapes(self) -> None:
         """Raises UserError: a weight is not there, or has another shape than config.json makes it."""
         model = self.model
-        shape = ModelShape(
-            **{key: model[key] for key in SIZES},
-            sequence_length=model.get("max_positions", 0),
-            learned_positions=model["position_embedding"] == "learned",
-            tied_embeddings=model["tied_embeddings"],
-        )
+        sizes = {field.name: model[field.name] for field in fields(ModelShape) if field.name in model}
+        positions = model.get("max_positions", 0)
+        learned = "max_positions" in model
+        shape = ModelShape(**sizes, sequence_length=positions, learned_positions=learned)
         shapes = weight_shapes(tensors(shape, VARIANTS[ORDINARY]))
         for weight in self.weights():
             if weight.shape != shapes[weight.name]:
