@@ -94,8 +94,8 @@ class Adapter(ABC):
     Attributes:
         name: in `attention.adapters`.
         passes: reads and writes of all queries and keys, an element each, in a forward and backward pass.
-        linear: the adapter is a linear map of each query and key, so that export can multiply frozen rows by
-            it. One that is not linear is refused by export, which knows no class of transformers for it.
+        linear: corrected queries and keys are linear in the layer's input, so that export can fold the adapter
+            into frozen rows. One that is not linear is refused by export: no class of transformers has it.
     """
 
     name: ClassVar[str]

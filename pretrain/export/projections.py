@@ -104,8 +104,8 @@ def check_adapters(names: Iterable[str]) -> None:
     for place, name in enumerate(chosen):
         after_norm = NORM in chosen[:place] and name != SCALE
         if name != NORM and (after_norm or not ADAPTERS[name].linear):
+            reason = f"behind {NORM}" if after_norm else "which is not linear in the layer's input"
             raise UserError(
-                f"attention.adapters has {name}, which is no linear map of queries and keys"
-                f"{f' before {NORM}' if after_norm else ''}, and no class of transformers computes attention "
+                f"attention.adapters has {name}, {reason}, and no class of transformers computes attention "
                 "so: such a run cannot be exported"
             )
