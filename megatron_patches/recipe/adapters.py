@@ -94,7 +94,7 @@ class Adapter(ABC):
     Attributes:
         name: in `attention.adapters`.
         passes: reads and writes of all queries and keys, an element each, in a forward and backward pass.
-        linear: corrected queries and keys are linear in the layer's input, so that export can fold the adapter
+        linear: corrected queries and keys are linear in the layer's input, so export can fold the adapter
             into frozen rows. One that is not linear is refused by export: no class of transformers has it.
     """
 
