@@ -31,10 +31,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
+from megatron_patches.recipe.counting import count_parameters  # noqa: E402
 from pretrain.checkpoint.bank_digests import bank_digests  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
 from pretrain.checkpoint.deferred_error import DeferredError  # noqa: E402
-from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import token_losses  # noqa: E402
@@ -184,8 +184,7 @@ class Bench:
 
 def by_formula(config: Config, ranks: int, rates: dict[str, float]) -> dict[str, float]:
     """Bytes and seconds of a checkpoint of `config`, if every rank has the same share of it."""
-    shape = config.shape()
-    total = checkpoint_bytes(count_parameters(shape, count_attention(shape, config.policy())))
+    total = count_parameters(config.shape(), config.policy()).checkpoint_bytes
     own = total / ranks
     return {
         "ranks": ranks,

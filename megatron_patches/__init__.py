@@ -1,7 +1,7 @@
 """The method: frozen per-head orthonormal Query/Key projections. Read `attention.projections` first.
 
 bank       rows of frozen Query/Key projections, and products with structured ones
-recipe     variants of attention as data, and their recipes at the sizes of a model
+recipe     variants of attention as data, their recipes and tensors at the sizes of a model
 engine     the services below layers: random streams, collectives, recomputation, freezing, compatibility
 attention  attention modules, from hidden states to context vectors
 model      a policy's layers and model, their initial values and losses

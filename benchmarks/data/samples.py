@@ -29,9 +29,10 @@ import psutil
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.shards.loader import Loader
 from data_pipeline.shards.manifest import Manifest
-from pretrain.config.counting import model_flops_per_token, peak_flops
+from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.data.batches import SAMPLES_AT_ONCE
+from pretrain.ranks.peak_flops import peak_flops
 from tests.data_pipeline.shards.synthetic import random_shards
 
 BATCH = SAMPLES_AT_ONCE  # what the training loop reads in one go

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pretrain.config.counting import peak_flops
-from pretrain.plan.devices import GPUS, Gpu
-from pretrain.plan.roofline import FLASH_BACKWARD
+from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.gpu_settings import use_arithmetic
+from pretrain.ranks.peak_flops import peak_flops
 
 TERA = 1e12
 HEADS, HEAD_DIM = 16, 64

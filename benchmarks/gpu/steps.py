@@ -42,14 +42,13 @@ from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
     waiting,
 )
 from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
-from pretrain.config.counting import (  # noqa: E402
-    count_attention,
+from megatron_patches.recipe.counting import (  # noqa: E402
     executed_flops_per_token,
     model_flops_per_token,
-    peak_flops,
 )
 from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
 from pretrain.ranks.groups import initialize_distributed, shutdown_distributed  # noqa: E402
+from pretrain.ranks.peak_flops import peak_flops  # noqa: E402
 
 OURS = "orthogonal"
 SWITCHED = "vanilla"
@@ -212,7 +211,7 @@ class Session:
         tokens = self.shape.batch * self.shape.length / seconds
         rates: dict[str, float | None] = {"tokens_per_second": tokens}
         peak = peak_flops(self._device_name()) if self._on_gpu else None
-        executed = executed_flops_per_token(theory, count_attention(theory, config.policy()))
+        executed = executed_flops_per_token(theory, config.policy())
         for name, flops in (
             ("mfu", model_flops_per_token(theory)),
             ("mfu_full_attention", model_flops_per_token(theory, causal_share=1.0)),

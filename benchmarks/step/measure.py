@@ -49,8 +49,11 @@ from benchmarks.step.parts import (  # noqa: E402
     seconds_by_part,
     write_plot,
 )
+from megatron_patches.recipe.counting import (  # noqa: E402
+    executed_flops_per_token,
+    model_flops_per_token,
+)
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
-from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402
     LaunchEnvironment,
     ParallelContext,
@@ -144,7 +147,7 @@ def measure(
         "clock": clock,
         "rounds": steps,
         "flops_saved": {
-            name: 1 - executed_flops_per_token(theory, count_attention(theory, VARIANTS[name])) / full
+            name: 1 - executed_flops_per_token(theory, VARIANTS[name]) / full
             for name in sorted(own - {ORDINARY})
         },
         "seconds": {name: statistics.median(values) for name, values in times.items()},

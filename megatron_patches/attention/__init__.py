@@ -2,7 +2,7 @@
 
 projections  frozen queries and keys, trainable values, one collective each way
 products     several products of one input in one autograd function
-adapters     small trainable corrections of frozen queries and keys
+adapters     formulas of small trainable corrections of frozen queries and keys
 rotary       rotary positions of queries and keys
 scores       queries, keys, values -> context vectors, by fused kernels
 synthesizer  attention whose scores do not depend on the tokens

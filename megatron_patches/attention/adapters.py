@@ -8,102 +8,136 @@ With q_h = W_q x of head h (k likewise), in this order:
                                                           one that orthonormal rows have on average
     logit_scale  q_h ← s_h q_h                            s_h starts at 1
 
-All but A belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's
-gradient of it covers its own heads only, so it carries the mark `partial_gradient` (see `freeze`). The
-product A x is made by the projection layer, in the collective that its other products share.
-
-The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm.
-
-Version-sensitive: sets the marks by which megatron-core 0.16 knows a tensor-parallel parameter.
+Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All weights but A
+belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's gradient of
+it covers its own heads only, so it carries the mark `partial_gradient` (see `freeze`). The projection layer
+owns A and makes A x in the collective that its other products share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+
 import torch
-from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 
 from megatron_patches.bank.orthonormal import Role
+from megatron_patches.engine.compat import mark_tensor_parallel
+from megatron_patches.recipe.adapters import AdapterSizes, AdapterWeight, in_order
 
 QK_NORM_EPSILON = 1e-6
 
+Weights = Mapping[str, torch.Tensor]
+"""An adapter's tensors by name; the product of a shared one with the input stands in that one's place."""
+Formula = Callable[[torch.Tensor, torch.Tensor, Weights], tuple[torch.Tensor, torch.Tensor]]
+"""(queries `[seq, batch, heads, head_dim]`, keys `[seq, batch, groups, head_dim]`, weights) -> both."""
+
+
+def low_rank(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add B A x."""
+    for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
+    query = query + (for_query @ weights["up_query"].t()).view_as(query)
+    return query, key + (for_key @ weights["up_key"].t()).view_as(key)
+
+
+def core(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply each head's query by the head's matrix."""
+    return torch.einsum("sbhe,hde->sbhd", query, weights["core"]), key
+
+
+def qk_norm(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divide each head's vector by its root mean square, in fp32, and multiply by the head's gain."""
+    return _rms_norm(query, weights["query_gain"]), _rms_norm(key, weights["key_gain"])
+
+
+def logit_scale(
+    query: torch.Tensor, key: torch.Tensor, weights: Weights
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply each head's query by the head's scale."""
+    return query * weights["logit_scale"].unsqueeze(-1), key
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "low_rank": low_rank,
+    "core": core,
+    "qk_norm": qk_norm,
+    "logit_scale": logit_scale,
+}
+
 
 class QueryKeyAdapters(torch.nn.Module):
-    """The adapters of this rank's frozen heads in one layer.
+    """The adapters of this rank's frozen heads in one layer, without the tensors that heads share.
 
     Args:
-        names: of `policy.ADAPTERS`.
+        names: of `recipe.adapters.ADAPTERS`.
         num_heads, num_groups: this rank's frozen query and key heads.
-        rank: of low_rank.
     """
 
     def __init__(
         self,
-        names: tuple[str, ...],
+        names: Iterable[str],
         num_heads: int,
         num_groups: int,
-        head_dim: int,
-        rank: int,
+        sizes: AdapterSizes,
         dtype: torch.dtype,
         device: torch.device | int,
     ) -> None:
         super().__init__()
-        self.heads, self.groups, self.head_dim = num_heads, num_groups, head_dim
         heads: dict[Role, int] = {"query": num_heads, "key": num_groups}
-
-        def parameter(name: str, role: Role, *of_head: int, decay: bool = True) -> torch.nn.Parameter | None:
-            """One parameter for the heads of a role, from the shape of a head's part of it."""
-            if name not in names:
-                return None
-            shape = (heads[role] * of_head[0], *of_head[1:])
-            weight = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-            set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=0, stride=1)
-            # Ranks may hold unequal numbers of frozen heads: whoever joins their shards needs these.
-            weight.role, weight.rows_per_head = role, of_head[0]  # type: ignore[attr-defined]
-            weight.no_weight_decay = not decay  # type: ignore[attr-defined]  # decay would pull C from I to 0
-            return weight
-
-        self.up_query = parameter("low_rank", "query", head_dim, rank)
-        self.up_key = parameter("low_rank", "key", head_dim, rank)
-        self.core = parameter("core", "query", 1, head_dim, head_dim, decay=False)
-        self.query_gain = parameter("qk_norm", "query", head_dim, decay=False)
-        self.key_gain = parameter("qk_norm", "key", head_dim, decay=False)
-        self.logit_scale = parameter("logit_scale", "query", 1, decay=False)
+        self.steps: dict[str, tuple[str, ...]] = {}
+        self.starts: dict[str, str] = {}
+        for adapter in in_order(names):
+            declared = adapter.weights(sizes)
+            self.steps[adapter.name] = tuple(weight.name for weight in declared)
+            for weight in declared:
+                if weight.role is not None:
+                    self.starts[weight.name] = weight.start
+                    made = sharded_parameter(weight, heads[weight.role], dtype, device)
+                    self.register_parameter(weight.name, made)
 
     @torch.no_grad()
     def fill(self) -> None:
         """Give every parameter its start value."""
-        for up in (self.up_query, self.up_key):
-            if up is not None:
-                up.zero_()
-        for one in (self.query_gain, self.key_gain, self.logit_scale):
-            if one is not None:
-                one.fill_(1.0)
-        if self.core is not None:
-            self.core.copy_(torch.eye(self.head_dim, dtype=self.core.dtype).expand_as(self.core))
+        for name, start in self.starts.items():
+            weight = getattr(self, name)
+            if start == "identity":
+                weight.copy_(torch.eye(weight.size(-1), dtype=weight.dtype).expand_as(weight))
+            else:
+                weight.fill_(1.0 if start == "ones" else 0.0)
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, low_rank: torch.Tensor | None
+        self, query: torch.Tensor, key: torch.Tensor, shared: Weights
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Correct queries `[seq, batch, heads, head_dim]` and keys `[seq, batch, groups, head_dim]`.
 
         Args:
-            low_rank: A_q x and A_k x, `[seq, batch, 2 * rank]`, where the adapter of that name is used.
+            shared: the input's products with the tensors that heads share, by name, `[seq, batch, rows]`.
         """
-        if low_rank is not None:
-            assert self.up_query is not None and self.up_key is not None
-            for_query, for_key = low_rank.chunk(2, dim=-1)
-            query = query + (for_query @ self.up_query.t()).view_as(query)
-            key = key + (for_key @ self.up_key.t()).view_as(key)
-        if self.core is not None:
-            query = torch.einsum("sbhe,hde->sbhd", query, self.core)
-        if self.query_gain is not None and self.key_gain is not None:
-            query, key = _rms_norm(query, self.query_gain), _rms_norm(key, self.key_gain)
-        if self.logit_scale is not None:
-            query = query * self.logit_scale.unsqueeze(-1)
+        return self.apply_some(tuple(self.steps), query, key, shared)
+
+    def apply_some(
+        self, names: Iterable[str], query: torch.Tensor, key: torch.Tensor, shared: Weights
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Apply some of the adapters, in this order and in the type of `query`; arguments as of `forward`."""
+        for name in names:
+            weights = {
+                own: shared[own] if own in shared else getattr(self, own).to(query.dtype)
+                for own in self.steps[name]
+            }
+            query, key = FORMULAS[name](query, key, weights)
         return query, key
 
 
+def sharded_parameter(
+    weight: AdapterWeight, heads: int, dtype: torch.dtype, device: torch.device | int
+) -> torch.nn.Parameter:
+    """Return the parameter for `heads` heads of a role, marked as tensor-parallel; values are not set."""
+    shape = (heads * weight.shape[0], *weight.shape[1:])
+    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+    mark_tensor_parallel(made, dim=0)
+    made.no_weight_decay = not weight.decay  # type: ignore[attr-defined]  # see `freeze`
+    return made
+
+
 def _rms_norm(vectors: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """Each head's vector divided by its root mean square, in fp32, times the head's gain."""
     normalised = torch.nn.functional.rms_norm(vectors.float(), vectors.shape[-1:], eps=QK_NORM_EPSILON)
     return normalised.type_as(vectors) * gain.view(vectors.shape[-2:])

@@ -36,6 +36,7 @@ from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
+from megatron_patches.recipe.adapters import AdapterSizes, in_order
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
 
@@ -113,7 +114,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             vanilla's values.
         trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
             where all heads of this rank are frozen.
-        low_rank_down: parameter `[2 * rank, hidden]`, A_q above A_k of the adapter low_rank, or None.
+        shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that heads share,
+            such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
         tile: tile of the kernel that multiplies by structured rows; None, the initial value: two products.
         head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order; empty
@@ -189,18 +191,20 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def _add_adapters(self, policy: QKPolicy, input_size: int, device: Any) -> None:
         self.adapters: QueryKeyAdapters | None = None
-        self.low_rank_down: torch.nn.Parameter | None = None
-        heads, groups = (len(self.heads.frozen[role]) for role in ROLES)
+        self.shared_adapters: dict[str, str] = {}
         if not policy.adapters:
             return
-        self.adapters = QueryKeyAdapters(
-            policy.adapters, heads, groups, self.recipe.head_dim, policy.low_rank, self.dtype, device
-        )
-        if "low_rank" in policy.adapters:
-            shape = (2 * policy.low_rank, input_size)
-            self.low_rank_down = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
-            # The same on every rank, but a rank's gradient of it covers its own heads only: see `freeze`.
-            self.low_rank_down.partial_gradient = True  # type: ignore[attr-defined]
+        heads, groups = (len(self.heads.frozen[role]) for role in ROLES)
+        sizes = AdapterSizes(input_size, self.recipe.head_dim, policy.low_rank)
+        self.adapters = QueryKeyAdapters(policy.adapters, heads, groups, sizes, self.dtype, device)
+        for adapter in in_order(policy.adapters):
+            for weight in adapter.weights(sizes):
+                if weight.role is None:
+                    made = torch.nn.Parameter(torch.empty(weight.shape, device=device, dtype=self.dtype))
+                    # Alike on every rank, but a rank's gradient of it is of its own heads only: see `freeze`.
+                    made.partial_gradient = True  # type: ignore[attr-defined]
+                    self.register_parameter(weight.name, made)
+                    self.shared_adapters[weight.name] = adapter.name
 
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
@@ -255,7 +259,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         products = self._products(hidden_states)
         query, key = self._split(products["frozen"], self.heads.frozen)
         if self.adapters is not None:
-            query, key = self.adapters(query, key, products.get("low_rank"))
+            shared = {name: products[name] for name in self.shared_adapters}
+            query, key = self.adapters(query, key, shared)
         if "trained" in products:
             trained_query, trained_key = self._split(products["trained"], self.heads.trainable)
             query = self._in_order("query", query, trained_query)
@@ -277,7 +282,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def _products(self, hidden_states: torch.Tensor) -> dict[str, torch.Tensor]:
         """Multiply the input by every weight of the layer: {name: `[seq, batch, rows of the weight]`}."""
-        own = {"value": self.value_weight, "trained": self.trained_query_key, "low_rank": self.low_rank_down}
+        own = {"value": self.value_weight, "trained": self.trained_query_key}
+        own |= {name: getattr(self, name) for name in self.shared_adapters}
         learned = {name: weight for name, weight in own.items() if weight is not None}
         frozen, *others = column_parallel_products(
             hidden_states,

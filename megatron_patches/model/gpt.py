@@ -12,6 +12,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 
 from megatron_patches.engine.documents import Documents, Visible
 from megatron_patches.model.output import CrossEntropy, OutputLayer
+from megatron_patches.recipe.tensors import Tensor
 
 
 class GPT(GPTModel):
@@ -20,6 +21,7 @@ class GPT(GPTModel):
     Args:
         cross_entropy: the form of the cross-entropy: see `output`.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
+        inventory: every parameter and buffer of the model.
 
     The other arguments are GPTModel's.
     """
@@ -34,6 +36,7 @@ class GPT(GPTModel):
         share_embeddings_and_output_weights: bool,
         cross_entropy: CrossEntropy,
         flash_documents: bool,
+        inventory: tuple[Tensor, ...],
     ) -> None:
         super().__init__(
             config=config,
@@ -45,6 +48,7 @@ class GPT(GPTModel):
         )
         self.cross_entropy = cross_entropy
         self.flash_documents = flash_documents
+        self.inventory = inventory
         self.output_layer = OutputLayer(
             config,
             vocab_size,

@@ -145,11 +145,12 @@ class _Initializer:
                 for role, heads in linear.heads.trainable.items()
             ]
             self._fill(linear.trained_query_key, torch.cat(rows))
-        if linear.low_rank_down is not None:
+        for shared, adapter in linear.shared_adapters.items():
             std = 1 / math.sqrt(columns)  # A x then has entries of variance 1, like the queries themselves
-            rank = linear.low_rank_down.size(0)
-            rows_down = normal_rows(self.seed, f"{name}.attention.low_rank", range(rank), columns, std)
-            self._fill(linear.low_rank_down, rows_down)
+            weight = getattr(linear, shared)
+            rows_down = range(weight.size(0))
+            values = normal_rows(self.seed, f"{name}.attention.{adapter}", rows_down, columns, std)
+            self._fill(weight, values)
         if linear.adapters is not None:
             linear.adapters.fill()
 

@@ -28,10 +28,9 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
+from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 
 CrossEntropy = Literal["megatron", "in_place", "chunked"]
-LOGITS_AT_A_TIME = 2**23
-"""Number of logits in fp32 at a time: 32 MiB, which fit the second-level cache of an A100 or an H100."""
 
 
 class OutputLayer(ColumnParallelLinear):

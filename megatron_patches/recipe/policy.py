@@ -16,6 +16,7 @@ from typing import Any, Literal
 from megatron_patches.bank.factors import block_sizes
 from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, SCOPES
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.adapters import ADAPTERS
 from megatron_patches.recipe.axes import Rule, axes_of, axis
 from megatron_patches.recipe.layers import layer_range, spread
 from megatron_patches.recipe.phases import Unfreeze, phases_of_layers
@@ -23,7 +24,6 @@ from megatron_patches.recipe.phases import Unfreeze, phases_of_layers
 Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
-ADAPTERS = ("logit_scale", "qk_norm", "core", "low_rank")
 
 # Of the powers of ten, the weakest that holds the rows together: after 200 steps of the demo ‖W Wᵀ − I‖_F of
 # a head was 0.04 (root mean square), with a tenth of it 0.2, with a hundredth 0.7; ten times more cost loss.

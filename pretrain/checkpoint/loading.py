@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from megatron_patches.model.gpt import GPT
 from pretrain.checkpoint.blocks import overlaps, parts_of_rank
 from pretrain.checkpoint.reading import StoredCheckpoint
 from pretrain.checkpoint.slices import MOMENTS, set_counters, slices_of_rank
@@ -36,7 +37,7 @@ def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
         yield name, stored.full("master", name)
 
 
-def load_weights(checkpoint: Path, model: torch.nn.Module) -> None:
+def load_weights(checkpoint: Path, model: GPT) -> None:
     """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
 
     The checkpoint must have exactly the model's parameters; buffers, such as a frozen bank, are left alone.
@@ -54,13 +55,13 @@ class StoredState:
         self._stored = stored
         self._rank, self._size = rank, size
 
-    def give_weights(self, model: torch.nn.Module) -> None:
+    def give_weights(self, model: GPT) -> None:
         """Overwrite every parameter of a model that DeepSpeed has not wrapped yet, in the model's precision.
 
         Raises:
             UserError: the checkpoint is of another model, or damaged.
         """
-        parts = parts_of_rank(model, self._rank, self._size)
+        parts = parts_of_rank(model.inventory, self._rank, self._size)
         if self._size == 1:
             known = {part.name for own in parts.values() for part in own}
             unknown = sorted(self._stored.parameters.keys() - known)
@@ -82,7 +83,7 @@ class StoredState:
         Raises:
             UserError: the checkpoint is damaged.
         """
-        parts = parts_of_rank(engine.module, self._rank, self._size)
+        parts = parts_of_rank(engine.module.inventory, self._rank, self._size)
         steps: dict[int, int] = {}
         for own in slices_of_rank(engine):
             for part, start, values_start, length in overlaps(own.start, own.length, parts[own.name]):

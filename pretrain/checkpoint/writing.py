@@ -104,7 +104,7 @@ class Snapshot:
 
 def own_slices(engine: Any, context: ParallelContext) -> list[OwnSlice]:
     """Return the slices that this rank writes; all ranks' slices together are every element once."""
-    parts = parts_of_rank(engine.module, context.tensor_parallel_rank, context.tensor_parallel_size)
+    parts = parts_of_rank(engine.module.inventory, context.tensor_parallel_rank, context.tensor_parallel_size)
     own = []
     for source in slices_of_rank(engine):
         for part, start, source_start, length in overlaps(source.start, source.length, parts[source.name]):

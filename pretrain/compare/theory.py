@@ -1,8 +1,8 @@
-"""What the formulas say a run costs, to be put beside what was measured.
+"""The cost of a run by formula, to stand beside what was measured.
 
-FLOPs and parameter counts come from `counting`. Bytes of model states, summed over all ranks, for T trainable
-and F frozen parameters, w bytes a weight (2 in bf16, 4 in fp32), g bytes a gradient, on D data-parallel
-replicas:
+FLOPs and parameter counts come from `megatron_patches.recipe.counting`. Bytes of model states, summed over
+all ranks, for T trainable and F frozen parameters, w bytes a weight (2 in bf16, 4 in fp32), g bytes a
+gradient, on D data-parallel replicas:
 
     weights            T w D           under ZeRO-3 T w
     frozen bank        F w D           a buffer that ZeRO neither splits nor sees
@@ -22,12 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megatron_patches.errors import MethodError
-from pretrain.config.counting import (
-    count_attention,
+from megatron_patches.recipe.counting import (
+    CHECKPOINT_BYTES,
     count_parameters,
     executed_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import parse_config
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.tree import Config
@@ -41,7 +42,7 @@ _MASTER_WEIGHT = 4
 
 @dataclass(frozen=True)
 class Theory:
-    """By formula. FLOPs are per token of a training step; bytes are sums over ranks.
+    """Sizes and costs by formula. FLOPs are per token of a training step; bytes are sums over ranks.
 
     Of a run of several phases, parameters and bytes are those of the last one, as in audit.json, and executed
     FLOPs the mean over all steps.
@@ -55,7 +56,7 @@ class Theory:
 
 
 def expected_cost(run: FinishedRun) -> Theory | None:
-    """The formulas at this run's settings; None if its config is not one that this version understands."""
+    """Return the formulas' values at a run's settings; None if this version cannot read them."""
     try:
         config = parse_config(run.config)
     except (UserError, MethodError):
@@ -78,29 +79,25 @@ def expected_cost(run: FinishedRun) -> Theory | None:
             frozen_bytes=size.frozen_parameters * weight * replicas,
             gradient_bytes=held * gradient * (1 if stage >= 2 else replicas),
             optimizer_state_bytes=held * (_ADAM_MOMENTS + master) * (replicas if stage == 0 else 1),
-            checkpoint_bytes=size.trainable_parameters * (_ADAM_MOMENTS + _MASTER_WEIGHT),
+            checkpoint_bytes=size.trainable_parameters * CHECKPOINT_BYTES,
         ),
     )
 
 
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
-    """(parameters, model and executed FLOPs per token): the one call of the formulas."""
-    shape = config.shape()
-    attention = [count_attention(shape, config.policy(), phase.number) for phase in phases]
+    """Return (parameters, model and executed FLOPs per token)."""
+    shape, policy = config.shape(), config.policy()
     ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
     flops = [
-        (end - phase.first_step) * executed_flops_per_token(shape, count)
-        for phase, end, count in zip(phases, ends, attention, strict=True)
+        (end - phase.first_step) * executed_flops_per_token(shape, policy, phase.number)
+        for phase, end in zip(phases, ends, strict=True)
     ]
-    count = count_parameters(shape, attention[-1])
-    model_flops = model_flops_per_token(shape, attention[-1])
-    return ModelSize(count.trainable, count.frozen), model_flops, sum(flops) / config.total_steps
+    count = count_parameters(shape, policy, phases[-1].number)
+    size = ModelSize(count.trainable, count.frozen)
+    return size, model_flops_per_token(shape, policy), sum(flops) / config.total_steps
 
 
 def _not_split(config: Config, phase: Phase) -> int:
-    """Parameters that every tensor-parallel rank holds whole: norms, learned positions, low-rank inputs."""
-    d, shape, policy = config.model.hidden_size, config.shape(), config.policy()
-    layers, groups = shape.num_layers, shape.num_query_groups
-    frozen = sum(map(bool, policy.frozen_groups(layers, groups, phase.number)))
-    low_rank = 2 * policy.low_rank * d * frozen if "low_rank" in policy.adapters else 0
-    return 4 * d * layers + 2 * d + (shape.sequence_length * d if shape.learned_positions else 0) + low_rank
+    """Return the parameters that every tensor-parallel rank holds whole."""
+    every = tensors(config.shape(), config.policy(), phase.number)
+    return sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)

@@ -9,6 +9,5 @@ load        the way to get a configuration: text, then tree, then refusals
 deepspeed   the dictionary that DeepSpeed is given
 phases      when a run begins to train more
 schedule    learning rate as a function of the step
-counting    parameters and FLOPs as formulas
 show        the verb of that name
 """

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_patches.bank.factors import block_sizes
-from pretrain.config.counting import (
-    count_attention,
+from megatron_patches.recipe.counting import (
     count_parameters,
     executed_flops_per_token,
     model_flops_per_token,
@@ -70,11 +69,10 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
 
 def summary_rows(config: Config) -> list[tuple[str, str]]:
     """(name, value) of what follows from the configuration: parameters, length, arithmetic."""
-    shape = config.shape()
-    attention = count_attention(shape, config.policy())
-    count = count_parameters(shape, attention)
-    model_flops = model_flops_per_token(shape, attention)
-    saved = 1 - executed_flops_per_token(shape, attention) / model_flops
+    shape, policy = config.shape(), config.policy()
+    count = count_parameters(shape, policy)
+    model_flops = model_flops_per_token(shape, policy)
+    saved = 1 - executed_flops_per_token(shape, policy) / model_flops
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
         ("parameters, trainable", f"{count.trainable:,} ({count.trainable / 1e6:.1f} M)"),
@@ -112,8 +110,7 @@ def _deepspeed_text(config: Config) -> str:
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
-    shape = config.shape()
-    count = count_parameters(shape, count_attention(shape, config.policy(), phase.number))
+    count = count_parameters(config.shape(), config.policy(), phase.number)
     layers = ", ".join(map(str, phase.newly_trainable))
     return (
         f"from step {phase.first_step:,} on",

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from data_pipeline.io.files import sync
-from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.tree import Config
 from pretrain.ranks.devices import MACHINE, gpu_index, use_cuda, why_no_cuda
 from pretrain.runs.directory import RunDirectory
@@ -86,9 +86,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
     """
     directory = RunDirectory(config.run_path).checkpoints
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
-    shape = config.shape()
-    count = count_parameters(shape, count_attention(shape, config.policy()))
-    size = checkpoint_bytes(count)
+    size = count_parameters(config.shape(), config.policy()).checkpoint_bytes
     have = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
     needed = max(size, (max(1, config.checkpoint.keep_last) + 1) * size - have)
     free = shutil.disk_usage(there).free

@@ -21,7 +21,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.projections import Part, gains, rows
+from pretrain.export.projections import NORM, Part, check_adapters, gains, rows
 from pretrain.export.weight_files import Weight
 
 MODELING_FILE = "modeling_ora.py"
@@ -241,7 +241,8 @@ def architecture_of(config: Config) -> Architecture:
             f"attention.variant={config.attention.variant} has learned scores in place of queries and keys, "
             "and no class of transformers computes attention so: such a run cannot be exported"
         )
-    normed = "qk_norm" in policy.adapters
+    check_adapters(policy.adapters)
+    normed = NORM in policy.adapters
     if config.model.position_embedding == "rope":
         return Rotary(config, normed)
     width = config.model.num_attention_heads * config.head_dim

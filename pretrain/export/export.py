@@ -18,7 +18,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 import pretrain
-from pretrain.config.counting import count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.phases import phase_at
 from pretrain.export.agreement import (
     LogitAgreement,
@@ -31,7 +31,7 @@ from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers, versions
-from pretrain.export.projections import folds
+from pretrain.export.projections import folded_adapters
 from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
@@ -107,7 +107,7 @@ def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, dir
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
     layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
-    if not any(folds(linear) for linear in layers):
+    if not any(folded_adapters(linear) for linear in layers):
         return []
     return [name for name in run.config.policy().adapters if name != "qk_norm"]
 
@@ -128,7 +128,7 @@ def _facts(
     """Return what export.json states of the weights: origin, frozen rows, agreement of the logits."""
     config, loss = run.config, run.validation_loss
     phase = phase_at(config, run.step).number
-    count = count_parameters(config.shape(), count_attention(config.shape(), config.policy(), phase))
+    count = count_parameters(config.shape(), config.policy(), phase)
     groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups, phase)
     ranges = [architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen]
     return {

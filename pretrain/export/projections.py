@@ -8,6 +8,7 @@ linear: its gains stay separate, and a logit scale after the norm is folded into
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -15,8 +16,12 @@ from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.bank.orthonormal import ROLES, Role
+from megatron_patches.recipe.adapters import ADAPTERS, in_order
+from pretrain.errors import UserError
 
 Part = Literal["query", "key", "value"]
+NORM, SCALE = "qk_norm", "logit_scale"
+"""The adapter that has classes of its own in the export, and the one that may come after it."""
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
@@ -36,8 +41,8 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
     """Return the frozen and trainable heads of a layer that has a frozen bank."""
     head_dim = linear.recipe.head_dim
-    shards = {name: shard for name, _, shard in linear.frozen_shards(exact=True)}
-    frozen = _folded(linear, role, shards[role].unflatten(0, (-1, head_dim)))
+    shards = {name: rows.unflatten(0, (-1, head_dim)) for name, _, rows in linear.frozen_shards(exact=True)}
+    frozen = _folded(linear, role, shards)
     if linear.trained_query_key is None:
         return frozen
     sizes = [len(linear.heads.trainable[name]) for name in ROLES]
@@ -46,30 +51,31 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
     return torch.cat((frozen, trained.to(frozen.dtype))).index_select(0, order)
 
 
-def _folded(linear: FrozenQueryKeyValueLinear, role: Role, frozen: torch.Tensor) -> torch.Tensor:
-    adapters = linear.adapters
-    if adapters is None or not folds(linear):
-        return frozen
-    frozen = frozen.double()
-    up = adapters.up_query if role == "query" else adapters.up_key
-    if up is not None and linear.low_rank_down is not None:
-        down = linear.low_rank_down.double().chunk(2)[ROLES.index(role)]
-        frozen = frozen + (up.double() @ down).view_as(frozen)
-    if role == "query":
-        if adapters.core is not None:
-            frozen = torch.einsum("hde,hen->hdn", adapters.core.double(), frozen)
-        if adapters.logit_scale is not None and adapters.query_gain is None:
-            frozen = frozen * adapters.logit_scale.double()[:, None, None]
-    return frozen
+def _folded(linear: FrozenQueryKeyValueLinear, role: Role, rows: Mapping[Role, torch.Tensor]) -> torch.Tensor:
+    """Frozen rows `[heads, head_dim, hidden]` of a role, in float64 if adapters are folded in.
+
+    The adapters are applied to the rows' columns, the queries and keys of unit vectors.
+    """
+    names = folded_adapters(linear)
+    if linear.adapters is None or not names:
+        return rows[role]
+    query, key = (rows[name].double().permute(2, 0, 1).unsqueeze(1) for name in ROLES)
+    shared = {name: getattr(linear, name).double().t().unsqueeze(1) for name in linear.shared_adapters}
+    corrected = linear.adapters.apply_some(names, query, key, shared)
+    return corrected[ROLES.index(role)].squeeze(1).permute(1, 2, 0)
 
 
-def folds(linear: torch.nn.Module) -> bool:
-    """Return whether an adapter of the layer is folded into its rows, which are then not the bank's."""
+def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
+    """Return the names of the adapters that go into the layer's rows: these are then not the bank's."""
+    return _around_the_norm(linear)[0]
+
+
+def _around_the_norm(linear: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of the adapters before the norm of queries and keys, and of those after it."""
     adapters = getattr(linear, "adapters", None)
-    if adapters is None:
-        return False
-    scaled = adapters.logit_scale is not None and adapters.query_gain is None
-    return scaled or adapters.core is not None or adapters.up_query is not None
+    names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
+    norm = names.index(NORM) if NORM in names else len(names)
+    return names[:norm], names[norm + 1 :]
 
 
 def gains(attention: SelfAttention, role: Role) -> torch.Tensor:
@@ -79,11 +85,27 @@ def gains(attention: SelfAttention, role: Role) -> torch.Tensor:
     count = config.num_attention_heads if role == "query" else config.num_query_groups
     all_heads = torch.full((count, head_dim), float("nan"), dtype=torch.float64)
     adapters = getattr(linear, "adapters", None)
-    if adapters is None or adapters.query_gain is None:
+    if adapters is None or NORM not in adapters.steps:
         return all_heads
-    gain = (adapters.query_gain if role == "query" else adapters.key_gain).detach().double().cpu()
-    gain = gain.view(-1, head_dim)
-    if role == "query" and adapters.logit_scale is not None:
-        gain = gain * adapters.logit_scale.detach().double().cpu()[:, None]
-    all_heads[list(linear.heads.frozen[role])] = gain
+    both = (adapters.query_gain, adapters.key_gain)
+    query, key = (gain.detach().double().view(1, 1, -1, head_dim) for gain in both)
+    scaled = adapters.apply_some(_around_the_norm(linear)[1], query, key, {})
+    all_heads[list(linear.heads.frozen[role])] = scaled[ROLES.index(role)].detach()[0, 0].cpu()
     return all_heads
+
+
+def check_adapters(names: Iterable[str]) -> None:
+    """Refuse adapters that no class of transformers computes and that cannot be folded into weights.
+
+    Raises:
+        UserError: names the adapter.
+    """
+    chosen = [adapter.name for adapter in in_order(names)]
+    for place, name in enumerate(chosen):
+        after_norm = NORM in chosen[:place] and name != SCALE
+        if name != NORM and (after_norm or not ADAPTERS[name].linear):
+            reason = f"behind {NORM}" if after_norm else "which is not linear in the layer's input"
+            raise UserError(
+                f"attention.adapters has {name}, {reason}, and no class of transformers computes attention "
+                "so: such a run cannot be exported"
+            )

@@ -7,10 +7,9 @@ zero, another activation, scaled rotation) is refused, naming the first differen
 from __future__ import annotations
 
 import json
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from megatron_patches.bank.initial_weights_file import bank_name
+from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from megatron_patches.recipe.tensors import ModelShape, tensors, weight_shapes
 from pretrain.errors import UserError
 from pretrain.export.weight_files import Weight
 
@@ -138,29 +139,18 @@ class SourceModel(ABC):
                 )
 
     def check_shapes(self) -> None:
-        """Check the weights' shapes against config.json. Raises UserError: one is missing or differs."""
+        """Raises UserError: a weight is not there, or has another shape than config.json makes it."""
         model = self.model
-        hidden, ffn = model["hidden_size"], model["ffn_hidden_size"]
-        queries, keys = (
-            model[heads] * model["head_dim"] for heads in ("num_attention_heads", "num_query_groups")
-        )
-        shapes = {
-            "embedding.word": (model["vocab_size"], hidden),
-            "embedding.position": (model.get("max_positions"), hidden),
-            "output": (model["vocab_size"], hidden),
-            "attention.query": (queries, hidden),
-            "attention.key": (keys, hidden),
-            "attention.value": (keys, hidden),
-            "attention.proj": (hidden, queries),
-            "mlp.fc1": (ffn, hidden),
-            "mlp.fc2": (hidden, ffn),
-        }
+        sizes = {field.name: model[field.name] for field in fields(ModelShape) if field.name in model}
+        positions = model.get("max_positions", 0)
+        learned = "max_positions" in model
+        shape = ModelShape(**sizes, sequence_length=positions, learned_positions=learned)
+        shapes = weight_shapes(tensors(shape, VARIANTS[ORDINARY]))
         for weight in self.weights():
-            kind = re.sub(r"^layer\.\d+\.", "", weight.name)
-            if weight.shape != shapes.get(kind, (hidden,)):
+            if weight.shape != shapes[weight.name]:
                 raise UserError(
                     f"{self.directory}: {weight.name} has the shape {weight.shape}, and its config.json "
-                    f"makes it {shapes.get(kind, (hidden,))}"
+                    f"makes it {shapes[weight.name]}"
                 )
 
     def _norm(self, ours: str, theirs: str) -> Iterator[Weight]:

@@ -14,6 +14,7 @@ from megatron_patches.engine.compat import allow_graphs, keep_kernels_apart
 from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.deepspeed import zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -44,6 +45,7 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         share_embeddings_and_output_weights=config.model.tied_embeddings,
         cross_entropy=config.performance.cross_entropy,
         flash_documents=flash_documents(config, context.device),
+        inventory=tensors(config.shape(), policy, phase),
     )
     for layer in model.decoder.layers:
         layer.recompute_in_backward(config.performance.recompute)

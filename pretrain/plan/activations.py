@@ -1,121 +1,186 @@
-"""What autograd keeps between forward and backward on one rank, tensor by tensor.
+"""Activations that autograd keeps between forward and backward on one rank, tensor by tensor.
 
 Each entry is a storage that a saved-tensor hook sees once; weights are not among them. A test holds the sum
 to what hooks measure on the CPU. On CUDA two things differ: attention with dropout stays in a fused kernel,
 which keeps no probabilities, and a dropout mask is a byte an element.
 
-Symbols as in `config.counting`; T = batch × sequence_length tokens of a micro batch, of which a rank keeps
-T / tensor-parallel size between its products under sequence parallelism.
+Queries, keys and values are followed from the projection through the adapters, which declare what they keep
+(`megatron_patches.recipe.adapters`), to the kernel.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from pretrain.config.tree import Config
-from pretrain.plan.queries import attention_activations, queries_and_keys
-from pretrain.plan.sizes import Sizes
-from pretrain.plan.states import FP32
-from pretrain.plan.tensors import LayerHeads
+from megatron_patches.recipe.adapters import Storage, Trace, in_order
+from megatron_patches.recipe.tensors import adapter_sizes
+from pretrain.plan.workload import FP32, LayerHeads, Workload
 
 INT64 = 8
 
 
-def logits_kept(config: Config, sizes: Sizes) -> int:
-    """Bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
-    element = {"megatron": FP32, "in_place": sizes.element, "chunked": 0}[config.performance.cross_entropy]
-    return sizes.tokens * (sizes.vocabulary * element + INT64 + 1)
+def logits_kept(work: Workload) -> int:
+    """Return the bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
+    element = {"megatron": FP32, "in_place": work.layout.element, "chunked": 0}
+    return work.tokens * (work.vocabulary * element[work.performance.cross_entropy] + INT64 + 1)
 
 
-def activation_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:
-    """Bytes kept by embedding, layers and last norm; without the logits."""
-    alike: Counter[LayerHeads | None] = Counter(layers or [None] * config.model.num_layers)
-    return sum(around_the_layers(config, sizes).values()) + sum(
-        count * sum(layer_activations(config, sizes, heads).values()) for heads, count in alike.items()
+def activation_bytes(work: Workload, rank: int) -> int:
+    """Return the bytes kept by embedding, layers and last norm of a tensor-parallel rank; no logits."""
+    alike: Counter[LayerHeads | None] = Counter(work.layer_heads(rank) or [None] * work.shape.num_layers)
+    return sum(_around_the_layers(work).values()) + sum(
+        count * sum(_layer(work, heads).values()) for heads, count in alike.items()
     )
 
 
-def around_the_layers(config: Config, sizes: Sizes) -> dict[str, int]:
-    """{what: bytes} of embedding and last norm."""
-    residual = sizes.between * sizes.hidden
+def recomputed_bytes(work: Workload, rank: int) -> int:
+    """Return what the backward pass of one layer makes again, of the layer where that is most."""
+    layers, recompute = work.layer_heads(rank), work.performance.recompute
+    if recompute == "none":
+        return 0
+    if recompute == "query_key":
+        return max((_remade_queries_and_keys(work, heads) for heads in layers), default=0)
+    mlp = sum(_mlp(work).values()) if recompute == "full" else 0
+    return mlp + max(sum(_attention(work, heads).values()) for heads in layers or (None,))
+
+
+def _around_the_layers(work: Workload) -> dict[str, int]:
+    """Return {storage: bytes} of embedding and last norm."""
     return {
-        "token and position ids": (sizes.tokens + sizes.length) * INT64,
-        "embedding's dropout mask": residual * sizes.mask if config.model.dropout else 0,
-        "last norm": 2 * residual * sizes.element + _norm_statistics(sizes),
+        "token and position ids": (work.tokens + work.shape.sequence_length) * INT64,
+        "embedding's dropout mask": _residual_mask(work),
+        "last norm": 2 * _residual(work) + _norm_statistics(work),
     }
 
 
-def layer_activations(config: Config, sizes: Sizes, heads: LayerHeads | None) -> dict[str, int]:
-    """{what: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
+def _layer(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
+    """Return {storage: bytes} of one layer until its backward pass; `heads` is None for a synthesizer.
 
     Of a part that is recomputed only the input is kept (`performance.recompute`).
     """
-    recompute = config.performance.recompute
-    if recompute == "full":
-        return {"input of the layer": sizes.between * sizes.hidden * sizes.element}
-    if recompute == "attention":
-        attention = {"input of the attention": sizes.between * sizes.hidden * sizes.element}
-    else:
-        attention = _attention_part(config, sizes, heads)
-    return attention | _mlp_part(config, sizes)
+    if work.performance.recompute == "full":
+        return {"input of the layer": _residual(work)}
+    if work.performance.recompute == "attention":
+        return {"input of the attention": _residual(work)} | _mlp(work)
+    return _attention(work, heads) | _mlp(work)
 
 
-def recomputed_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:
-    """What the backward pass of one layer makes again, of the layer where that is most."""
-    if config.performance.recompute == "none":
-        return 0
-    if config.performance.recompute == "query_key":
-        return max((queries_and_keys(config, sizes, heads) for heads in layers), default=0)
-    mlp = sum(_mlp_part(config, sizes).values()) if config.performance.recompute == "full" else 0
-    return mlp + max(sum(_attention_part(config, sizes, heads).values()) for heads in layers or (None,))
-
-
-def _attention_part(config: Config, sizes: Sizes, heads: LayerHeads | None) -> dict[str, int]:
-    residual = sizes.between * sizes.hidden
+def _attention(work: Workload, heads: LayerHeads | None) -> dict[str, int]:
     kept = {
-        "residual stream, before the attention's norm": residual * sizes.element,
-        "normalised, before the attention": residual * sizes.element,
-        "statistics of the attention's norm": _norm_statistics(sizes),
-        "context": sizes.tokens * sizes.heads * sizes.head_dim * sizes.element,
-        "dropout mask behind the attention": residual * sizes.mask if config.model.dropout else 0,
+        "residual stream, before the attention's norm": _residual(work),
+        "normalised, before the attention": _residual(work),
+        "statistics of the attention's norm": _norm_statistics(work),
+        "context": work.heads * _head(work),
+        "dropout mask behind the attention": _residual_mask(work),
     }
-    if heads is None:
-        return kept | _synthesized(config, sizes)
-    return kept | attention_activations(config, sizes, heads)
+    return kept | (_synthesized(work) if heads is None else _query_key_value(work, heads))
 
 
-def _mlp_part(config: Config, sizes: Sizes) -> dict[str, int]:
-    residual = sizes.between * sizes.hidden
+def _mlp(work: Workload) -> dict[str, int]:
     return {
-        "residual stream, before the MLP's norm": residual * sizes.element,
-        "normalised, before the MLP": residual * sizes.element,
-        "statistics of the MLP's norm": _norm_statistics(sizes),
-        "inner width of the MLP, before and after GELU": 2 * sizes.tokens * sizes.ffn * sizes.element,
-        "dropout mask behind the MLP": residual * sizes.mask if config.model.dropout else 0,
+        "residual stream, before the MLP's norm": _residual(work),
+        "normalised, before the MLP": _residual(work),
+        "statistics of the MLP's norm": _norm_statistics(work),
+        "inner width of the MLP, before and after GELU": 2 * work.tokens * work.ffn * work.layout.element,
+        "dropout mask behind the MLP": _residual_mask(work),
     }
 
 
-def _norm_statistics(sizes: Sizes) -> int:
-    return 2 * sizes.between * (FP32 if sizes.on_cuda else sizes.element)
+def _residual(work: Workload) -> int:
+    return work.between * work.shape.hidden_size * work.layout.element
 
 
-def _synthesized(config: Config, sizes: Sizes) -> dict[str, int]:
-    """Of attention whose probabilities belong to the heads: the same for every sample, unless a mask or
-    dropout makes them differ.
+def _residual_mask(work: Workload) -> int:
+    return work.between * work.shape.hidden_size * work.mask if work.dropout else 0
+
+
+def _norm_statistics(work: Workload) -> int:
+    return 2 * work.between * (FP32 if work.on_cuda else work.layout.element)
+
+
+def _head(work: Workload) -> int:
+    """Return the bytes of one head's queries, keys or values over a micro batch."""
+    return work.tokens * work.shape.head_dim * work.layout.element
+
+
+def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
+    """Return {storage: bytes} between the attention's norm and its output."""
+    head = _head(work)
+    queries, keys = heads.frozen_queries * head, heads.frozen_keys * head
+    if heads.patched:
+        product, value = Storage("products with frozen rows", queries + keys), work.groups * head
+        values = Storage("values", value)
+    else:
+        product = values = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
+    trace = Trace(work.tokens, work.layout.element, queries, keys, product, product)
+    if heads.patched:
+        for adapter in in_order(work.policy.adapters):
+            adapter.keep(trace, adapter_sizes(work.shape, work.policy))
+        if heads.trained_queries:  # put together in the heads' order: copies
+            trace.query = Storage("queries", work.heads * head)
+            trace.key = Storage("keys", work.groups * head)
+    elif work.heads != work.groups:  # the queries of a group are no regular view
+        trace.query = Storage("queries", work.heads * head)
+    if not work.shape.learned_positions:
+        trace.query = Storage("rotated queries", work.heads * head)
+        trace.key = Storage("rotated keys", work.groups * head)
+    _attend(work, trace, values, bool(_remade_queries_and_keys(work, heads)))
+    if work.policy.penalty:
+        rows = (work.heads + work.groups) * work.shape.head_dim
+        trace.save(Storage("deviation from orthonormal rows", rows * work.shape.head_dim * FP32))
+    return trace.saved
+
+
+def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
+    """Return the bytes of the queries and keys of a layer that are made again in backward, and only they."""
+    kernel_keeps_them = work.on_cuda or not work.dropout
+    only_frozen = heads.frozen_queries > 0 and not heads.trained_queries
+    alone = work.performance.recompute == "query_key" and not work.masked
+    if not (alone and only_frozen and kernel_keeps_them):
+        return 0
+    return (work.heads + work.groups) * _head(work)
+
+
+def _attend(work: Workload, trace: Trace, values: Storage, remade: bool) -> None:
+    """Save what the kernel keeps beside its output."""
+    every = work.heads * _head(work)
+    square = work.batch * work.shape.sequence_length**2
+    if work.masked:
+        trace.save(Storage("mask", square * work.layout.element))
+        if work.heads != work.groups:
+            trace.key, values = Storage("repeated keys", every), Storage("repeated values", every)
+    if work.on_cuda or not work.dropout:
+        trace.save(values)
+        if not remade:
+            trace.save(trace.query, trace.key)
+        trace.save(Storage("log-sum-exp", work.tokens * work.heads * FP32))
+        return
+    # The CPU has no fused kernel with dropout: the probabilities before and after it, its mask, and scaled
+    # copies of the operands, all in fp32.
+    in_fp32 = every * FP32 // work.layout.element
+    trace.save(Storage("scaled queries and keys in fp32", 2 * in_fp32))
+    trace.save(values if work.layout.element == FP32 else Storage("values in fp32", in_fp32))
+    trace.save(Storage("probabilities", 3 * work.heads * square * FP32))
+
+
+def _synthesized(work: Workload) -> dict[str, int]:
+    """Return {storage: bytes} of attention whose probabilities belong to the heads.
+
+    They are the same for every sample, unless a mask or dropout makes them differ.
     """
-    policy, masked, dropout = config.policy(), config.data.reset_at_document_end, config.model.dropout > 0
-    square = sizes.heads * sizes.length**2
-    scores = square * (sizes.batch if masked else 1)
-    applied = square * (sizes.batch if masked or dropout else 1)
+    policy, element, length = work.policy, work.layout.element, work.shape.sequence_length
+    square = work.heads * length**2
+    scores = square * (work.batch if work.masked else 1)
+    applied = square * (work.batch if work.masked or work.dropout else 1)
     # In fp32 without dropout what softmax gives is what is applied.
-    shared = policy.trainable and sizes.element == FP32 and not dropout
-    kept = {"probabilities, as applied": 0 if shared else applied * sizes.element}
+    shared = policy.trainable and element == FP32 and not work.dropout
+    kept = {"probabilities, as applied": 0 if shared else applied * element}
     if not policy.trainable:
         return kept
     kept["probabilities in fp32"] = scores * FP32
-    kept["mask of what may be seen"] = sizes.length**2 * (sizes.batch if masked else 1)
-    kept["values"] = sizes.tokens * sizes.groups * sizes.head_dim * sizes.element
-    kept["dropout mask of the probabilities"] = applied * sizes.mask if dropout else 0
-    if policy.score_rank is not None and sizes.element < FP32:
-        kept["factors in fp32"] = 2 * sizes.heads * sizes.length * policy.score_rank * FP32
+    kept["mask of what may be seen"] = length**2 * (work.batch if work.masked else 1)
+    kept["values"] = work.groups * _head(work)
+    kept["dropout mask of the probabilities"] = applied * work.mask if work.dropout else 0
+    if policy.score_rank is not None and element < FP32:
+        kept["factors in fp32"] = 2 * work.heads * length * policy.score_rank * FP32
     return kept

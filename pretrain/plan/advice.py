@@ -1,9 +1,9 @@
-"""What fits a card, which switch brings how much if it does not, and what numbers of GPUs go."""
+"""Advice: what fits a card, which switch brings how much if a run does not, what numbers of GPUs go."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from megatron_patches.errors import MethodError
@@ -12,13 +12,13 @@ from pretrain.config.load import parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.plan.devices import Gpu
 from pretrain.plan.memory import memory_of
+from pretrain.plan.workload import workload_of
 
 
 @dataclass(frozen=True)
 class Change:
-    """Settings to change together, and what the peak is then."""
+    """Settings to change together, and the peak in bytes with them."""
 
     settings: tuple[str, ...]
     peak: int
@@ -27,9 +27,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Fit:
-    """Whether the run fits, and what would.
+    """The largest micro batch that fits, and changes that make a run fit.
 
     Attributes:
+        memory, peak: bytes of the card, and of the rank that needs most.
         micro_batch: the largest data.micro_batch_size that fits and divides the ranks' share; None: none.
         changes: where it does not fit, single changes and what each brings, the gentlest first.
     """
@@ -42,44 +43,50 @@ class Fit:
 
     @property
     def fits(self) -> bool:
+        """Return True if the run fits as it is."""
         return self.peak <= self.memory
 
 
-def fit_of(config: Config, world_size: int, gpu: Gpu) -> Fit:
-    """What fits `gpu`."""
-    memory, peak = int(gpu.memory_gb * 1e9), memory_of(config, world_size).peak
+def fit_of(config: Config, world_size: int, memory: int) -> Fit:
+    """Return what fits a card with `memory` bytes."""
+    peak = _peak(config, world_size)
     largest, at_largest = _largest_micro_batch(config, world_size, memory)
     changes: tuple[Change, ...] = ()
     if peak > memory:
-        changes = tuple(_changes(config, world_size, memory, largest))
+        changes = tuple(_changes(config, world_size, memory, peak, largest))
     return Fit(memory, peak, largest, at_largest, changes)
 
 
+def _peak(config: Config, world_size: int) -> int:
+    return memory_of(workload_of(config, world_size)).peak
+
+
 def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
-    """(size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
+    """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
     share = config.data.global_batch_size // config.data_parallel_size(world_size)
-    sizes = divisors(share)
-    low, high, found = 0, len(sizes) - 1, None
+    work, sizes = workload_of(config, world_size), divisors(share)
+    low, high, largest = 0, len(sizes) - 1, None
     while low <= high:
         middle = (low + high) // 2
-        peak = memory_of(_changed(config, {"data.micro_batch_size": sizes[middle]}), world_size).peak
+        peak = memory_of(replace(work, batch=sizes[middle])).peak
         if peak <= memory:
-            found, low = (sizes[middle], peak), middle + 1
+            largest, low = (sizes[middle], peak), middle + 1
         else:
             high = middle - 1
-    return found or (None, None)
+    return largest or (None, None)
 
 
-def _changes(config: Config, world_size: int, memory: int, micro_batch: int | None) -> Iterator[Change]:
-    """Each that is allowed and brings something."""
-    now = memory_of(config, world_size).peak
+def _changes(
+    config: Config, world_size: int, memory: int, now: int, micro_batch: int | None
+) -> Iterator[Change]:
+    """Yield each change that is allowed and brings the peak below `now` bytes."""
     for settings in _candidates(config, world_size, micro_batch):
         try:
             changed = _changed(config, settings)
             check_layout(changed, world_size)
         except (UserError, MethodError):
             continue  # this run cannot have it
-        peak = memory_of(changed, world_size).peak
+        peak = _peak(changed, world_size)
         if peak < now:
             named = tuple(f"{key}={_written(value)}" for key, value in settings.items())
             yield Change(named, peak, peak <= memory)
@@ -122,13 +129,13 @@ def _written(value: Any) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """In rising order."""
+    """Return all divisors in rising order."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def nearest_counts(config: Config, world_size: int) -> str:
-    """What to say of the numbers of GPUs that the batch divides; "" if that is not what is wrong."""
+    """Return the end of a refusal, numbers of GPUs that divide the batch; "" if `world_size` does."""
     size = config.parallel.tensor_model_parallel_size
     passes = config.data.global_batch_size // config.data.micro_batch_size
     counts = [size * ranks for ranks in divisors(passes)]
@@ -142,6 +149,6 @@ def nearest_counts(config: Config, world_size: int) -> str:
 
 
 def _around(counts: Sequence[int], count: int) -> list[int]:
-    """The next lower and the next higher, or itself."""
+    """Return the next lower and the next higher, or itself."""
     below = [known for known in counts if known <= count][-1:]
     return below if below == [count] else below + [known for known in counts if known > count][:1]

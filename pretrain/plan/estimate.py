@@ -1,14 +1,14 @@
-"""Everything about one configuration on a number of GPUs, and the same run with other attention beside it."""
+"""The estimate of a run on a number of GPUs, beside the same run with other attention."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_patches.errors import MethodError
-from pretrain.config.counting import (
+from megatron_patches.recipe.counting import (
     ParameterCount,
-    checkpoint_bytes,
     count_parameters,
     executed_flops_per_token,
     model_flops_per_token,
@@ -18,16 +18,14 @@ from pretrain.config.refusals import check_layout
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.advice import Fit, fit_of, nearest_counts
-from pretrain.plan.devices import Gpu, find_gpu
-from pretrain.plan.memory import Memory, memory_of
-from pretrain.plan.roofline import StepSeconds, counted_attention, flops_again_per_token, step_seconds
-from pretrain.plan.saving import Saving, saving
-from pretrain.plan.tensors import rank_tensors
+from pretrain.plan.memory import Memory, memory_of, rank_tensors
+from pretrain.plan.roofline import Gpu, StepSeconds, find_gpu, flops_again_per_token, step_seconds
+from pretrain.plan.workload import Workload, workload_of
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for, beside the configuration.
+    """A question to `plan`.
 
     Attributes:
         gpu: a name of the table, or the path of a card's description.
@@ -49,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the step's seconds come to.
+    """Rates and costs of the whole run.
 
     mfu and hfu count causal attention by half, mfu_full in full; None in fp32, which has no one peak.
     """
@@ -66,7 +64,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one step over all ranks: if all weights trained, with attention in full, and as executed."""
+    """FLOPs of one step over all ranks: if all weights trained, with attention in full, and as executed."""
 
     model: float
     model_full: float
@@ -74,8 +72,31 @@ class Flops:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006).
+
+    Attributes:
+        seconds: to write one, while no step is made.
+        best_seconds: the interval at which writing and work lost to failures cost least together, √(2 δ M)
+            with δ the seconds of one and M the mean time between failures of the whole job.
+        every_seconds: the configuration's interval; None: only at the end.
+        lost, lost_at_best: parts of the time that go into writing and lost work.
+    """
+
+    bytes: int
+    seconds: float
+    failure_hours: float
+    best_seconds: float
+    best_steps: int
+    every_steps: int
+    every_seconds: float | None
+    lost: float | None
+    lost_at_best: float
+
+
+@dataclass(frozen=True)
 class Estimate:
-    """One variant."""
+    """Memory, time and costs with one variant of attention."""
 
     variant: str
     parameters: ParameterCount
@@ -88,10 +109,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer. `baseline` is None where the configuration is of that variant already."""
+    """The answer to a request. `baseline` is None where the configuration is of that variant already.
+
+    Attributes:
+        work: of the configuration's own variant.
+    """
 
     request: Request
     config: Config
+    work: Workload
     gpu: Gpu
     nodes: int
     chosen: Estimate
@@ -100,7 +126,7 @@ class Plan:
 
 
 def make_plan(request: Request) -> Plan:
-    """Work it all out; builds nothing and imports no torch.
+    """Return the plan of a configuration; builds no model and imports no torch.
 
     Raises:
         UserError: as `load_config`; a number of GPUs among which the batch cannot be shared, with the
@@ -117,46 +143,62 @@ def make_plan(request: Request) -> Plan:
     return Plan(
         request=request,
         config=config,
+        work=workload_of(config, request.gpus),
         gpu=gpu,
         nodes=_nodes(request.gpus, gpu),
         chosen=estimate(config, gpu, request),
         baseline=None if beside is None else estimate(beside, gpu, request),
-        fit=fit_of(config, request.gpus, gpu),
+        fit=fit_of(config, request.gpus, int(gpu.memory_gb * 1e9)),
     )
 
 
 def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
-    """One configuration."""
-    shape, attention = counted_attention(config)
-    count, memory = count_parameters(shape, attention), memory_of(config, request.gpus)
-    seconds = step_seconds(config, request.gpus, gpu, memory.states, rank_tensors(config, 0).trainable)
-    tokens = config.tokens_per_step
-    flops = Flops(
-        model=tokens * model_flops_per_token(shape, attention),
-        model_full=tokens * model_flops_per_token(shape, attention, 1.0),
-        executed=tokens * (executed_flops_per_token(shape, attention) + flops_again_per_token(config)),
-    )
-    size = checkpoint_bytes(count)
-    nodes = _nodes(request.gpus, gpu)
+    """Return the estimate of one configuration."""
+    work, passes = workload_of(config, request.gpus), config.gradient_accumulation_steps(request.gpus)
+    count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
+    seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
+    flops = _flops(work, config.tokens_per_step)
     return Estimate(
         variant=config.attention.variant,
         parameters=count,
         memory=memory,
         flops=flops,
         seconds=seconds,
-        speed=_speed(config, gpu, request, flops, seconds.total),
+        speed=_speed(work, config.tokens_per_step, config.total_steps, gpu, request, flops, seconds.total),
         saving=saving(
-            size, config.checkpoint.every, seconds.total, nodes, request.write_gb_s, request.mtbf_hours
+            count.checkpoint_bytes,
+            config.checkpoint.every,
+            seconds.total,
+            _nodes(request.gpus, gpu),
+            request.write_gb_s,
+            request.mtbf_hours,
         ),
     )
 
 
-def _speed(config: Config, gpu: Gpu, request: Request, flops: Flops, step: float) -> Speed:
-    peak = request.gpus * gpu.peak_tflops * 1e12 * step if config.precision.dtype == "bf16" else None
-    hours = config.total_steps * step / 3600
+def _flops(work: Workload, tokens: int) -> Flops:
+    executed = executed_flops_per_token(work.shape, work.policy, work.phase)
+    return Flops(
+        model=tokens * model_flops_per_token(work.shape, work.policy),
+        model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
+        executed=tokens * (executed + flops_again_per_token(work)),
+    )
+
+
+def _speed(
+    work: Workload, tokens: int, steps: int, gpu: Gpu, request: Request, flops: Flops, step: float
+) -> Speed:
+    """
+    Args:
+        tokens: of a step.
+        steps: of the whole run.
+        step: seconds of one.
+    """
+    peak = request.gpus * gpu.peak_tflops * 1e12 * step if work.layout.dtype == "bf16" else None
+    hours = steps * step / 3600
     gpu_hours = hours * request.gpus
     return Speed(
-        tokens_per_second=config.tokens_per_step / step,
+        tokens_per_second=tokens / step,
         mfu=None if peak is None else flops.model / peak,
         mfu_full=None if peak is None else flops.model_full / peak,
         hfu=None if peak is None else flops.executed / peak,
@@ -167,12 +209,45 @@ def _speed(config: Config, gpu: Gpu, request: Request, flops: Flops, step: float
     )
 
 
+def saving(
+    size: int, every: int, step_seconds: float, nodes: int, write_gb_s: float, mtbf_hours: float
+) -> Saving:
+    """Return the cost of checkpoints.
+
+    Args:
+        size: bytes of one checkpoint.
+        every: steps between two; 0: only at the end.
+        write_gb_s: 1e9 bytes a second, of all ranks together.
+        mtbf_hours: mean time between failures of one node.
+    """
+    seconds = size / (write_gb_s * 1e9)
+    failure = mtbf_hours * 3600 / nodes
+    best = math.sqrt(2 * seconds * failure)
+    steps = max(1, round(best / step_seconds))
+    interval = every * step_seconds if every else None
+
+    def lost(after: float) -> float:
+        return min(1.0, seconds / after + after / (2 * failure))
+
+    return Saving(
+        bytes=size,
+        seconds=seconds,
+        failure_hours=failure / 3600,
+        best_seconds=steps * step_seconds,
+        best_steps=steps,
+        every_steps=every,
+        every_seconds=interval,
+        lost=None if interval is None else lost(interval),
+        lost_at_best=lost(steps * step_seconds),
+    )
+
+
 def _nodes(gpus: int, gpu: Gpu) -> int:
     return -(-gpus // gpu.gpus_per_node)
 
 
 def _with_variant(config: Config, variant: str) -> Config:
-    """The same run with another variant, and none of the axes that were set for its own."""
+    """Return the same run with another variant, and none of the axes that were set for its own."""
     values = config.resolved()
     values["attention"] = {"variant": variant}
     try:

@@ -1,24 +1,128 @@
-"""The memory of one rank, by kind, and its peak."""
+"""The memory of one rank, by kind, and its peak.
+
+States that last from step to step are exact: what the audit of an engine finds. Leans on how DeepSpeed 0.19
+cuts and pads: stages 1 and 2 flatten each group of the optimizer and round it up to 2 × the data-parallel
+ranks, stage 3 cuts every tensor for itself. A test compares each number with the audit of live engines. All
+else is an estimate.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
-from pretrain.config.deepspeed import deepspeed_settings, zero_stage
-from pretrain.config.tree import Config
+from megatron_patches.recipe.tensors import LOGITS_AT_A_TIME
 from pretrain.plan.activations import activation_bytes, recomputed_bytes
-from pretrain.plan.sizes import Sizes, rank_sizes
-from pretrain.plan.states import BYTES, FP32, Layout, States, rank_states
-from pretrain.plan.tensors import LayerHeads, RankTensors, rank_tensors
+from pretrain.plan.workload import BUCKET, BYTES, FP32, Layout, Workload
 
 CONTEXT_BYTES = 1_500_000_000
 """Assumed for the CUDA context, NCCL's own buffers, workspaces and what the allocator cannot fill."""
 
-LOGITS_AT_A_TIME = 2**23
-"""Of `megatron_patches.model.output`, which imports torch."""
 
-BUCKET = 500_000_000
-"""Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
+@dataclass(frozen=True)
+class RankTensors:
+    """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
+
+    Attributes:
+        weights: (elements, optimizer group) of every parameter; a group is the phase in which its weights
+            begin to train, and whether weight decay leaves them alone.
+        frozen: elements of buffers.
+    """
+
+    weights: tuple[tuple[int, tuple[int, bool]], ...]
+    frozen: int
+
+    @property
+    def trainable(self) -> int:
+        """Return the elements that train."""
+        return sum(elements for elements, _ in self.weights)
+
+
+def rank_tensors(work: Workload, rank: int) -> RankTensors:
+    """Return what tensor-parallel rank `rank` holds."""
+    weights, frozen = [], 0
+    for tensor in work.tensors():
+        elements = tensor.rank_elements(rank, work.layout.tensor_parallel_size)
+        if tensor.phase is None:
+            frozen += elements
+        else:
+            weights.append((elements, (tensor.phase, not tensor.decay)))
+    return RankTensors(tuple(weights), frozen)
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one rank that last from step to step.
+
+    Attributes:
+        gradients: what gradients are added up in, over micro batches and ranks.
+        autograd_gradients: what backward writes before that, where it is not the same tensor.
+        own_elements: trainable elements that this rank updates.
+    """
+
+    weights: int
+    frozen_bank: int
+    gradients: int
+    autograd_gradients: int
+    master_weights: int
+    adam_moments: int
+    own_elements: int
+
+    @property
+    def total(self) -> int:
+        """Return the sum of all."""
+        return (
+            self.weights
+            + self.frozen_bank
+            + self.gradients
+            + self.autograd_gradients
+            + self.master_weights
+            + self.adam_moments
+        )
+
+
+def rank_states(held: RankTensors, layout: Layout) -> States:
+    """Return the bytes of a rank; all data-parallel ranks hold equally much."""
+    own = _own_elements(held, layout)
+    keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
+    return States(
+        weights=(own if layout.zero_stage == 3 else held.trainable) * layout.element,
+        frozen_bank=held.frozen * layout.element,
+        gradients=_gradients(held.trainable, own, layout),
+        autograd_gradients=_as_backward_writes(held, layout),
+        master_weights=own * FP32 if keeps_masters else 0,
+        adam_moments=2 * own * FP32,
+        own_elements=own,
+    )
+
+
+def _own_elements(held: RankTensors, layout: Layout) -> int:
+    """Return the elements that one data-parallel rank updates, with the padding to equal shares."""
+    ranks = layout.data_parallel_size
+    if layout.zero_stage == 3:
+        return sum(-(-elements // ranks) for elements, _ in held.weights)
+    if layout.zero_stage == 0:
+        return held.trainable
+    groups: defaultdict[tuple[int, bool], int] = defaultdict(int)
+    for elements, group in held.weights:
+        groups[group] += elements
+    return sum(2 * -(-elements // (2 * ranks)) for elements in groups.values())
+
+
+def _as_backward_writes(held: RankTensors, layout: Layout) -> int:
+    """Return the gradients that are not yet added to their sum: all of them, or one at a time."""
+    if not layout.bf16_optimizer:
+        return 0
+    largest = max(elements for elements, _ in held.weights)
+    return (largest if layout.immediate_grad_update else held.trainable) * layout.element
+
+
+def _gradients(trainable: int, own: int, layout: Layout) -> int:
+    if layout.bf16_optimizer:
+        return own * layout.data_parallel_size * FP32
+    if layout.zero_stage >= 2:
+        return own * BYTES[layout.grad_accum_dtype]
+    return trainable * layout.element
 
 
 @dataclass(frozen=True)
@@ -45,96 +149,80 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Of the two moments that can need most, the end of a forward pass and the update, the larger."""
+        """Return the larger of two moments: the end of a forward pass, and the update."""
         passing = self.activations + max(self.logits, self.layer_gradients) + self.communication
         return self.states.total + self.context + max(passing, self.update)
 
 
-def layout_of(config: Config, world_size: int) -> Layout:
-    """How `world_size` ranks share the run."""
-    return Layout(
-        zero_stage(config, world_size),
-        config.precision.dtype,
-        config.precision.grad_accum_dtype,
-        config.data_parallel_size(world_size),
-        bool(deepspeed_settings(config, world_size).get("bf16", {}).get("immediate_grad_update")),
-        config.performance.overlap_reduction,
-    )
-
-
-def memory_of(config: Config, world_size: int, on_cuda: bool = True) -> Memory:
-    """The memory of the rank that needs most."""
-    size = config.parallel.tensor_model_parallel_size
+def memory_of(work: Workload) -> Memory:
+    """Return the memory of the rank that needs most."""
     # Frozen heads are spread over the layer, so ranks may hold unequal shares; else all are equal.
-    ranks = range(size if config.policy().frozen_heads else 1)
-    return max((_of_rank(config, world_size, rank, on_cuda) for rank in ranks), key=lambda found: found.peak)
+    ranks = range(work.layout.tensor_parallel_size if work.policy.frozen_heads else 1)
+    return max((_of_rank(work, rank) for rank in ranks), key=lambda memory: memory.peak)
 
 
-def _of_rank(config: Config, world_size: int, rank: int, on_cuda: bool) -> Memory:
-    tensors, sizes = rank_tensors(config, rank), rank_sizes(config, on_cuda)
-    layout = layout_of(config, world_size)
-    states = rank_states(tensors, layout)
+def _of_rank(work: Workload, rank: int) -> Memory:
+    held = rank_tensors(work, rank)
+    states = rank_states(held, work.layout)
     return Memory(
         states=states,
-        activations=activation_bytes(config, sizes, tensors.layers),
-        logits=logit_bytes(config, sizes),
-        layer_gradients=layer_gradient_bytes(config, sizes, tensors.layers),
-        communication=_communication(config, sizes, tensors, layout, world_size) if world_size > 1 else 0,
-        update=_update(tensors, states, layout),
-        context=CONTEXT_BYTES if on_cuda else 0,
+        activations=activation_bytes(work, rank),
+        logits=logit_bytes(work),
+        layer_gradients=layer_gradient_bytes(work, rank),
+        communication=_communication(work, held) if work.layout.world_size > 1 else 0,
+        update=_update(held, states, work.layout),
+        context=CONTEXT_BYTES if work.on_cuda else 0,
     )
 
 
-def logit_bytes(config: Config, sizes: Sizes) -> int:
-    """The most that logits need at once, in cross entropy.
+def logit_bytes(work: Workload) -> int:
+    """Return the most that logits need at once, in cross entropy.
 
     By megatron's own in bf16 the fp32 gradient beside its bf16 copy; in fp32 the gradient beside a new weight
     gradient of the output layer, which is then added to the one that is there. The others have no more than
     `LOGITS_AT_A_TIME` in fp32.
     """
-    logits, weight = sizes.tokens * sizes.vocabulary, sizes.vocabulary * sizes.hidden
+    element = work.layout.element
+    logits, weight = work.tokens * work.vocabulary, work.vocabulary * work.shape.hidden_size
     at_a_time = min(logits, LOGITS_AT_A_TIME)
-    if config.performance.cross_entropy == "in_place":
-        in_fp32 = 4 if sizes.element == FP32 else 8
-        return logits * sizes.element + max(at_a_time * in_fp32, weight * sizes.element)
-    if config.performance.cross_entropy == "chunked":
-        return at_a_time * 22 + weight * sizes.element
-    if config.precision.dtype == "bf16":
-        return logits * (FP32 + BYTES["bf16"])
+    if work.performance.cross_entropy == "in_place":
+        in_fp32 = 4 if element == FP32 else 8
+        return logits * element + max(at_a_time * in_fp32, weight * element)
+    if work.performance.cross_entropy == "chunked":
+        return at_a_time * 22 + weight * element
+    if work.layout.dtype == "bf16":
+        return logits * (FP32 + element)
     return (logits + weight) * FP32
 
 
-def layer_gradient_bytes(config: Config, sizes: Sizes, layers: tuple[LayerHeads, ...]) -> int:
-    """In the MLP: before and after GELU, of the residual stream twice, and a new weight gradient.
+def layer_gradient_bytes(work: Workload, rank: int) -> int:
+    """Return the gradients inside the MLP: before and after GELU, of the residual stream twice, of a weight.
 
     What is recomputed of a whole layer is there then too. Of the attention alone it is made later, when the
     gradients inside the MLP are gone.
     """
-    inner = 2 * sizes.tokens * sizes.ffn + sizes.hidden * sizes.ffn
-    in_mlp = (inner + 2 * sizes.tokens * sizes.hidden) * sizes.element
-    again = recomputed_bytes(config, sizes, layers)
-    return in_mlp + again if config.performance.recompute == "full" else max(in_mlp, again)
+    hidden = work.shape.hidden_size
+    inner = 2 * work.tokens * work.ffn + hidden * work.ffn
+    in_mlp = (inner + 2 * work.tokens * hidden) * work.layout.element
+    again = recomputed_bytes(work, rank)
+    return in_mlp + again if work.performance.recompute == "full" else max(in_mlp, again)
 
 
-def _communication(
-    config: Config, sizes: Sizes, tensors: RankTensors, layout: Layout, world_size: int
-) -> int:
-    """Buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
-    zero = deepspeed_settings(config, world_size).get("zero_optimization", {})
-    element = BYTES[layout.dtype]
-    bucket = min(int(zero.get("reduce_bucket_size", BUCKET)), tensors.trainable) * element
-    gathered = sizes.tokens * sizes.hidden * element if config.parallel.sequence_parallel else 0
-    if layout.zero_stage == 2:  # one bucket fills while the other is reduced
-        return gathered + bucket * (2 if zero.get("overlap_comm") else 1)
+def _communication(work: Workload, held: RankTensors) -> int:
+    """Return the buckets of DeepSpeed that are there while backward runs, and a gathered sequence."""
+    layout = work.layout
+    bucket = min(layout.reduce_bucket, held.trainable) * layout.element
+    gathered = work.tokens * work.shape.hidden_size * layout.element if layout.sequence_parallel else 0
+    if layout.zero_stage == 2:
+        return gathered + bucket * (2 if layout.overlap_comm else 1)
     if layout.zero_stage == 3:
-        live = min(int(zero.get("stage3_max_live_parameters", 10**9)), tensors.trainable) * element
-        return gathered + bucket + live
+        return gathered + bucket + min(layout.live_parameters, held.trainable) * layout.element
     return gathered + (bucket if layout.zero_stage == 1 and not layout.bf16_optimizer else 0)
 
 
-def _update(tensors: RankTensors, states: States, layout: Layout) -> int:
+def _update(held: RankTensors, states: States, layout: Layout) -> int:
     if layout.reduces_in_backward:
         return 0
     if layout.bf16_optimizer:
-        return min(tensors.trainable, BUCKET) * FP32 if layout.data_parallel_size > 1 else 0
+        return min(held.trainable, BUCKET) * FP32 if layout.data_parallel_size > 1 else 0
     return states.own_elements * FP32 if layout.zero_stage > 0 else 0

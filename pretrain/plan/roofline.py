@@ -1,28 +1,108 @@
-"""How long a step takes, part by part: each kernel at the rate its card is assumed to reach. An estimate.
+"""The cards, and how long a step takes on one of them, part by part. An estimate.
 
-What layers move was counted by reading the kernels. The traffic of the update, the curve of attention and the
-rates of collectives were solved from an earlier estimate's totals; nothing was fitted to a measurement.
-Products run at the rate of products, all else at the rate of memory. Nothing overlaps but what DeepSpeed
-and `training.reduction` reduce during backward.
+Every number of a card is an assumption until it is measured there. What layers move was counted by reading
+the kernels. The traffic of the update, the curve of attention and the rates of collectives were solved from
+an earlier estimate's totals; nothing was fitted to a measurement. Products run at the rate of products, all
+else at the rate of memory. Nothing overlaps but what DeepSpeed and `training.reduction` reduce in backward.
 """
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, fields
+from pathlib import Path
 
-from pretrain.config.counting import (
-    AttentionCount,
-    ModelShape,
-    count_attention,
-    executed_forward_flops_per_token,
-    score_products,
+from pydantic import Field, ValidationError
+
+from megatron_patches.recipe.adapters import in_order
+from megatron_patches.recipe.counting import forward_flops_per_token, multiplications, score_products
+from megatron_patches.recipe.tensors import adapter_sizes
+from pretrain.config.sources import is_file, read_yaml
+from pretrain.config.types import Number, Section
+from pretrain.errors import UserError
+from pretrain.plan.memory import States
+from pretrain.plan.workload import BYTES, FP32, Layout, Workload
+from pretrain.ranks.peak_flops import PEAK_BF16_TFLOPS
+
+_PEAK = dict(PEAK_BF16_TFLOPS)
+
+
+class Gpu(Section):
+    """A card, and the cluster around it. Rates are those that programs reach, not a data sheet's.
+
+    A user's own card is a YAML or JSON file with these fields.
+    """
+
+    name: str = Field(min_length=1, max_length=60, description="What it is called in the output.")
+    memory_gb: Number = Field(gt=0, description="Memory that torch reports, in 1e9 bytes.")
+    peak_tflops: Number = Field(gt=0, description="The data sheet's dense bf16 rate, for MFU and HFU.")
+    gemm_tflops: Number = Field(gt=0, description="bf16 products of forward and of input gradients.")
+    weight_gradient_tflops: Number = Field(gt=0, description="bf16 products of weight gradients.")
+    fp32_tflops: Number = Field(gt=0, description="Products in fp32, without TF32.")
+    attention_tflops: Number = Field(gt=0, description="Flash attention over long samples, causal half.")
+    attention_half_length: Number = Field(
+        default=400.0, ge=0, description="Length of samples at which it reaches half of that rate."
+    )
+    bandwidth_tb_s: Number = Field(
+        gt=0, description="Memory traffic of elementwise kernels, in 1e12 bytes/s."
+    )
+    node_gb_s: Number = Field(gt=0, description="Bus bandwidth of collectives inside a node, 1e9 bytes/s.")
+    network_gb_s: Number = Field(gt=0, description="The same over nodes, all GPUs of each at once.")
+    gpus_per_node: int = Field(default=8, ge=1, le=1024, description="GPUs of a node.")
+    watts: Number = Field(gt=0, description="Power of the board at full load; no host, no cooling.")
+
+
+_COLUMNS = (
+    *("name", "memory_gb", "peak_tflops", "gemm_tflops", "weight_gradient_tflops", "fp32_tflops"),
+    *("attention_tflops", "attention_half_length", "bandwidth_tb_s", "node_gb_s", "network_gb_s", "watts"),
 )
-from pretrain.config.phases import phases_of
-from pretrain.config.tree import Config
-from pretrain.plan.devices import Gpu
-from pretrain.plan.memory import layout_of
-from pretrain.plan.sizes import Sizes, rank_sizes
-from pretrain.plan.states import BYTES, FP32, Layout, States
+_CARDS = (
+    ("a100-40gb", 42.3, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.25, 230.0, 160.0, 400.0),
+    ("a100-80gb", 85.0, _PEAK["A100"], 225.0, 190.0, 16.0, 135.0, 350.0, 1.65, 230.0, 160.0, 400.0),
+    ("h100-80gb", 85.0, _PEAK["H100"], 600.0, 480.0, 50.0, 296.0, 580.0, 2.7, 370.0, 320.0, 700.0),
+    ("h200", 150.0, _PEAK["H100"], 600.0, 480.0, 50.0, 296.0, 580.0, 3.9, 370.0, 320.0, 700.0),
+    ("l40s", 47.7, _PEAK["L40S"], 210.0, 175.0, 60.0, 120.0, 350.0, 0.7, 20.0, 18.0, 350.0),
+)
+GPUS = {str(card[0]): Gpu.model_validate(dict(zip(_COLUMNS, card, strict=True))) for card in _CARDS}
+
+
+def find_gpu(name_or_path: str) -> Gpu:
+    """Return a card of the table by name, or one that a file describes.
+
+    Raises:
+        UserError: no such card and no such file, or the file does not describe a card.
+    """
+    if name_or_path.lower() in GPUS:
+        return GPUS[name_or_path.lower()]
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml", ".json") and not is_file(path):
+        close = difflib.get_close_matches(name_or_path.lower(), GPUS, n=1, cutoff=0.4)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise UserError(
+            f"--gpu '{name_or_path}' is not a card that is known; {hint}known: {', '.join(GPUS)}, or a YAML "
+            "or JSON file that describes yours"
+        )
+    return _described(read_yaml(path, name_or_path).values, name_or_path)
+
+
+def _described(values: dict[str, object], source: str) -> Gpu:
+    fields = Gpu.model_fields
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
+            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(fields)}"
+            raise UserError(f"card {source}: unknown key '{key}'; {hint}")
+    try:
+        return Gpu.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":
+            meaning = fields[key].description
+            raise UserError(f"card {source}: '{key}' is missing: {meaning}") from None
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"card {source}: '{key}' is {first['input']!r}: {reason}") from None
+
 
 FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
@@ -48,7 +128,7 @@ HOST_SECONDS = 1e-3
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Seconds of one optimizer step by part; the attributes are what takes them.
+    """Seconds of one optimizer step, by what takes them.
 
     Attributes:
         accumulation: adding a micro batch's gradients to the sum.
@@ -71,27 +151,26 @@ class StepSeconds:
 
     @property
     def total(self) -> float:
+        """Return the whole step."""
         return float(sum(getattr(self, part.name) for part in fields(self)))
 
 
-def step_seconds(config: Config, world_size: int, gpu: Gpu, states: States, trainable: int) -> StepSeconds:
-    """The step of one rank; all ranks work alike.
+def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainable: int) -> StepSeconds:
+    """Return the step of one rank; all ranks work alike.
 
     Args:
+        passes: micro batches of a step.
         states, trainable: of that rank, for what the update moves.
     """
-    sizes, layout = rank_sizes(config, on_cuda=True), layout_of(config, world_size)
-    passes = config.gradient_accumulation_steps(world_size)
-    products, attention = _products(config, sizes, gpu), _attention(config, sizes, gpu)
-    elementwise = _elementwise(config, sizes, layout.zero_stage) / _memory_rate(gpu)
-    entropy = (
-        sizes.tokens * sizes.vocabulary * BYTES_A_LOGIT[config.performance.cross_entropy] / _memory_rate(gpu)
-    )
-    accumulation = trainable * (18 if layout.bf16_optimizer else 12) / _memory_rate(gpu)
-    parallel = _tensor_parallel(config, sizes, gpu)
+    layout, memory_rate = work.layout, gpu.bandwidth_tb_s * 1e12
+    products, attention = _products(work, gpu), _attention(work, gpu)
+    elementwise = _elementwise(work) / memory_rate
+    entropy = work.tokens * work.vocabulary * BYTES_A_LOGIT[work.performance.cross_entropy] / memory_rate
+    accumulation = trainable * (18 if layout.bf16_optimizer else 12) / memory_rate
+    parallel = _tensor_parallel(work, gpu)
     one_pass = products + attention + elementwise + entropy + accumulation + parallel
-    launches = max(0.0, config.model.num_layers * LAUNCHES_A_LAYER * SECONDS_A_LAUNCH - one_pass)
-    reduction, gathering = _data_parallel(config, world_size, gpu, layout, trainable, passes, one_pass)
+    launches = max(0.0, work.shape.num_layers * LAUNCHES_A_LAYER * SECONDS_A_LAUNCH - one_pass)
+    reduction, gathering = _data_parallel(layout, gpu, trainable, passes, one_pass)
     return StepSeconds(
         products=passes * products,
         attention=passes * attention,
@@ -101,139 +180,135 @@ def step_seconds(config: Config, world_size: int, gpu: Gpu, states: States, trai
         tensor_parallel=passes * parallel,
         reduction=reduction,
         gathering=gathering,
-        update=_update_bytes(layout, states, trainable) / _memory_rate(gpu),
+        update=_update_bytes(layout, states, trainable) / memory_rate,
         launches=passes * launches,
         host=HOST_SECONDS,
     )
 
 
-def counted_attention(config: Config) -> tuple[ModelShape, AttentionCount]:
-    """Shape and attention in the phase of the run in which most trains."""
-    shape = config.shape()
-    return shape, count_attention(shape, config.policy(), len(phases_of(config)) - 1)
+def flops_again_per_token(work: Workload) -> float:
+    """Return the FLOPs executed beyond one forward and one backward pass; attention by its causal half."""
+    products = _products_again(work, _forward_products(work))
+    if work.performance.recompute in ATTENTION_ONCE:
+        return products
+    share = 1.0 if work.policy.synthesizer else 0.5
+    return products + work.shape.num_layers * 2 * score_products(work.shape, share)
 
 
-def _memory_rate(gpu: Gpu) -> float:
-    return gpu.bandwidth_tb_s * 1e12
+def _forward_products(work: Workload) -> float:
+    """Return the FLOPs a token of a forward pass of the whole model, without scores."""
+    return forward_flops_per_token(work.shape, work.policy, work.phase, causal_share=0)
 
 
-def _products(config: Config, sizes: Sizes, gpu: Gpu) -> float:
-    """Forward, input gradients, and the weight gradients of what trains."""
-    shape, attention = counted_attention(config)
-    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
-    weight_gradient = forward - (0 if attention.scores else 2 * attention.frozen)
-    forward_again = products_again(config, forward)
-    tokens = sizes.tokens / config.parallel.tensor_model_parallel_size
-    if config.precision.dtype == "fp32":
+def _frozen_products(work: Workload) -> int:
+    """Return the FLOPs a token of the products with frozen rows, or with their factors."""
+    return 2 * multiplications(tensor for tensor in work.tensors() if not tensor.trains)
+
+
+def _products(work: Workload, gpu: Gpu) -> float:
+    """Return the seconds of forward, of input gradients, and of the weight gradients of what trains."""
+    forward = _forward_products(work)
+    weight_gradient = forward - _frozen_products(work)
+    forward_again = _products_again(work, forward)
+    tokens = work.tokens / work.layout.tensor_parallel_size
+    if work.layout.dtype == "fp32":
         return tokens * (2 * forward + forward_again + weight_gradient) / (gpu.fp32_tflops * 1e12)
     seconds = (2 * forward + forward_again) / gpu.gemm_tflops + weight_gradient / gpu.weight_gradient_tflops
     return tokens * seconds / 1e12
 
 
-def products_again(config: Config, forward: float) -> float:
-    """FLOPs a token of the products that backward makes once more, of `forward` in all; without scores.
+def _products_again(work: Workload, forward: float) -> float:
+    """Return the FLOPs a token of the products that backward makes once more, without scores.
 
     Those of the logits by `chunked` cross entropy; those of a layer or its attention by recomputation.
+
+    Args:
+        forward: of the forward pass in all.
     """
-    shape, recompute = config.shape(), config.performance.recompute
+    shape = work.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size
     mlp = shape.num_layers * 4.0 * shape.hidden_size * shape.ffn_hidden_size
-    columns = config.policy().stored_columns(shape.hidden_size, shape.head_dim)
-    query_key = 2.0 * shape.num_layers * (shape.query_size + shape.key_size) * columns
-    attention = forward - logits - mlp
-    layers = {"none": 0.0, "query_key": query_key, "attention": attention, "full": forward - logits}[
-        recompute
-    ]
-    return layers + (logits if config.performance.cross_entropy == "chunked" else 0.0)
+    layers = {
+        "none": 0.0,
+        "query_key": float(_frozen_products(work)),
+        "attention": forward - logits - mlp,
+        "full": forward - logits,
+    }[work.performance.recompute]
+    return layers + (logits if work.performance.cross_entropy == "chunked" else 0.0)
 
 
-def flops_again_per_token(config: Config) -> float:
-    """Executed beyond one forward and one backward pass; attention by its causal half."""
-    shape, attention = counted_attention(config)
-    forward = executed_forward_flops_per_token(shape, attention, causal_share=0)
-    products = products_again(config, forward)
-    if config.performance.recompute in ATTENTION_ONCE:
-        return products
-    return products + shape.num_layers * 2 * score_products(shape, 1.0 if attention.scores else 0.5)
-
-
-def _attention(config: Config, sizes: Sizes, gpu: Gpu) -> float:
-    shape, attention = counted_attention(config)
-    forward_again = config.performance.recompute not in ATTENTION_ONCE
-    tokens = sizes.tokens * shape.num_layers / config.parallel.tensor_model_parallel_size
-    if attention.scores:  # one product with probabilities, over the full square
-        rate = gpu.fp32_tflops if config.precision.dtype == "fp32" else gpu.gemm_tflops
-        products = (2 if attention.frozen else 3) + forward_again
-        return tokens * score_products(shape, 1.0) * products / (rate * 1e12)
-    rate = gpu.attention_tflops * sizes.length / (sizes.length + gpu.attention_half_length)
-    if config.precision.dtype == "fp32":  # there is no flash kernel for it
+def _attention(work: Workload, gpu: Gpu) -> float:
+    forward_again = work.performance.recompute not in ATTENTION_ONCE
+    tokens = work.tokens * work.shape.num_layers / work.layout.tensor_parallel_size
+    if work.policy.synthesizer:  # one product with probabilities, over the full square
+        rate = gpu.fp32_tflops if work.layout.dtype == "fp32" else gpu.gemm_tflops
+        products = (3 if work.policy.trainable else 2) + forward_again
+        return tokens * score_products(work.shape, 1.0) * products / (rate * 1e12)
+    length = work.shape.sequence_length
+    rate = gpu.attention_tflops * length / (length + gpu.attention_half_length)
+    if work.layout.dtype == "fp32":  # there is no flash kernel for it
         rate = min(rate, gpu.fp32_tflops / 2)
     # A dense mask skips nothing. Documents attended one by one skip more than the causal half: by how much
     # depends on their lengths.
-    flash = config.performance.document_attention == "flash" and config.precision.dtype == "bf16"
-    share = 1.0 if config.data.reset_at_document_end and not flash else 0.5
+    flash = work.performance.document_attention == "flash" and work.layout.dtype == "bf16"
+    share = 1.0 if work.masked and not flash else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
-    return tokens * 2 * score_products(shape, share) * passes / (rate * 1e12)
+    return tokens * 2 * score_products(work.shape, share) * passes / (rate * 1e12)
 
 
-def _elementwise(config: Config, sizes: Sizes, zero_stage: int) -> float:
-    """Bytes that norms, dropout, residuals, GELU and what surrounds Q, K and V move in one pass."""
-    policy, dropout = config.policy(), config.model.dropout > 0
-    between = sizes.between * sizes.hidden * (26 + (10 if dropout else 0))
-    inner = sizes.tokens * sizes.ffn * 5
-    query_key = sizes.tokens * (sizes.heads + sizes.groups) * sizes.head_dim
+def _elementwise(work: Workload) -> float:
+    """Return the bytes that norms, dropout, residuals, GELU and the steps around Q, K, V move in a pass."""
+    policy, head_dim = work.policy, work.shape.head_dim
+    residual = work.tokens * work.shape.hidden_size
+    between = work.between * work.shape.hidden_size * (26 + (10 if work.dropout else 0))
+    inner = work.tokens * work.ffn * 5
+    query_key = work.tokens * (work.heads + work.groups) * head_dim
+    adapters, sizes = in_order(policy.adapters), adapter_sizes(work.shape, policy)
     frozen = not policy.trainable and not policy.synthesizer
-    joined = query_key * 2 if frozen else sizes.tokens * (sizes.heads + 2 * sizes.groups) * sizes.head_dim * 2
-    added = sizes.tokens * sizes.hidden * 3 * (1 + ("low_rank" in policy.adapters)) if frozen else 0
+    joined = query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
+    products = 1 + sum(weight.role is None for adapter in adapters for weight in adapter.weights(sizes))
+    added = residual * 3 * products if frozen else 0
     if policy.structured:  # small blocks: what the two products read and write takes longer than they do
-        joined += query_key * 6 + sizes.tokens * sizes.hidden * 3
-    rotary = query_key * 10 if config.model.position_embedding == "rope" else 0
-    passes = {"low_rank": 5, "core": 5, "qk_norm": 24, "logit_scale": 4}
-    adapters = sum(query_key * passes[name] for name in policy.adapters)
+        joined += query_key * 6 + residual * 3
+    rotary = 0 if work.shape.learned_positions else query_key * 10
+    corrected = query_key * sum(adapter.passes for adapter in adapters)
     mixed = query_key * 8 if policy.frozen_heads else 0
     scores = 0
     if policy.synthesizer:
         joined = rotary = 0
-        samples = sizes.batch if dropout or config.data.reset_at_document_end else 1
-        scores = samples * sizes.heads * sizes.length**2 * 24
-    moved = between + inner + joined + added + rotary + adapters + mixed + scores
-    share = COMPILED if config.performance.compiles(True, zero_stage) else 1.0
+        samples = work.batch if work.dropout or work.masked else 1
+        scores = samples * work.heads * work.shape.sequence_length**2 * 24
+    moved = between + inner + joined + added + rotary + corrected + mixed + scores
+    share = COMPILED if work.performance.compiles(True, work.layout.zero_stage) else 1.0
     remade = {"none": 0.0, "query_key": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}
-    again = remade[config.performance.recompute]
-    if config.performance.recompute == "query_key":  # made, and rotated
-        again += (query_key * 3 + sizes.tokens * sizes.hidden + rotary / 2) / moved
-    return config.model.num_layers * moved * sizes.element * (share + again)
+    again = remade[work.performance.recompute]
+    if work.performance.recompute == "query_key":  # made, and rotated
+        again += (query_key * 3 + residual + rotary / 2) / moved
+    return work.shape.num_layers * moved * work.layout.element * (share + again)
 
 
-def _tensor_parallel(config: Config, sizes: Sizes, gpu: Gpu) -> float:
-    """Four all-reduces a layer, or what sequence parallelism makes of them with one more gather each way."""
-    size = config.parallel.tensor_model_parallel_size
+def _tensor_parallel(work: Workload, gpu: Gpu) -> float:
+    """Return the seconds of four all-reduces a layer, or of their halves and a gather more each way."""
+    size = work.layout.tensor_parallel_size
     if size == 1:
         return 0.0
     rate = (gpu.node_gb_s if size <= gpu.gpus_per_node else gpu.network_gb_s) * 1e9
-    one = 2 * (size - 1) / size * sizes.tokens * sizes.hidden * sizes.element / rate
-    return one * (config.model.num_layers * (5 if config.parallel.sequence_parallel else 4) + 2)
+    one = 2 * (size - 1) / size * work.tokens * work.shape.hidden_size * work.layout.element / rate
+    return one * (work.shape.num_layers * (5 if work.layout.sequence_parallel else 4) + 2)
 
 
 def _data_parallel(
-    config: Config,
-    world_size: int,
-    gpu: Gpu,
-    layout: Layout,
-    trainable: int,
-    passes: int,
-    one_pass: float,
+    layout: Layout, gpu: Gpu, trainable: int, passes: int, one_pass: float
 ) -> tuple[float, float]:
-    """(reduction of gradients, gathering of weights), as far as nothing hides them."""
+    """Return the seconds of (reduction of gradients, gathering of weights) that nothing hides."""
     ranks = layout.data_parallel_size
     if ranks == 1:
         return 0.0, 0.0
-    size = config.parallel.tensor_model_parallel_size
     rate = gpu.node_gb_s * 1e9
-    if world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
-        rate = gpu.network_gb_s * 1e9 / min(size, gpu.gpus_per_node)
+    if layout.world_size > gpu.gpus_per_node:  # groups that stride over a node share its network
+        rate = gpu.network_gb_s * 1e9 / min(layout.tensor_parallel_size, gpu.gpus_per_node)
     once = (ranks - 1) / ranks * trainable / rate
-    weights, gradients = once * BYTES[layout.dtype], once * BYTES[layout.grad_accum_dtype]
+    weights, gradients = once * layout.element, once * BYTES[layout.grad_accum_dtype]
     if layout.zero_stage <= 1:
         hidden = one_pass * 2 / 3 if layout.reduces_in_backward else 0.0  # by the last pass's backward
         return max(0.0, 2 * gradients - hidden), weights if layout.zero_stage else 0.0
@@ -243,7 +318,7 @@ def _data_parallel(
 
 
 def _update_bytes(layout: Layout, states: States, trainable: int) -> float:
-    """Norm, clipping, staging copies and AdamW."""
+    """Return the bytes that norm, clipping, staging copies and AdamW move."""
     own = states.own_elements
     if layout.zero_stage == 0:
         return 8 * FP32 * trainable

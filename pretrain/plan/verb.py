@@ -1,4 +1,4 @@
-"""The verb `plan`."""
+"""The command line of `plan`."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ def plan(
 
     Example: python -m pretrain plan large --gpus 16 --gpu a100-80gb
     """
-    from pretrain.plan.as_json import as_json
     from pretrain.plan.estimate import Request, make_plan
-    from pretrain.plan.report import render
+    from pretrain.plan.report import as_json, render
 
     made = make_plan(
         Request(config, tuple(overrides or ()), gpus, gpu, baseline, price, mtbf_hours, write_gb_s)

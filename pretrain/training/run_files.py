@@ -10,18 +10,14 @@ from typing import Any
 import torch
 import yaml
 
+from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.layout import Layout
-from pretrain.config.counting import (
-    count_attention,
-    executed_flops_per_token,
-    model_flops_per_token,
-    peak_flops,
-)
 from pretrain.config.resume import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.peak_flops import peak_flops
 from pretrain.runs.directory import (
     CONTINUE,
     FINISHED,
@@ -155,12 +151,12 @@ def run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> Run
     """What telemetry counts with, in the phase that the engine is in."""
     shape, device = config.shape(), device_name(context.device)
     totals = trainer.audit["totals"]
-    attention = count_attention(shape, config.policy(), trainer.phase.number)
+    policy = config.policy()
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
-        model_flops_per_token=model_flops_per_token(shape, attention),
-        executed_flops_per_token=executed_flops_per_token(shape, attention),
+        model_flops_per_token=model_flops_per_token(shape, policy),
+        executed_flops_per_token=executed_flops_per_token(shape, policy, trainer.phase.number),
         peak_flops_per_device=peak_flops(device, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],

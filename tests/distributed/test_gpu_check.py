@@ -14,7 +14,7 @@ from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.card import attention_curve, card_of
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.stage import StageContext, StageReport, StageResult
-from pretrain.plan.devices import find_gpu
+from pretrain.plan.roofline import find_gpu
 from tests.ranks import ROOT, rank_environment
 
 STAGES = ("card", "parity", "structured", "large_2048")

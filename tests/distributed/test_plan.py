@@ -9,10 +9,8 @@ import pytest
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.plan.activations import activation_bytes, logits_kept
-from pretrain.plan.memory import layer_gradient_bytes, layout_of, logit_bytes
-from pretrain.plan.sizes import rank_sizes
-from pretrain.plan.states import rank_states
-from pretrain.plan.tensors import rank_tensors
+from pretrain.plan.memory import layer_gradient_bytes, logit_bytes, rank_states, rank_tensors
+from pretrain.plan.workload import workload_of
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 
@@ -152,8 +150,8 @@ def test_the_states_of_every_rank_are_those_that_the_audit_finds(
     )
     assert len(audits[number]) == RANKS
     for rank in audits[number]:
-        tensors = rank_tensors(config, rank["tensor_parallel_rank"])
-        states = rank_states(tensors, layout_of(config, RANKS))
+        work = workload_of(config, RANKS)
+        states = rank_states(rank_tensors(work, rank["tensor_parallel_rank"]), work.layout)
         assert {
             "trainable": states.weights,
             "frozen": states.frozen_bank,
@@ -176,18 +174,13 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
     kept: list[tuple[Config, list[int]]], number: int
 ) -> None:
     config, measured = kept[number]
-    sizes = rank_sizes(config, on_cuda=False)
+    work = workload_of(config, len(measured), on_cuda=False)
     for rank, found in enumerate(measured):
-        layers = rank_tensors(config, rank).layers
-        assert activation_bytes(config, sizes, layers) + logits_kept(config, sizes) == pytest.approx(
-            found, rel=0.05
-        )
+        assert activation_bytes(work, rank) + logits_kept(work) == pytest.approx(found, rel=0.05)
 
 
 def test_the_peak_of_a_pass_is_the_allocators() -> None:
     for config, measured in of_passes(PEAKS, "peaks"):
-        sizes = rank_sizes(config, on_cuda=False)
-        planned = activation_bytes(config, sizes, rank_tensors(config, 0).layers)
-        layers = rank_tensors(config, 0).layers
-        planned += max(logit_bytes(config, sizes), layer_gradient_bytes(config, sizes, layers))
+        work = workload_of(config, len(measured), on_cuda=False)
+        planned = activation_bytes(work, 0) + max(logit_bytes(work), layer_gradient_bytes(work, 0))
         assert measured == pytest.approx([planned] * len(measured), rel=0.05), config.to_yaml()

@@ -17,7 +17,7 @@ from data_pipeline.shards.samples import TrainingSamples
 from megatron_patches.bank.shards import digest
 from megatron_patches.engine.freeze import FROZEN_BUFFERS, audit_rank, frozen_layers, frozen_weights
 from megatron_patches.errors import MethodError
-from pretrain.config.counting import count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
@@ -60,7 +60,7 @@ def _engine(config: Config) -> dict[str, Any]:
         }
         ranks: list[Any] = [None] * run.context.world_size
         dist.all_gather_object(ranks, own)
-    counted = count_parameters(config.shape(), count_attention(config.shape(), config.policy()))
+    counted = count_parameters(config.shape(), config.policy())
     return {
         "file": json.loads((config.run_path / "audit.json").read_text()),
         "ranks": ranks,

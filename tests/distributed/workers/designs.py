@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pretrain.config.counting import count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.config.phases import phases_of
 from pretrain.ranks.signals import StopSignals
@@ -30,8 +30,7 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         assert (config.run_path / "state").read_text() == "stopped\n"
     train(config, StopSignals())
     records = list(read_metrics(config.run_path / "metrics.jsonl"))
-    attention = count_attention(config.shape(), config.policy(), phases_of(config)[-1].number)
-    counted = count_parameters(config.shape(), attention)
+    counted = count_parameters(config.shape(), config.policy(), phases_of(config)[-1].number)
     return {
         "loss": [record["loss/train"] for record in records],
         "gradient_norm": [record["optim/grad_norm"] for record in records],

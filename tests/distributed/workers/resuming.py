@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pretrain.config.counting import count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.ranks.signals import StopSignals
 from pretrain.training.loop import train
@@ -30,8 +30,7 @@ def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
             shutil.move(last, config.run_path / "uninterrupted")
         dist.barrier()
         assert train(config, StopSignals()) == "finished"
-        attention = count_attention(config.shape(), config.policy())
-        counted = count_parameters(config.shape(), attention)
+        counted = count_parameters(config.shape(), config.policy())
         answers.append(
             {
                 "counted": {"trainable": counted.trainable, "frozen": counted.frozen},

@@ -15,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from megatron_patches.bank.shards import digest
 from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.errors import MethodError
+from megatron_patches.recipe.counting import executed_flops_per_token
 from megatron_patches.recipe.policy import policy_for
 from megatron_patches.recipe.recipes import score_recipe
-from pretrain.config.counting import ModelShape, count_attention, executed_flops_per_token
+from megatron_patches.recipe.tensors import ModelShape
 from pretrain.model.build import token_losses
 from pretrain.ranks.groups import (
     LaunchEnvironment,
@@ -232,7 +233,7 @@ def _flops(context: ParallelContext, variant: str, trainable: bool) -> dict[str,
         tied_embeddings=True,
     )
     policy = policy_for(variant, {"trainable": trainable, "synthesizer_rank": rank_of(variant)})
-    per_token = executed_flops_per_token(shape, count_attention(shape, policy), causal_share=1.0)
+    per_token = executed_flops_per_token(shape, policy, causal_share=1.0)
     return {"torch": counter.get_total_flops(), "formula": BATCH * LENGTH * per_token}
 
 

@@ -7,19 +7,17 @@ from pathlib import Path
 import pytest
 
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.policy import policy_for
-from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
-from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import accept_identity
-from pretrain.config.counting import (
-    AttentionCount,
-    ModelShape,
-    count_attention,
+from megatron_patches.recipe.counting import (
     count_parameters,
     executed_flops_per_token,
     forward_flops_per_token,
     model_flops_per_token,
 )
+from megatron_patches.recipe.policy import QKPolicy, policy_for
+from megatron_patches.recipe.recipes import ScoreRecipe, score_recipe
+from megatron_patches.recipe.tensors import ModelShape
+from pretrain.checkpoint.format import About
+from pretrain.checkpoint.identity import accept_identity
 from pretrain.config.load import load_config
 from pretrain.config.show import summary_rows
 from pretrain.config.tree import Config
@@ -87,8 +85,7 @@ def test_parameters(trainable: bool) -> None:
     without_query_key = 109_942_272 - layers * 2 * d * d
     for variant, scores in ((RANDOM, heads * length**2), (FACTORIZED, 2 * heads * length * rank)):
         config = load_config("base", [variant, f"attention.trainable={str(trainable).lower()}"])
-        shape = config.shape()
-        count = count_parameters(shape, count_attention(shape, config.policy()))
+        count = count_parameters(config.shape(), config.policy())
         assert count.total == without_query_key + layers * scores
         assert count.frozen == (0 if trainable else layers * scores)
         shown = dict(summary_rows(config))
@@ -111,9 +108,8 @@ def test_flops_have_neither_projections_to_queries_and_keys_nor_their_products()
         assert model - executed_flops_per_token(shape, frozen) == layers * 2 * 0.5 * length * d
 
 
-def flops_of(config: Config) -> tuple[ModelShape, AttentionCount]:
-    shape = config.shape()
-    return shape, count_attention(shape, config.policy())
+def flops_of(config: Config) -> tuple[ModelShape, QKPolicy]:
+    return config.shape(), config.policy()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pretrain.config.counting import checkpoint_bytes, count_attention, count_parameters
+from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.doctor.checks import bank_facts
 from pretrain.doctor.collectives import WrongSum, all_reduce_speed
@@ -56,9 +56,8 @@ def test_size_of_a_checkpoint(tmp_path: Path, tiny_shards: Path) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "size", **sizes, precision__dtype="bf16")
     assert train_on_warm_ranks(overrides, 1).returncode == 0
     config = load_config("demo", overrides)
-    shape = config.shape()
-    count = count_parameters(shape, count_attention(shape, config.policy()))
-    assert newest_checkpoint_bytes(config.run_path) == pytest.approx(checkpoint_bytes(count), rel=0.03)
+    expected = count_parameters(config.shape(), config.policy()).checkpoint_bytes
+    assert newest_checkpoint_bytes(config.run_path) == pytest.approx(expected, rel=0.03)
 
 
 def test_the_bank_check_keeps_its_time_and_its_order(tmp_path: Path) -> None:

@@ -9,19 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config.counting import count_attention, count_parameters
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
 from pretrain.errors import UserError
 from pretrain.plan import report
 from pretrain.plan.advice import divisors, fit_of
-from pretrain.plan.as_json import as_json
-from pretrain.plan.devices import GPUS, find_gpu
-from pretrain.plan.estimate import Plan, Request, make_plan
+from pretrain.plan.estimate import Plan, Request, make_plan, saving
 from pretrain.plan.memory import memory_of
-from pretrain.plan.saving import saving
-from pretrain.plan.tensors import rank_tensors
-from tests.distributed.designs import DESIGNS
+from pretrain.plan.report import as_json
+from pretrain.plan.roofline import GPUS, find_gpu
+from pretrain.plan.workload import workload_of
 from tests.ranks import ROOT
 
 
@@ -29,19 +25,6 @@ def planned(
     config: str, *overrides: str, gpus: int = 16, gpu: str = "a100-80gb", price: float | None = None
 ) -> Plan:
     return make_plan(Request(config, overrides, gpus, gpu, "vanilla", price))
-
-
-@pytest.mark.parametrize("design", DESIGNS)
-def test_the_tensors_of_a_rank_add_up_to_the_formulas(design: str) -> None:
-    axes = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
-    for position in ("rope", "learned"):
-        changes = ["model.num_layers=2", f"model.position_embedding={position}", "run.device=cpu"]
-        config = load_config("demo", [*changes, "parallel.tensor_model_parallel_size=1", *axes])
-        count = count_parameters(
-            config.shape(), count_attention(config.shape(), config.policy(), len(phases_of(config)) - 1)
-        )
-        tensors = rank_tensors(config, 0)
-        assert (tensors.trainable, tensors.frozen) == (count.trainable, count.frozen)
 
 
 BEFORE = (
@@ -229,7 +212,7 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
 
     def peak(micro_batch: int) -> int:
         changes = ["data.sequence_length=2048", f"data.micro_batch_size={micro_batch}"]
-        return memory_of(load_config("large", changes), 8).peak
+        return memory_of(workload_of(load_config("large", changes), 8)).peak
 
     assert {size for size in divisors(share) if peak(size) <= fit.memory} == set(
         divisors(share)[: divisors(share).index(fit.micro_batch) + 1]
@@ -249,7 +232,7 @@ def test_what_is_advised_makes_it_fit() -> None:
 
 
 def test_nothing_makes_it_fit() -> None:
-    fit = fit_of(load_config("large"), 16, GPUS["a100-40gb"].model_copy(update={"memory_gb": 1.0}))
+    fit = fit_of(load_config("large"), 16, memory=10**9)
     assert fit.micro_batch is None and not any(change.fits for change in fit.changes)
 
 

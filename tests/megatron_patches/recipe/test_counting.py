@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from megatron_patches.recipe.policy import VARIANTS
-from pretrain.config.counting import (
-    AttentionCount,
-    ModelShape,
-    count_attention,
+from megatron_patches.recipe.counting import (
     count_parameters,
     executed_flops_per_token,
     forward_flops_per_token,
     model_flops_per_token,
-    peak_flops,
 )
+from megatron_patches.recipe.policy import VARIANTS
+from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config.load import load_config
 
+VANILLA, ORTHOGONAL, MONARCH = (VARIANTS[name] for name in ("vanilla", "orthogonal", "monarch"))
 TINY = ModelShape(
     num_layers=3,
     hidden_size=48,
@@ -42,19 +40,19 @@ def test_the_sizes_of_the_paper_configurations(
     name: str, millions: float, frozen: int, saved_percent: float
 ) -> None:
     shape = load_config(name).shape()
-    count = count_parameters(shape, count_attention(shape, VARIANTS["orthogonal"]))
+    count = count_parameters(shape, ORTHOGONAL)
     assert round(count.total / 1e6, 1) == millions
     assert count.frozen == frozen
     assert count.trainable == count.total - frozen
     full = model_flops_per_token(shape)
-    saved = full - executed_flops_per_token(shape, count_attention(shape, VARIANTS["orthogonal"]))
+    saved = full - executed_flops_per_token(shape, ORTHOGONAL)
     assert round(100 * saved / full, 2) == saved_percent
     assert saved == 4 * shape.num_layers * shape.hidden_size**2
 
 
 def test_vanilla_freezes_nothing() -> None:
-    assert count_parameters(TINY, AttentionCount()).frozen == 0
-    assert executed_flops_per_token(TINY, AttentionCount()) == model_flops_per_token(TINY)
+    assert count_parameters(TINY, VANILLA).frozen == 0
+    assert executed_flops_per_token(TINY, VANILLA) == model_flops_per_token(TINY)
 
 
 def test_totals_match_the_modules_of_a_model() -> None:
@@ -81,14 +79,12 @@ def test_totals_match_the_modules_of_a_model() -> None:
         return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
     total = TINY.num_layers * size(layer) + size(around)
-    assert count_parameters(TINY, AttentionCount()).total == total
-    assert count_parameters(
-        TINY, count_attention(TINY, VARIANTS["orthogonal"])
-    ).frozen == TINY.num_layers * size(layer[1:3])
+    assert count_parameters(TINY, VANILLA).total == total
+    assert count_parameters(TINY, ORTHOGONAL).frozen == TINY.num_layers * size(layer[1:3])
     rope = replace(TINY, learned_positions=False)
-    assert count_parameters(rope, AttentionCount()).total == total - TINY.sequence_length * d
+    assert count_parameters(rope, VANILLA).total == total - TINY.sequence_length * d
     untied = replace(TINY, tied_embeddings=False)
-    assert count_parameters(untied, AttentionCount()).total == total + TINY.vocab_size * d
+    assert count_parameters(untied, VANILLA).total == total + TINY.vocab_size * d
 
 
 def test_forward_flops_reduce_to_the_textbook_formula() -> None:
@@ -96,65 +92,29 @@ def test_forward_flops_reduce_to_the_textbook_formula() -> None:
     d, s, layers, vocab, f = 768, 512, 12, 32000, 4
     for share in (0.5, 1.0):
         textbook = layers * (8 * d**2 + 4 * f * d**2 + 4 * share * s * d) + 2 * d * vocab
-        assert forward_flops_per_token(shape, causal_share=share) == textbook
+        assert forward_flops_per_token(shape, VANILLA, causal_share=share) == textbook
         assert model_flops_per_token(shape, causal_share=share) == 3 * textbook
 
 
 def test_forward_flops_are_twice_the_weights_of_the_gemms_plus_the_scores() -> None:
     d = TINY.hidden_size
-    count = count_parameters(replace(TINY, learned_positions=False), AttentionCount())
+    count = count_parameters(replace(TINY, learned_positions=False), VANILLA)
     norms = TINY.num_layers * 4 * d + 2 * d
     scores = TINY.num_layers * 4 * 0.5 * TINY.sequence_length * TINY.num_attention_heads * TINY.head_dim
-    assert forward_flops_per_token(TINY) == 2 * (count.total - norms) + scores
+    assert forward_flops_per_token(TINY, VANILLA) == 2 * (count.total - norms) + scores
 
 
 def test_grouped_queries_save_the_key_gemm_of_the_groups_only() -> None:
-    saved = model_flops_per_token(TINY) - executed_flops_per_token(
-        TINY, count_attention(TINY, VARIANTS["orthogonal"])
-    )
+    saved = model_flops_per_token(TINY) - executed_flops_per_token(TINY, ORTHOGONAL)
     assert saved == 2 * TINY.num_layers * TINY.hidden_size * (4 + 2) * 8
 
 
 def test_structured_rows_are_two_factors_in_all_counts() -> None:
     shape = load_config("large").shape()  # 1024 = 32 · 32: 2 · 1024^1.5 numbers a layer and role
-    attention = count_attention(shape, VARIANTS["monarch"])
-    assert attention.frozen == 24 * 2 * 2 * 1024 * 32
-    count, dense = (
-        count_parameters(shape, count_attention(shape, VARIANTS[name])) for name in ("monarch", "orthogonal")
-    )
-    assert count.trainable == dense.trainable and count.frozen == attention.frozen
+    count, dense = (count_parameters(shape, policy) for policy in (MONARCH, ORTHOGONAL))
+    assert count.trainable == dense.trainable and count.frozen == 24 * 2 * 2 * 1024 * 32
     dense_products, factors = 2 * 1024**2, 2 * 1024 * (32 + 32)  # FLOPs of one role's product
-    saved = model_flops_per_token(shape) - executed_flops_per_token(shape, attention)
+    saved = model_flops_per_token(shape) - executed_flops_per_token(shape, MONARCH)
     assert saved == 24 * 2 * (3 * dense_products - 2 * factors)
-    grouped = count_attention(TINY, VARIANTS["monarch"])  # 48 = 8 · 6 or 4 · 12; of 4 + 2 heads of 8 rows
+    grouped = count_parameters(TINY, MONARCH)  # 48 = 8 · 6 or 4 · 12; of 4 + 2 heads of 8 rows
     assert grouped.frozen == 3 * (4 + 2) * 8 * (8 + 6)
-
-
-@pytest.mark.parametrize(
-    ("name", "tflops"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA A100 80GB PCIe", 312),
-        ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989.4),
-        ("NVIDIA GH200 480GB", 989.4),
-        ("NVIDIA A10", 125),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA GeForce RTX 4090", 165.2),
-    ],
-)
-def test_known_devices(name: str, tflops: float) -> None:
-    assert peak_flops(name) == pytest.approx(tflops * 1e12)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["cpu", "NVIDIA A10G", "Tesla V100-SXM2-32GB", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA H1000"],
-)
-def test_unknown_devices_have_no_peak(name: str) -> None:
-    assert peak_flops(name) is None
-
-
-def test_there_is_no_peak_for_fp32() -> None:
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp32") is None

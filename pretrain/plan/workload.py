@@ -1,0 +1,191 @@
+"""The workload of a rank: what memory and time depend on, taken out of a configuration once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_patches.recipe.policy import QKPolicy
+from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
+from pretrain.config.deepspeed import deepspeed_settings, zero_stage
+from pretrain.config.performance import PerformanceSection
+from pretrain.config.phases import phases_of
+from pretrain.config.tree import Config
+
+BYTES = {"fp32": 4, "bf16": 2}
+FP32 = 4
+BUCKET = 500_000_000
+"""Elements that DeepSpeed's BF16 optimizer copies together for a reduction."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The spread of a run over ranks, its types, and the settings of DeepSpeed that memory depends on.
+
+    Attributes:
+        immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has made it.
+        overlap_reduction: as in section `performance`.
+        reduce_bucket, live_parameters: elements that DeepSpeed reduces, or at stage 3 gathers, at a time.
+        overlap_comm: at stage 2, one bucket fills while the other is reduced.
+    """
+
+    world_size: int
+    tensor_parallel_size: int
+    sequence_parallel: bool
+    zero_stage: int
+    dtype: str
+    grad_accum_dtype: str
+    immediate_grad_update: bool
+    overlap_reduction: bool
+    reduce_bucket: int
+    live_parameters: int
+    overlap_comm: bool
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Return the copies of the model."""
+        return self.world_size // self.tensor_parallel_size
+
+    @property
+    def element(self) -> int:
+        """Return the bytes of the compute type."""
+        return BYTES[self.dtype]
+
+    @property
+    def bf16_optimizer(self) -> bool:
+        """Return True if DeepSpeed takes its BF16 optimizer, which adds up gradients in a flat fp32 copy."""
+        return self.zero_stage == 1 and self.dtype == "bf16" and self.grad_accum_dtype == "fp32"
+
+    @property
+    def reduces_in_backward(self) -> bool:
+        """Return True if `training.reduction` sums gradients over ranks while backward runs."""
+        whole = self.zero_stage == 0 and self.dtype == "fp32"
+        return self.overlap_reduction and (whole or (self.bf16_optimizer and self.immediate_grad_update))
+
+
+@dataclass(frozen=True)
+class LayerHeads:
+    """Heads of one layer on one rank, by what becomes of their W_Q and W_K.
+
+    Attributes:
+        patched: the layer has W_V apart from W_Q and W_K; else megatron-core's own fused W_QKV.
+    """
+
+    patched: bool
+    frozen_queries: int
+    frozen_keys: int
+    trained_queries: int
+    trained_keys: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, the layout of its training, and one micro batch of it; sizes are those of one rank.
+
+    Attributes:
+        phase: the training phase in which most of the model trains.
+        batch: samples of a micro batch.
+        masked: documents of a sample must not see each other.
+        on_cuda: the kernels of a GPU run, not those of the CPU.
+    """
+
+    shape: ModelShape
+    policy: QKPolicy
+    phase: int
+    layout: Layout
+    batch: int
+    dropout: bool
+    masked: bool
+    performance: PerformanceSection
+    on_cuda: bool
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of a micro batch."""
+        return self.batch * self.shape.sequence_length
+
+    @property
+    def between(self) -> int:
+        """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
+        size = self.layout.tensor_parallel_size
+        return self.tokens // size if self.layout.sequence_parallel else self.tokens
+
+    @property
+    def heads(self) -> int:
+        """Return the query heads of the rank."""
+        return self.shape.num_attention_heads // self.layout.tensor_parallel_size
+
+    @property
+    def groups(self) -> int:
+        """Return the key heads of the rank."""
+        return self.shape.num_query_groups // self.layout.tensor_parallel_size
+
+    @property
+    def ffn(self) -> int:
+        """Return the rank's part of the MLP's inner width."""
+        return self.shape.ffn_hidden_size // self.layout.tensor_parallel_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Return the rank's part of the vocabulary."""
+        return self.shape.vocab_size // self.layout.tensor_parallel_size
+
+    @property
+    def mask(self) -> int:
+        """Return the bytes of an element of a dropout mask."""
+        return 1 if self.on_cuda else self.layout.element
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the inventory of the whole model."""
+        return tensors(self.shape, self.policy, self.phase)
+
+    def layer_heads(self, rank: int) -> tuple[LayerHeads, ...]:
+        """Return each layer's heads on a tensor-parallel rank; none for a model without queries and keys."""
+        if self.policy.synthesizer:
+            return ()
+        own, queries = range(rank * self.groups, (rank + 1) * self.groups), self.shape.queries_per_group
+        layers = []
+        for groups in self.policy.frozen_groups(
+            self.shape.num_layers, self.shape.num_query_groups, self.phase
+        ):
+            frozen = sum(group in own for group in groups)
+            trained = self.groups - frozen
+            patched = is_patched(self.policy, groups)
+            layers.append(LayerHeads(patched, frozen * queries, frozen, trained * queries, trained))
+        return tuple(layers)
+
+
+def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Workload:
+    """Return the workload of each of `world_size` ranks.
+
+    Raises:
+        UserError: as `deepspeed_settings`.
+    """
+    return Workload(
+        shape=config.shape(),
+        policy=config.policy(),
+        phase=len(phases_of(config)) - 1,
+        layout=_layout(config, world_size),
+        batch=config.data.micro_batch_size,
+        dropout=config.model.dropout > 0,
+        masked=config.data.reset_at_document_end,
+        performance=config.performance,
+        on_cuda=on_cuda,
+    )
+
+
+def _layout(config: Config, world_size: int) -> Layout:
+    settings = deepspeed_settings(config, world_size)
+    zero = settings.get("zero_optimization", {})
+    return Layout(
+        world_size=world_size,
+        tensor_parallel_size=config.parallel.tensor_model_parallel_size,
+        sequence_parallel=config.parallel.sequence_parallel,
+        zero_stage=zero_stage(config, world_size),
+        dtype=config.precision.dtype,
+        grad_accum_dtype=config.precision.grad_accum_dtype,
+        immediate_grad_update=bool(settings.get("bf16", {}).get("immediate_grad_update")),
+        overlap_reduction=config.performance.overlap_reduction,
+        reduce_bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
+        overlap_comm=bool(zero.get("overlap_comm")),
+    )

@@ -1,0 +1,82 @@
+"""What the ranks of test_inventory.py do: build the engine of each design, and list what is really there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron_patches.recipe.tensors import tensors
+from pretrain.config.load import load_config
+from pretrain.config.phases import phases_of
+from pretrain.config.tree import Config
+from pretrain.model.build import build_model
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import initialize_distributed, set_seeds, shutdown_distributed
+from pretrain.ranks.release import release_engine
+from pretrain.training.engine import wrap_model
+
+ROWS = ("shape", "dimension that is cut", "phase", "weight decay")
+
+
+def live_and_listed(payload: dict[str, Any]) -> list[dict[str, list[dict[str, Any]]]]:
+    """For each configuration and phase {"live", "listed"}: {name: row} on every tensor-parallel rank."""
+    answer = []
+    for overrides in payload["configs"]:
+        config = load_config("demo", overrides)
+        answer += [_compare(config, phase.number) for phase in phases_of(config)]
+    return answer
+
+
+def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
+    size = config.parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
+    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
+    model = build_model(config, context, phase)
+    assert model.inventory == tensors(config.shape(), config.policy(), phase)
+    engine = wrap_model(model, config, context).engine
+    own = _live(model, engine.optimizer)
+    release_engine(engine)
+    live: list[Any] = [None] * context.world_size
+    dist.all_gather_object(live, own)
+    shutdown_distributed(context)
+    listed = [
+        {
+            tensor.name: [
+                list(tensor.rank_shape(rank, size)),
+                tensor.cut,
+                tensor.phase,
+                tensor.decay if tensor.trains else None,
+            ]
+            for tensor in model.inventory
+            if tensor.rank_elements(rank, size)
+        }
+        for rank in range(size)
+    ]
+    return {"live": live[:size], "listed": listed}
+
+
+def _live(model: torch.nn.Module, optimizer: Any) -> dict[str, Any]:
+    """{name: row} of every parameter and buffer with elements; the rows are ROWS.
+
+    Of a buffer the dimension that is cut leaves no trace but its shape.
+    """
+    groups = optimizer.param_groups
+    members = getattr(
+        optimizer, "bit16_groups", [group["params"] for group in groups]
+    )  # ZeRO-1 flattens them
+    decay = {
+        id(parameter): group["weight_decay"] > 0
+        for group, some in zip(groups, members, strict=True)
+        for parameter in some
+    }
+    rows: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad, name
+        cut = parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+        phase = getattr(parameter, "optimizer_group", 0)
+        rows[name] = [list(parameter.shape), cut, phase, decay[id(parameter)]]
+    for name, buffer in model.named_buffers():
+        rows[name] = [list(buffer.shape), "buffer", None, None]
+    return {name: row for name, row in rows.items() if all(row[0])}

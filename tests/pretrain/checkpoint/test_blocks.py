@@ -1,0 +1,49 @@
+"""Blocks of logical parameters: the ranks' together are every parameter once, for every design."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_patches.recipe.tensors import tensors
+from pretrain.checkpoint.blocks import Part, parts_of_rank
+from pretrain.config.load import load_config
+from pretrain.config.phases import phases_of
+from tests.distributed.designs import DESIGNS
+
+SIZES = {"num_attention_heads": 8, "num_query_groups": 4, "hidden_size": 64, "head_dim": 8}
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_the_blocks_of_all_ranks_are_every_parameter_once(design: str) -> None:
+    axes = [f"attention.{key}={value}" for key, value in DESIGNS[design].items()]
+    config = load_config("demo", [*(f"model.{key}={value}" for key, value in SIZES.items()), *axes])
+    for phase in phases_of(config):
+        inventory = tensors(config.shape(), config.policy(), phase.number)
+        for size in (1, 2, 4):
+            ranks = [parts_of_rank(inventory, rank, size) for rank in range(size)]
+            by_name: dict[str, list[Part]] = {}
+            for rank, parts in enumerate(ranks):
+                for tensor in inventory:
+                    start = 0
+                    for part in parts.get(tensor.name, ()):
+                        assert part.start == start
+                        start += part.numel
+                        by_name.setdefault(part.name, []).append(part)
+                    assert start == (tensor.rank_elements(rank, size) if tensor.trains else 0)
+            for name, held in by_name.items():
+                if held[0].replicated:
+                    assert len(held) == size and {part.numel for part in held} == {held[0].numel}
+                    continue
+                ends = [0, *(part.block.last for part in held)]
+                assert [part.block.first for part in held] == ends[:-1], name
+                assert ends[-1] == held[0].shape[held[0].block.dim], name
+
+
+def test_trainable_heads_are_two_logical_parameters() -> None:
+    config = load_config("demo", ["attention.variant=hybrid", "attention.frozen_heads={0: 0.5}"])
+    names = {
+        part.name.rpartition(".")[2]
+        for own in parts_of_rank(tensors(config.shape(), config.policy()), 0, 2).values()
+        for part in own
+    }
+    assert {"trained_query", "trained_key"} < names and "trained_query_key" not in names
