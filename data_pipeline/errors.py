@@ -1,4 +1,4 @@
-"""The one error this package raises for something its user can mend."""
+"""Error that this package raises for mistakes and damage that its user can mend."""
 
 
 class DataError(ValueError):

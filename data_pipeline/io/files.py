@@ -1,4 +1,4 @@
-"""Whole-file helpers: hashing, and writes that are either complete or absent."""
+"""Whole-file helpers: hashes, checked JSON, and writes that are either complete or absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECKSUM = "checksum"
 
 
 def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
-    """SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
+    """Return the SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
 
     Raises:
         DataError: the file cannot be read.
@@ -38,12 +38,12 @@ def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """A name beside `path` that no other process writes to, on this host or one that shares the directory."""
+    """Return a name beside `path` that no other process, of this host or another, writes to."""
     return path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}{TEMPORARY_SUFFIX}")
 
 
 def sync(stream: BinaryIO) -> None:
-    """Everything written so far is on the disk when this returns."""
+    """Flush a stream to the disk."""
     stream.flush()
     os.fsync(stream.fileno())
 
@@ -55,7 +55,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """The names in a directory are on the disk when this returns."""
+    """Flush the names in a directory to the disk."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -67,7 +67,7 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
 
     Args:
-        durable: the name too is on the disk when this returns; else it may be lost with the machine's power.
+        durable: also flush the name to the disk; else the file may be lost with the machine's power.
 
     Raises:
         DataError: the file cannot be written.
@@ -88,22 +88,22 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8, in which the bytes of a file name that is none (surrogates in Python) are JSON escapes."""
+    """Encode a text as UTF-8; surrogates, which file names may have in Python, become JSON escapes."""
     return text.encode(errors="backslashreplace")
 
 
 def to_json(value: Any) -> bytes:
-    """Readable JSON whose bytes depend on the value only (insertion order of keys included)."""
+    """Return readable JSON whose bytes depend on the value only (insertion order of keys included)."""
     return utf8(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def to_checked_json(value: dict[str, Any]) -> bytes:
-    """`to_json`, with the SHA-256 of everything else under the key `checksum`."""
+    """Return the value as `to_json`, with the SHA-256 of everything else under the key `checksum`."""
     return to_json(value | {_CHECKSUM: _checksum(value)})
 
 
 def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
-    """What `to_checked_json` made.
+    """Read a file that `to_checked_json` made.
 
     Args:
         remedy: what to do about a damaged file, as a clause.
@@ -111,10 +111,7 @@ def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or is not what was written.
     """
-    try:
-        value = read_json(path)
-    except DataError as error:
-        raise DataError(str(error).replace("delete it and make it again", remedy)) from error
+    value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
     if stated != _checksum(value):
         raise DataError(f"{path} is damaged: its content does not have the checksum that it states; {remedy}")
@@ -126,20 +123,23 @@ def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Args:
+        remedy: what to do about a damaged file, as a clause.
 
     Raises:
         DataError: the file cannot be read or is not a JSON object.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would never end
-            raise DataError(f"{path} is no regular file; delete it and make it again")
+            raise DataError(f"{path} is no regular file; {remedy}")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); delete it and make it again") from error
+        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):
-        raise DataError(f"{path} does not hold a JSON object; delete it and make it again")
+        raise DataError(f"{path} does not hold a JSON object; {remedy}")
     return value

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process at once.
+    """Let Ctrl-C end the process at once, where nothing is half written.
 
-    Python would raise KeyboardInterrupt only when SentencePiece returns, minutes later. To be used where
-    nothing is half written.
+    Python would raise KeyboardInterrupt only when SentencePiece returns, minutes later.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path
     assert contents(tmp_path / "out") == contents(workshop.shards)
 
 
-def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_rerun_writes_nothing_and_names_a_lost_shard(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, made = workshop.tokenize(out)
     assert made == 8
@@ -81,10 +82,11 @@ def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, t
     again, made = workshop.tokenize(out, workers=2)
     assert made == 0 and again == first
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    lost = first.shards_of("validation")[0]
-    (out / f"{lost.name}.bin").unlink()
-    _, made = workshop.tokenize(out)
-    assert made == len(lost.units) and contents(out) == contents(workshop.shards)
+    lost = out / f"{first.shards_of('validation')[0].name}.bin"
+    lost.unlink()
+    with pytest.raises(DataError, match=f"^{re.escape(str(lost))} is missing; .*verify"):
+        workshop.tokenize(out)
+    assert not (out / "units").exists()
 
 
 def tokenize_into(
