@@ -26,6 +26,7 @@ def test_help_of_every_verb_has_an_example() -> None:
             assert "[default: 32000]" in words and "[default: bpe]" in words
 
 
+@pytest.mark.distributed
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
     train = ("train-tokenizer", workshop.corpus, "--out", tmp_path / "t", "--vocab-size", "600")
     shards = ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")

@@ -12,12 +12,11 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.sources.records import Document
 from data_pipeline.tokenizer import encoder
 from data_pipeline.tokenizer.encoder import Encoded, Encoder, GigatokenEncoder, open_encoder, why_not
 from data_pipeline.tokenizer.tokenizer import load_tokenizer, open_tokenizer, read_model
-from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
 from data_pipeline.tokenizing.encode_unit import UnitEncoder
 from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
 
@@ -163,17 +162,15 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
 
 
 def test_what_gigatoken_cannot_do(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, unigram_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = TrainerSettings(vocab_size=400, model_type="unigram", sample_bytes=50_000)
-    train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())
     corpus = find_inputs([workshop.corpus])[0].path
     arguments = ("tokenize", corpus, "--name", "x", "--out", tmp_path / "out", "--tokenizer")
-    refused = run(*arguments, tmp_path / "u.model", "--engine", "gigatoken")
-    assert "u.model is a unigram model, not BPE; leave --engine out" in refused.sentence()
+    refused = run(*arguments, unigram_model, "--engine", "gigatoken")
+    assert "other.model is a unigram model, not BPE; leave --engine out" in refused.sentence()
     assert "--engine 'fast' is unknown" in run(*arguments, workshop.model, "--engine", "fast").sentence()
     assert not (tmp_path / "out").exists()
-    done = run(*arguments, tmp_path / "u.model")
+    done = run(*arguments, unigram_model)
     assert done.code == 0 and "not encoded by gigatoken: " in done.out
     monkeypatch.setitem(sys.modules, "gigatoken._load.sentencepiece", None)
     refused = run(*arguments, workshop.model, "--engine", "gigatoken")

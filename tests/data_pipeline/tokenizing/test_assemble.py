@@ -52,6 +52,7 @@ def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path)
     assert index_size(manifest.shards[0].documents) == manifest.shards[0].idx_bytes
 
 
+@pytest.mark.distributed
 def test_the_same_bytes_for_any_workers_and_tasks(workshop: Workshop, tmp_path: Path) -> None:
     files = find_inputs([workshop.corpus])
     tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
