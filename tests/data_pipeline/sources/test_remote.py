@@ -10,12 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-# Imported where they are used: the fast tests only collect this file, and moto takes seconds to import.
-for package, extra in (("s3fs", "s3"), ("moto", "test")):
-    if find_spec(package) is None:
-        pytest.skip(f"the extra `{extra}` is not installed", allow_module_level=True)
-
 import zstandard
 
 from data_pipeline.errors import DataError
@@ -35,7 +29,12 @@ from tests.data_pipeline.sources import hub_server
 from tests.data_pipeline.sources.range_server import Web, serving
 
 _BLOCK = 20_000
-pytestmark = pytest.mark.distributed
+# Both are imported where they are used: the fast tests only collect this file, and moto takes seconds to import.
+HAS_EXTRAS = find_spec("s3fs") is not None and find_spec("moto") is not None
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(not HAS_EXTRAS, reason="the extras `s3` and `test` are not installed"),
+]
 
 
 @pytest.fixture
