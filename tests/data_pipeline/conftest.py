@@ -2,73 +2,52 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_pipeline.demo_corpus import build_corpus
-from data_pipeline.io.lease import Lease
 from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, shard_from_json
 from data_pipeline.shards.writing import ShardWriter, shard_name
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizer.identity import TokenizerIdentity
 from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
+from tests.conftest import shared_directory
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """The session's corpus, tokenizer and shards; tests must not change them."""
+def workshop(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Return the session's corpus, tokenizer and shards; tests must not change them.
 
-    def build(root: Path) -> None:
-        build_corpus(root / "corpus", 8)
-        settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
-        train_tokenizer(find_inputs([root / "corpus"]), root / "small", settings, RecordKeys())
-        workshop_at(root).tokenize(root / "shards")
-
-    return workshop_at(made_once(tmp_path_factory, "workshop", build))
-
-
-def workshop_at(root: Path) -> Workshop:
-    return Workshop(root / "corpus", root / "small.model", root / "shards")
+    The processes of pytest-xdist share them, and the two models below.
+    """
+    with shared_directory(tmp_path_factory, "workshop") as (root, made):
+        workshop = Workshop(prose, root / "small.model", root / "shards")
+        if not made:
+            settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
+            train_tokenizer(find_inputs([prose]), root / "small", settings, RecordKeys())
+            workshop.tokenize(workshop.shards)
+    return workshop
 
 
 @pytest.fixture(scope="session")
-def other_model(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BPE model of 400 pieces, with its report."""
-    return train_once(tmp_path_factory, workshop, "bpe", TrainerSettings(400, sample_bytes=50_000))
+def other_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a BPE model of 400 pieces, with its report."""
+    return train_once(tmp_path_factory, prose, TrainerSettings(400, sample_bytes=50_000))
 
 
 @pytest.fixture(scope="session")
-def unigram_model(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A unigram model of 600 pieces, with its report."""
-    return train_once(tmp_path_factory, workshop, "unigram", TrainerSettings(600, "unigram", 100_000))
+def unigram_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a unigram model of 600 pieces, with its report."""
+    return train_once(tmp_path_factory, prose, TrainerSettings(600, "unigram", 100_000))
 
 
-def train_once(
-    factory: pytest.TempPathFactory, workshop: Workshop, name: str, settings: TrainerSettings
-) -> Path:
-    def build(root: Path) -> None:
-        train_tokenizer(find_inputs([workshop.corpus]), root / "other", settings, RecordKeys())
-
-    return made_once(factory, name, build) / "other.model"
-
-
-def made_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], None]) -> Path:
-    """A directory that one of pytest-xdist's processes fills, for all of them and the whole session."""
-    base = factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    root = shared / f"data_pipeline-{name}"
-    with Lease(shared / f"{root.name}.lock", f"making {root}", wait_seconds=600):
-        done = root / ".done"
-        if not done.exists():
-            root.mkdir()
-            build(root)
-            done.touch()
-    return root
+def train_once(factory: pytest.TempPathFactory, corpus: Path, settings: TrainerSettings) -> Path:
+    with shared_directory(factory, f"other-{settings.model_type}") as (root, made):
+        if not made:
+            train_tokenizer(find_inputs([corpus]), root / "other", settings, RecordKeys())
+    return root / "other.model"
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tests.data_pipeline.sources import hub_server
 from tests.data_pipeline.sources.range_server import Web, serving
 
 _BLOCK = 20_000
-# Both are imported where they are used: the fast tests only collect this file, and moto takes seconds to import.
+# Both are imported where they are used: the fast tests only collect this file, and moto takes seconds.
 HAS_EXTRAS = find_spec("s3fs") is not None and find_spec("moto") is not None
 pytestmark = [
     pytest.mark.distributed,
