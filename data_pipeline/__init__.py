@@ -6,7 +6,7 @@ tokenizing   documents to shards: plan, units of work, assembly, tasks of many m
 shards       shard directories: format, manifest, checks, samples in a reproducible order, blends
 tokenizer    SentencePiece and Hugging Face tokenizers: training, identity, encoders
 sources      inputs: files, object stores, the hub; formats, records, samples of documents
-io           files, leases, worker processes, progress, Ctrl-C
+io           files, leases, worker processes, progress
 options      arguments and options of several verbs
 errors       the error that this package raises for what its user can mend
 """

@@ -224,24 +224,12 @@ def read_manifest(directory: Path) -> Manifest:
             f"tokenise again into a new directory"
         )
     try:
-        manifest = Manifest(
-            directory=directory,
-            format_version=version,
-            name=value["name"],
-            tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
-            dtype=value["dtype"],
-            options=value["options"],
-            # Manifests of before there were remote inputs state no version.
-            inputs=tuple(from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"]),
-            shards=tuple(shard_from_json(entry) for entry in value["shards"]),
-            rejects=value["rejects"],
-            unusual=value["unusual"],
-            excluded_documents=value["excluded_documents"],
-            origin=value["origin"],
-            passed_over=tuple(value["passed_over"]),
-            rejects_sha256=value["rejects_sha256"],
-            encoding=value["encoding"],
-        )
+        parts = {entry.name: value[entry.name] for entry in fields(Manifest) if entry.name != "directory"}
+        parts["tokenizer"] = from_dict(TokenizerIdentity, value["tokenizer"])
+        # Manifests of before there were remote inputs state no version.
+        parts["inputs"] = tuple(from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"])
+        parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
+        manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
         stated = value["fingerprint"], value["totals"]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error

@@ -132,7 +132,7 @@ def _survey_local(inputs: list[Path]) -> Survey:
             passed_over.append(PassedOver(str(entry), reason))
         else:
             files.append(entry)
-    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs])
+    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs] or ["/"])
     # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
     absolute = sorted(Path(os.path.abspath(path)) for path in files)
     return Survey(root.rstrip("/") + "/", tuple(absolute), _by_name(passed_over))

@@ -7,9 +7,12 @@ space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of document. There i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +24,6 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
-from data_pipeline.io.interrupt import ended_by_ctrl_c
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 from data_pipeline.sources.records import read_documents
@@ -192,6 +194,23 @@ def _train(texts: list[str], settings: TrainerSettings) -> bytes:
         reason = str(error).rpartition("] ")[2].rstrip(". ")
         raise DataError(f"--vocab-size {settings.vocab_size}: SentencePiece says: {reason}") from error
     return round_scores(model.getvalue()) if settings.model_type == "unigram" else model.getvalue()
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, where nothing is half written.
+
+    Python would raise KeyboardInterrupt only when SentencePiece returns, minutes later.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def round_scores(model: bytes) -> bytes:

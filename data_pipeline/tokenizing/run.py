@@ -9,6 +9,7 @@ shards; `merge_manifests` makes those that are missing and writes the manifest.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -161,8 +162,11 @@ def _finished(directory: Path, hash_files: bool = False) -> Manifest:
     check_shards(manifest, hash_files)
     if not rejects_intact(manifest):
         raise DataError(f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}")
-    if (directory / UNITS_NAME).exists():  # the run was ended after it wrote the manifest
-        with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", GONE_AFTER):
+    if (directory / UNITS_NAME).exists():  # a run was ended between its manifest and its end
+        with (
+            contextlib.suppress(BusyError, FileNotFoundError),
+            Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}"),
+        ):
             clean(directory)
     return manifest
 

@@ -213,7 +213,7 @@ def test_a_model_that_is_not_its_reports_is_refused(
 def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
     program = f"""
 import os, signal, threading
-from data_pipeline.io.interrupt import ended_by_ctrl_c
+from data_pipeline.tokenizer.train import ended_by_ctrl_c
 signal.signal(signal.SIGINT, signal.{before})
 with ended_by_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)
