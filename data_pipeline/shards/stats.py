@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.shards.manifest import Manifest, totals
 from data_pipeline.shards.writing import read_lengths
 
@@ -98,8 +98,9 @@ def save_plot(manifest: Manifest, histogram: list[Lengths], path: Path) -> None:
     Raises:
         DataError: the file cannot be written, or its ending is unknown.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with needs_extra(str(path), "compare"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import sha256_file
 from data_pipeline.sources.catalogue import SOURCES, HubSource, Wanted
 from data_pipeline.sources.origin import (
@@ -53,8 +53,9 @@ def download(
     """
     source = _source(name, hub_id)
     _check(directory, workers)
-    import huggingface_hub
-    from huggingface_hub.utils import disable_progress_bars
+    with needs_extra("download", "hub"):
+        import huggingface_hub
+        from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     before = _begun_with(directory)

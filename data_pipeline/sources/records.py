@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of
 from data_pipeline.sources.discovery import Piece, RecordKeys
 
@@ -183,8 +183,9 @@ class RecordReader:
             yield cast(BinaryIO, spooled)
 
     def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
-        import pyarrow
-        import pyarrow.parquet
+        with needs_extra(str(self._piece.file.path), "parquet"):
+            import pyarrow
+            import pyarrow.parquet
 
         try:
             with pyarrow.parquet.ParquetFile(path) as file:

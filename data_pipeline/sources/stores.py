@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 
 _T = TypeVar("_T")
 
 # Each store's key for an object's version; a date of change only where there is nothing better.
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "Last-Modified")
 # The extra to install, by scheme, and how its library is given keys.
-_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": ""})
+_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": "hub"})
 _KEYS = MappingProxyType(
     {
         "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a "
@@ -74,18 +74,16 @@ def filesystem(url: str) -> Any:
     Raises:
         DataError: a package is missing, or the file of a key cannot be used.
     """
-    import fsspec
-
     scheme = scheme_of(url)
     if scheme == "gs":
         _settle_gcsfs()
     try:
-        return fsspec.filesystem(scheme, use_listings_cache=False)
-    except ImportError as error:
-        raise DataError(
-            f"{scheme}:// needs a package that is not installed ({error}); "
-            f"pip install 'ora-pretrain[{_EXTRAS[scheme]}]'"
-        ) from error
+        with needs_extra(f"{scheme}://", _EXTRAS[scheme]):
+            import fsspec
+
+            return fsspec.filesystem(scheme, use_listings_cache=False)
+    except DataError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
             raise  # the network's
@@ -125,9 +123,9 @@ def pinned(url: str) -> str:
         return url
 
     def once() -> str:
+        place = filesystem(url).resolve_path(url)
         import huggingface_hub
 
-        place = filesystem(url).resolve_path(url)
         if not hasattr(place, "repo_id"):
             return url  # a bucket has no commits
         repository = huggingface_hub.HfApi().repo_info(

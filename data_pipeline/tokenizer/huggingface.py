@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import sha256_file
 from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
@@ -87,12 +87,8 @@ def identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
 
 def _load(path: Path) -> tuple[Any, str]:
     """Return (the tokenizer, the package's version)."""
-    try:
+    with needs_extra(str(path), "tokenizers"):
         import tokenizers
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the package tokenizers: pip install 'ora-pretrain[tokenizers]'"
-        ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
