@@ -48,6 +48,7 @@ def _texts(seed: int) -> list[str]:
     return runs + few + ["".join(map(chr, generator.choices(code_points, k=30))) for _ in range(300)]
 
 
+@pytest.mark.distributed
 def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     texts = [d.text for d in all_documents(workshop.corpus)] + _texts(1) + RESERVED + ODD
     content = [text.encode() for text in texts]

@@ -123,6 +123,7 @@ def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.distributed
 def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "junk.model").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"junk\.model is not a SentencePiece model"):
@@ -141,6 +142,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "lossy.model")
 
 
+@pytest.mark.distributed
 def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     workshop: Workshop, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ class EndedError(Exception):
     """Stands for a kill -9 while shards are being made: nothing is cleaned up after it."""
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: Path, after: int) -> None:
     files, out = find_inputs([workshop.corpus]), tmp_path / "out"
@@ -95,6 +96,7 @@ def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: 
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
+@pytest.mark.distributed
 def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_path: Path) -> None:
     files, out = find_inputs([workshop.corpus]), tmp_path / "out"
     for index in range(2):
@@ -127,7 +129,7 @@ def tokenize_command(workshop: Workshop, out: Path) -> list[str | Path]:
     return ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
 
 
-@pytest.mark.parametrize("ending", ["bin", "idx"])
+@pytest.mark.parametrize("ending", ["bin", pytest.param("idx", marks=pytest.mark.distributed)])
 @pytest.mark.parametrize("damage", ["flip", "cut", "lose"])
 def test_a_finished_directory_with_damage_is_named_and_made_again_as_the_remedy_says(
     workshop: Workshop, finished: Path, monkeypatch: pytest.MonkeyPatch, ending: str, damage: str

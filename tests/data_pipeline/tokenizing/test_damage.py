@@ -48,7 +48,7 @@ def frames(checksum: bool) -> tuple[bytes, ...]:
     return tuple(compressor.compress(lines(n * COUNT, COUNT)) for n in range(4))
 
 
-@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("checksum", [pytest.param(True, marks=pytest.mark.distributed), False])
 @pytest.mark.parametrize("damage", ["zeros", "missing end", "missing beginning", "garbage between"])
 def test_reading_goes_on_at_the_next_frame(tmp_path: Path, damage: str, checksum: bool) -> None:
     parts, path = [*frames(checksum)], tmp_path / "a.jsonl.zst"

@@ -131,6 +131,7 @@ def test_sources_are_selected(workshop: Workshop, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.distributed
 def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, tmp_path: Path) -> None:
     files = find_inputs([workshop.corpus])
     options = TokenizeOptions("small", validation_fraction=0.05, test_fraction=0.1)
