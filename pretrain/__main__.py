@@ -108,14 +108,18 @@ def train(
 
 
 @app.command()
-def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+def show(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    meanings: Annotated[bool, typer.Option("--meanings", help="Print also the meaning of each key.")] = False,
+) -> None:
     """Print the resolved config, each value with where it came from, and the model's true size.
 
     Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
     """
     from pretrain.config.show import render_show
 
-    typer.echo(render_show(config, overrides or []))
+    typer.echo(render_show(config, overrides or [], meanings=meanings))
 
 
 @app.command()

@@ -1,132 +1,123 @@
-"""The sections of the configuration tree: names, types, ranges, meanings.
+"""The sections of the configuration tree: names, types, ranges, meanings, and how each key is treated.
 
 Checks that need one section only live here; those across sections live in `refusals`. Every section is
 frozen and rejects unknown keys. The attention section is in `attention`, the values' types are in `types`.
-
-Sizes have upper bounds (`le`) far above anything that was ever trained: 2,048 layers, 4,096 heads, 2^20 wide,
-2^24 tokens of context, of vocabulary and samples of a step, 10^9 steps, 10^16 tokens. They are there so that
-a digit too many is refused at once; without them the program would compute for ever with it, or ask for more
-memory than there is.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.types import SEED_MAX, Betas, FileName, Int, Names, PathLike, Section, as_tuple
+from pretrain.config.setting import OnResume, setting
+from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, Section, as_tuple
 from pretrain.ranks.devices import Device
+
+_TO_ROUNDING = "the same numbers up to rounding"
+
+_run = partial(setting, noted=False)
+_model = partial(setting, on_resume=OnResume.REFUSED, identity=True, method=True, hparam=True)
+_training = partial(setting, on_resume=OnResume.EFFECTIVE, method=True, hparam=True)
+_data = partial(setting, hparam=True)
+_data_identity = partial(_data, on_resume=OnResume.REFUSED, identity=True, method=True)
+_no_effect = partial(setting, on_resume=OnResume.NO_EFFECT)
+_effective = partial(setting, on_resume=OnResume.EFFECTIVE)
 
 
 class RunSection(Section):
-    name: FileName = Field(
-        pattern=r"^[^./\\\s][^/\\\s]*$", description="Name of the run: its directory's last part."
+    """Name, place, seed and device of the run."""
+
+    name: str = _run(
+        ...,
+        "Name of the run: its directory's last part.",
+        on_resume=OnResume.NO_EFFECT,
+        pattern=r"^[^./\\\s][^/\\\s]*$",
     )
-    directory: PathLike = Field(default=Path("runs"), description="Directory that holds the runs.")
-    seed: Int = Field(
-        default=1234,
+    directory: PathLike = _run(Path("runs"), "Directory that holds the runs.", on_resume=OnResume.NO_EFFECT)
+    seed: Int = _run(
+        1234,
+        "Seed of the initial weights and of dropout, and of what has no seed of its own.",
+        on_resume=OnResume.REFUSED,
+        identity=True,
+        hparam=True,
         ge=0,
         le=SEED_MAX,
-        description="Seed of the initial weights and of dropout, and of what has no seed of its own.",
     )
-    device: Device = Field(
-        default="auto",
-        description="auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
+    device: Device = _run(
+        "auto",
+        "auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
         "A machine whose GPUs torch cannot use is refused unless this says cpu.",
+        on_resume=OnResume.EFFECTIVE,
     )
-    deterministic: bool = Field(
-        default=False,
-        description="On GPUs: only operations that give the same bits in every run; slower. On the CPU "
-        "all do.",
+    deterministic: bool = _run(
+        False,
+        "On GPUs: only operations that give the same bits in every run; slower. On the CPU all do.",
+        on_resume=OnResume.EFFECTIVE,
     )
 
 
 class ModelSection(Section):
-    num_layers: Int = Field(ge=1, le=2048, description="Transformer layers.")
-    hidden_size: Int = Field(ge=1, le=2**20, description="Width of the residual stream.")
-    num_attention_heads: Int = Field(ge=1, le=4096, description="Query heads of a layer.")
-    num_query_groups: Int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
+    """Shape of the model, and how its weights start."""
+
+    num_layers: Int = _model(..., "Transformer layers.", ge=1)
+    hidden_size: Int = _model(..., "Width of the residual stream.", ge=1)
+    num_attention_heads: Int = _model(..., "Query heads of a layer.", ge=1)
+    num_query_groups: Int | None = _model(
+        None, "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.", ge=1
     )
-    head_dim: Int | None = Field(
-        default=None,
-        ge=1,
-        le=2**16,
-        description="Width of one head; unset: hidden_size / num_attention_heads.",
+    head_dim: Int | None = _model(None, "Width of one head; unset: hidden_size / num_attention_heads.", ge=1)
+    ffn_hidden_size: Int | None = _model(None, "Inner width of the MLP; unset: 4 * hidden_size.", ge=1)
+    vocab_size: Int = _model(..., "Rows of the embedding; at least the tokenizer's vocabulary.", ge=2)
+    position_embedding: Literal["learned", "rope"] = _model(
+        ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys."
     )
-    ffn_hidden_size: Int | None = Field(
-        default=None, ge=1, le=2**24, description="Inner width of the MLP; unset: 4 * hidden_size."
+    rotary_base: Int = _model(10000, "Base of the rotary frequencies (rope only).", ge=2)
+    dropout: float = _model(0.1, "Dropout of hidden states and of attention probabilities.", ge=0, lt=1)
+    layernorm_epsilon: float = _model(1e-5, "Added to the variance in LayerNorm.", gt=0)
+    init_std: float = _model(
+        0.02, "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).", gt=0
     )
-    vocab_size: Int = Field(
-        ge=2, le=2**24, description="Rows of the embedding; at least the tokenizer's vocabulary."
-    )
-    position_embedding: Literal["learned", "rope"] = Field(
-        description="learned: a trained vector per position; rope: rotary embedding of queries and keys."
-    )
-    rotary_base: Int = Field(
-        default=10000, ge=2, le=10**12, description="Base of the rotary frequencies (rope only)."
-    )
-    dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="Dropout of hidden states and of attention probabilities."
-    )
-    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="Added to the variance in LayerNorm.")
-    init_std: float = Field(
-        default=0.02,
-        gt=0,
-        description="Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
-    )
-    tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
-    initial_weights: PathLike | None = Field(
-        default=None,
-        description="File of `python -m pretrain import` that the weights start from; unset: drawn.",
+    tied_embeddings: bool = _model(True, "The output layer shares the embedding matrix.")
+    initial_weights: PathLike | None = _model(
+        None,
+        "File of `python -m pretrain import` that the weights start from; unset: drawn.",
+        note="compared by what the file holds",
     )
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(
-        gt=0, description="Peak learning rate of AdamW, reached at the end of warmup."
+    """AdamW."""
+
+    learning_rate: float = _training(..., "Peak learning rate of AdamW, reached at the end of warmup.", gt=0)
+    betas: Betas = _training((0.9, 0.98), "AdamW's decay rates of the first and second moment.")
+    eps: float = _training(1e-8, "AdamW's epsilon.", gt=0)
+    weight_decay: float = _training(
+        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", ge=0
     )
-    betas: Betas = Field(
-        default=(0.9, 0.98), description="AdamW's decay rates of the first and second moment."
-    )
-    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(
-        default=0.01, ge=0, description="Decoupled weight decay of matrices and embeddings (never of norms)."
-    )
-    gradient_clip: float = Field(
-        default=1.0, ge=0, description="Largest global gradient norm; 0 switches clipping off."
-    )
+    gradient_clip: float = _training(1.0, "Largest global gradient norm; 0 switches clipping off.", ge=0)
 
 
 class ScheduleSection(Section):
-    steps: Int | None = Field(
-        default=None, ge=1, le=10**9, description="Optimizer steps of the whole run; give this or tokens."
+    """Length of the run and shape of its learning rate."""
+
+    steps: Int | None = _training(
+        None, "Optimizer steps of the whole run; give this or tokens.", excludes="tokens", ge=1
     )
-    tokens: Int | None = Field(
-        default=None,
-        ge=1,
-        le=10**16,
-        description="Training tokens of the whole run, rounded up to whole steps.",
+    tokens: Int | None = _training(
+        None, "Training tokens of the whole run, rounded up to whole steps.", excludes="steps", ge=1
     )
-    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = Field(
-        description="Shape of the learning rate after warmup."
+    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = _training(
+        ..., "Shape of the learning rate after warmup."
     )
-    warmup_steps: Int = Field(ge=0, description="Steps of linear warmup.")
-    min_ratio: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="Final learning rate as a fraction of the peak (not for constant).",
+    warmup_steps: Int = _training(..., "Steps of linear warmup.", ge=0)
+    min_ratio: float = _training(
+        0.1, "Final learning rate as a fraction of the peak (not for constant).", ge=0, le=1
     )
-    cycles: Int = Field(default=1, ge=1, description="Cosine cycles after warmup (cosine_restarts only).")
-    power: float = Field(
-        default=1.0, gt=0, description="Exponent of the decay (polynomial only); 1 is linear."
-    )
+    cycles: Int = _training(1, "Cosine cycles after warmup (cosine_restarts only).", ge=1)
+    power: float = _training(1.0, "Exponent of the decay (polynomial only); 1 is linear.", gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> ScheduleSection:
@@ -161,46 +152,84 @@ class BlendEntry(Section):
 
 
 class DataSection(Section):
-    directory: PathLike | None = Field(
-        default=None,
-        description="Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
+    """Training and held-out samples."""
+
+    directory: PathLike | None = _data(
+        None,
+        "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
         "its sources in proportion to their tokens; give this or blend.",
+        on_resume=OnResume.REFUSED,
+        note="compared by what the shards hold, wherever they lie",
+        data_change=True,
+        noted=False,
+        excludes="blend",
     )
-    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = Field(
-        default=None,
+    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = _data(
+        None,
+        "Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
+        on_resume=OnResume.REFUSED,
+        note="compared by what the shards hold, wherever they lie",
+        data_change=True,
+        method=True,
+        excludes="directory",
         min_length=1,
-        description="Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
     )
-    sequence_length: Int = Field(
-        ge=1, le=2**24, description="Tokens of one training sample that the model predicts."
+    sequence_length: Int = _data_identity(
+        ..., "Tokens of one training sample that the model predicts.", data_change=True, ge=1
     )
-    micro_batch_size: Int = Field(
-        ge=1, le=2**24, description="Samples in one forward pass of one data-parallel rank."
+    micro_batch_size: Int = _data(
+        ...,
+        "Samples in one forward pass of one data-parallel rank.",
+        on_resume=OnResume.LAYOUT,
+        ge=1,
     )
-    global_batch_size: Int = Field(
-        ge=1, le=2**24, description="Samples in one optimizer step, over all ranks."
-    )
-    validate_every: Int = Field(ge=0, description="Steps between validations; 0: only at the end.")
-    validation_samples: Int = Field(ge=1, le=10**9, description="Validation samples per source, at most.")
-    seed: Int | None = Field(
-        default=None, ge=0, le=SEED_MAX, description="Seed of the sample order; unset: run.seed."
-    )
-    reset_at_document_end: bool = Field(
-        default=False,
-        description="Documents of a sample stand alone: attention and positions restart, no loss across.",
-    )
-    loader_workers: Int = Field(
-        default=0,
+    global_batch_size: Int = _data_identity(..., "Samples in one optimizer step, over all ranks.", ge=1)
+    validate_every: Int = _data(
+        ...,
+        "Steps between validations; 0: only at the end.",
+        on_resume=OnResume.EFFECTIVE,
         ge=0,
-        le=1024,
-        description="Threads of a rank that read samples ahead; 0: read when needed.",
     )
-    cache_directory: PathLike | None = Field(
-        default=None, description="Where sample orders are kept; unset: sample_order in run.directory."
+    validation_samples: Int = _data(
+        ...,
+        "Validation samples per source, at most.",
+        on_resume=OnResume.EFFECTIVE,
+        method=True,
+        ge=1,
     )
-    allow_change: bool = Field(
-        default=False,
-        description="Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+    seed: Int | None = _data(
+        None,
+        "Seed of the sample order; unset: run.seed.",
+        on_resume=OnResume.REFUSED,
+        identity=True,
+        data_change=True,
+        noted=False,
+        ge=0,
+        le=SEED_MAX,
+    )
+    reset_at_document_end: bool = _data_identity(
+        False,
+        "Documents of a sample stand alone: attention and positions restart, no loss across.",
+        data_change=True,
+    )
+    loader_workers: Int = _data(
+        0,
+        "Threads of a rank that read samples ahead; 0: read when needed.",
+        on_resume=OnResume.NO_EFFECT,
+        noted=False,
+        ge=0,
+    )
+    cache_directory: PathLike | None = _data(
+        None,
+        "Where sample orders are kept; unset: sample_order in run.directory.",
+        on_resume=OnResume.NO_EFFECT,
+        noted=False,
+    )
+    allow_change: bool = _data(
+        False,
+        "Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+        on_resume=OnResume.NO_EFFECT,
+        noted=False,
     )
 
     @model_validator(mode="after")
@@ -212,26 +241,25 @@ class DataSection(Section):
 
 
 class ParallelSection(Section):
-    tensor_model_parallel_size: Int = Field(
-        default=1, ge=1, le=4096, description="Ranks that share one copy of the model."
+    """Layout over ranks."""
+
+    tensor_model_parallel_size: Int = setting(
+        1, "Ranks that share one copy of the model.", on_resume=OnResume.LAYOUT, ge=1
     )
-    sequence_parallel: bool = Field(
-        default=False, description="Split norms and residuals over the tensor-parallel ranks too."
+    sequence_parallel: bool = setting(
+        False, "Split norms and residuals over the tensor-parallel ranks too.", on_resume=OnResume.LAYOUT
     )
-    timeout_seconds: Int = Field(
-        default=600,
-        ge=1,
-        le=30 * 24 * 3600,
-        description="Seconds after which a collective that hangs ends the run.",
-    )
+    timeout_seconds: Int = _no_effect(600, "Seconds after which a collective that hangs ends the run.", ge=1)
 
 
 class PrecisionSection(Section):
-    dtype: Literal["fp32", "bf16"] = Field(
-        description="Compute type; with bf16 the optimizer keeps fp32 master weights."
+    """Types of numbers."""
+
+    dtype: Literal["fp32", "bf16"] = _model(
+        ..., "Compute type; with bf16 the optimizer keeps fp32 master weights."
     )
-    grad_accum_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="Type in which gradients are summed over micro batches and over ranks."
+    grad_accum_dtype: Literal["fp32", "bf16"] = _model(
+        "fp32", "Type in which gradients are summed over micro batches and over ranks."
     )
 
     @model_validator(mode="after")
@@ -243,83 +271,133 @@ class PrecisionSection(Section):
         return self
 
 
+class PerformanceSection(Section):
+    """How a step is computed, where several ways give the same result up to rounding."""
+
+    overlap_reduction: bool = _effective(
+        True,
+        "Reduce gradients over data-parallel ranks during the backward pass where DeepSpeed "
+        "does it afterwards: stage 0 in fp32, stage 1 in bf16.",
+        note="the same sums; over three ranks and more in another order",
+    )
+    reduced_precision_reduction: bool = _effective(
+        False, "On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32."
+    )
+    cross_entropy: Literal["in_place", "chunked", "megatron"] = _effective(
+        "in_place",
+        "Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
+        "made twice; megatron: all of them in fp32.",
+        note=_TO_ROUNDING,
+    )
+    compile: Literal["auto", "layers", "none"] = _effective(
+        "auto",
+        "torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3 nor with "
+        "recompute=query_key; layers: always; none: never.",
+        note="the same numbers up to rounding, but for the masks of dropout",
+    )
+    document_attention: Literal["flash", "mask"] = _effective(
+        "flash",
+        "With data.reset_at_document_end. flash: each document by itself, where there is a "
+        "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
+        note=_TO_ROUNDING,
+    )
+    structured_products: Literal["auto", "kernel", "products"] = _effective(
+        "auto",
+        "Q and K of a structured bank. products: two batched products; kernel: one Triton "
+        "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
+        note=_TO_ROUNDING,
+    )
+    recompute: Literal["none", "query_key", "attention", "full"] = _no_effect(
+        "none",
+        "Activations of a layer made again in backward instead of kept: queries and keys of a "
+        "structured bank, those of the attention with its norm, or all.",
+    )
+
+    def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
+        """Return whether layers run compiled, with `auto` resolved."""
+        possible = on_cuda and zero_stage < 3 and self.recompute != "query_key"
+        return possible if self.compile == "auto" else self.compile == "layers"
+
+
 class CheckpointSection(Section):
-    every: Int = Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
-    keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
-    asynchronous: bool = Field(
-        default=True,
-        description="Copy what is to be saved, and write it behind the training; else training waits.",
+    """Saving, and reading at a resume."""
+
+    every: Int = _effective(..., "Steps between checkpoints; 0: only at the end.", noted=False, ge=0)
+    keep_last: Int = _effective(2, "Complete checkpoints to keep.", noted=False, ge=1)
+    asynchronous: bool = _no_effect(
+        True, "Copy what is to be saved, and write it behind the training; else training waits.", noted=False
     )
-    verify: Literal["full", "size"] = Field(
-        default="full",
-        description="What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+    verify: Literal["full", "size"] = _no_effect(
+        "full",
+        "What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+        noted=False,
     )
-    fall_back: bool = Field(
-        default=False,
-        description="Resume from the checkpoint before where the newest one is damaged, and keep that aside "
+    fall_back: bool = _no_effect(
+        False,
+        "Resume from the checkpoint before where the newest one is damaged, and keep that aside "
         "as step_X.damaged; else stop.",
+        noted=False,
     )
-    export_at_end: bool = Field(
-        default=False,
-        description="Export the finished run's model for transformers, into RUN/exports.",
+    export_at_end: bool = _no_effect(
+        False, "Export the finished run's model for transformers, into RUN/exports.", noted=False
     )
 
 
 class StabilitySection(Section):
-    max_skipped: Int = Field(
-        default=3,
-        ge=1,
-        le=10**9,
-        description="Steps in a row without an update, for numbers that are not finite or far too large, "
+    """Steps whose update is left out."""
+
+    max_skipped: Int = _effective(
+        3,
+        "Steps in a row without an update, for numbers that are not finite or far too large, "
         "after which the run stops.",
+        ge=1,
     )
-    spike_factor: float | None = Field(
-        default=None,
-        gt=0,
-        description="Leave out an update whose loss or gradient norm is more than so many standard "
+    spike_factor: float | None = _effective(
+        None,
+        "Leave out an update whose loss or gradient norm is more than so many standard "
         "deviations above its running mean; unset: none is left out for its size.",
+        gt=0,
     )
 
 
 class ProfileSection(Section):
-    """A few steps to look into."""
+    """Steps that are profiled."""
 
-    at: Int = Field(default=20, ge=1, le=10**9, description="The first step that is profiled.")
-    steps: Int = Field(default=3, ge=1, le=1000, description="How many.")
+    at: Int = Field(default=20, ge=1, description="The first step that is profiled.")
+    steps: Int = Field(default=3, ge=1, description="How many.")
     ranks: Literal["first", "all"] = Field(default="first", description="Of rank 0, or of every rank.")
 
 
 class TelemetrySection(Section):
-    every: Int = Field(default=1, ge=1, description="Steps between records.")
-    tensorboard: bool = Field(default=True, description="Write TensorBoard event files beside metrics.jsonl.")
-    wandb: bool = Field(
-        default=False,
-        description="Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').",
+    """Records of the run."""
+
+    every: Int = _effective(1, "Steps between records.", ge=1)
+    tensorboard: bool = _effective(True, "Write TensorBoard event files beside metrics.jsonl.")
+    wandb: bool = _effective(
+        False, "Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]')."
     )
-    variance_window: Int = Field(
-        default=100, ge=2, description="Records over which stability/loss_variance is taken."
-    )
-    sample_prompts: Names = Field(
-        default=(),
+    variance_window: Int = _effective(100, "Records over which stability/loss_variance is taken.", ge=2)
+    sample_prompts: Names = _effective(
+        (),
+        "Texts that the model continues at every validation, for TensorBoard's page TEXT.",
         max_length=8,
-        description="Texts that the model continues at every validation, for TensorBoard's page TEXT.",
     )
-    sample_tokens: Int = Field(
-        default=48, ge=1, le=2**24, description="Tokens by which each is; each token is a forward pass."
-    )
-    profile: ProfileSection | None = Field(
-        default=None,
-        description="Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.",
+    sample_tokens: Int = _effective(48, "Tokens by which each is; each token is a forward pass.", ge=1)
+    profile: ProfileSection | None = _no_effect(
+        None, "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none."
     )
 
 
 class DeepSpeedSection(Section):
-    config: str = Field(
-        default="auto",
-        min_length=1,
-        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
+    """DeepSpeed's own settings."""
+
+    config: str = _effective(
+        "auto",
+        "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
         "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
+        note="another ZeRO stage is another layout too",
+        min_length=1,
     )
-    overrides: dict[str, Any] = Field(
-        default_factory=dict, description="Keys merged into the DeepSpeed JSON."
+    overrides: dict[str, Any] = _effective(
+        {}, "Keys merged into the DeepSpeed JSON.", note="another ZeRO stage is another layout too"
     )

@@ -27,9 +27,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from pretrain.config.messages import validation_sentence
-from pretrain.config.sections import Int, PathLike, Section
+from pretrain.config.load import validation_sentence
 from pretrain.config.sources import OVERRIDE, KeyPath, is_file, override_text, read_yaml
+from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 

@@ -17,7 +17,7 @@ from pretrain.config.counting import (
     model_flops_per_token,
     peak_flops,
 )
-from pretrain.config.resume import Change, effective_changes
+from pretrain.config.keys import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError

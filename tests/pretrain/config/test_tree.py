@@ -147,6 +147,18 @@ def test_the_last_override_wins_and_lists_parse() -> None:
     assert config.optimizer.betas == (0.8, 0.9)
 
 
+def test_an_override_unsets_the_key_of_the_file_that_it_excludes() -> None:
+    loaded = load_config_with_origins("large", ["schedule.steps=20000"])
+    assert (loaded.config.schedule.steps, loaded.config.schedule.tokens) == (20000, None)
+    rows = {key: (value, origin) for key, value, origin, _ in value_rows(loaded)}
+    assert rows["schedule.tokens"] == ("null", "override")
+    demo = load_config("demo", ["schedule.tokens=2e5"])
+    assert (demo.schedule.steps, demo.schedule.tokens) == (None, 200_000)
+    blend = load_config("demo", [f"data.blend={BLEND}"])
+    assert blend.data.directory is None
+    assert load_config("demo", ["schedule.tokens=null"]).schedule.steps == 240
+
+
 def test_deepspeed_overrides_nest() -> None:
     config = load_config(
         "demo", ["deepspeed.overrides.zero_optimization.stage=2", "deepspeed.overrides.dump_state=true"]
