@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step.contenders import Contender
-from pretrain.telemetry.kernels import seconds_by_class
+from pretrain.telemetry.profile import seconds_by_class
 
 PARTS = ("data", "forward", "backward", "reduction", "optimizer")
 

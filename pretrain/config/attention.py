@@ -61,9 +61,7 @@ _FORMS: dict[Any, _Form] = {
     int: _Form(Int),
     tuple[str, ...]: _Form(Names, shown=list),
     tuple[tuple[str, float], ...]: _Form(
-        LayerShares,
-        read=lambda shares: tuple(shares.items()),
-        shown=lambda shares: dict(shares) or None,
+        LayerShares, read=lambda shares: tuple(shares.items()), shown=lambda shares: dict(shares) or None
     ),
     tuple[Unfreeze, ...]: _Form(
         Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)],

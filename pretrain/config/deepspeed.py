@@ -21,39 +21,20 @@ AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
-PASSED_ON = frozenset(
-    {
-        "aio",
-        "bf16",
-        "checkpoint",
-        "comet",
-        "comms_logger",
-        "communication_data_type",
-        "csv_monitor",
-        "data_types",
-        "disable_allgather",
-        "dump_state",
-        "flops_profiler",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "gradient_predivide_factor",
-        "log_level",
-        "memory_breakdown",
-        "prescale_gradients",
-        "steps_per_print",
-        "tensorboard",
-        "timers",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "wall_clock_breakdown",
-        "wandb",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "zero_optimization",
-    }
-)
+PASSED_ON = frozenset({
+    "aio", "bf16", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor",
+    "data_types", "disable_allgather", "dump_state", "flops_profiler", "gradient_accumulation_steps",
+    "gradient_clipping", "gradient_predivide_factor", "log_level", "memory_breakdown",
+    "prescale_gradients", "steps_per_print", "tensorboard", "timers", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "zero_optimization",
+})  # fmt: skip
 
-_NO_EFFECT = "this program's own loop and model would not use it; remove it"
+_NO_EFFECT = (
+    "seq_parallel_communication_data_type", "activation_checkpointing", "autotuning", "compile",
+    "data_efficiency", "dataloader_drop_last", "datastates_ckpt", "expert_parallel", "hybrid_engine",
+    "pipeline", "sequence_parallel_size", "use_data_before_expert_parallelism", "weight_quantization",
+)  # fmt: skip
 # Top-level keys that DeepSpeed reads and this program cannot honour, with the reason.
 REFUSED = {
     "optimizer": "the optimizer is built from this program's section 'optimizer'; remove it",
@@ -64,19 +45,7 @@ REFUSED = {
     "tensor_parallel": "set parallel.tensor_model_parallel_size; remove it",
     "managed_gradient_accumulation": "the loop relies on DeepSpeed's own gradient accumulation; remove it",
     "gradient_allreduce_op": "gradients must be averaged over ranks, not summed; remove it",
-    "seq_parallel_communication_data_type": _NO_EFFECT,
-    "activation_checkpointing": _NO_EFFECT,
-    "autotuning": _NO_EFFECT,
-    "compile": _NO_EFFECT,
-    "data_efficiency": _NO_EFFECT,
-    "dataloader_drop_last": _NO_EFFECT,
-    "datastates_ckpt": _NO_EFFECT,
-    "expert_parallel": _NO_EFFECT,
-    "hybrid_engine": _NO_EFFECT,
-    "pipeline": _NO_EFFECT,
-    "sequence_parallel_size": _NO_EFFECT,
-    "use_data_before_expert_parallelism": _NO_EFFECT,
-    "weight_quantization": _NO_EFFECT,
+    **dict.fromkeys(_NO_EFFECT, "this program's own loop and model would not use it; remove it"),
 }
 
 _OFFLOAD = "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"

@@ -178,24 +178,14 @@ class DataSection(Section):
         ..., "Tokens of one training sample that the model predicts.", data_change=True, ge=1
     )
     micro_batch_size: Int = _data(
-        ...,
-        "Samples in one forward pass of one data-parallel rank.",
-        on_resume=OnResume.LAYOUT,
-        ge=1,
+        ..., "Samples in one forward pass of one data-parallel rank.", on_resume=OnResume.LAYOUT, ge=1
     )
     global_batch_size: Int = _data_identity(..., "Samples in one optimizer step, over all ranks.", ge=1)
     validate_every: Int = _data(
-        ...,
-        "Steps between validations; 0: only at the end.",
-        on_resume=OnResume.EFFECTIVE,
-        ge=0,
+        ..., "Steps between validations; 0: only at the end.", on_resume=OnResume.EFFECTIVE, ge=0
     )
     validation_samples: Int = _data(
-        ...,
-        "Validation samples per source, at most.",
-        on_resume=OnResume.EFFECTIVE,
-        method=True,
-        ge=1,
+        ..., "Validation samples per source, at most.", on_resume=OnResume.EFFECTIVE, method=True, ge=1
     )
     seed: Int | None = _data(
         None,
@@ -378,9 +368,7 @@ class TelemetrySection(Section):
     )
     variance_window: Int = _effective(100, "Records over which stability/loss_variance is taken.", ge=2)
     sample_prompts: Names = _effective(
-        (),
-        "Texts that the model continues at every validation, for TensorBoard's page TEXT.",
-        max_length=8,
+        (), "Texts that the model continues at every validation, for TensorBoard's page TEXT.", max_length=8
     )
     sample_tokens: Int = _effective(48, "Tokens by which each is; each token is a forward pass.", ge=1)
     profile: ProfileSection | None = _no_effect(

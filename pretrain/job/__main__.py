@@ -15,7 +15,7 @@ import typer
 
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
-from pretrain.job.job_kinds import Tokenizing, Training, Work, errors_in
+from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.job.shape import Batches, Shape, shape_to_use
 from pretrain.runs.directory import FINISHED, RunDirectory
@@ -160,7 +160,7 @@ def _trained_steps(run: Path) -> int:
     return int(json.loads(directory.summary.read_text())["step"]) if directory.is_finished() else 0
 
 
-def _end(work: Work, ending: Ending, max_stalled: int) -> None:
+def _end(work: JobKind, ending: Ending, max_stalled: int) -> None:
     segments, job = Segments(work), SlurmJob.read(os.environ)
     decision = segments.end(job, ending, max_stalled)
     if decision.action != FINISHED and ending.exit_code != 0:

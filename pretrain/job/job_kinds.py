@@ -17,7 +17,7 @@ from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDir
 CRASHED = "crashed"
 
 
-class Work(Protocol):
+class JobKind(Protocol):
     """What a job works at: where it lies, how far it is, how it ended."""
 
     @property

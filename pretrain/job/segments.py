@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.job.job_kinds import Work
+from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 
 REQUEUE = "requeue"
@@ -78,7 +78,7 @@ class Decision:
 class Segments:
     """The record of a work's segments."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: JobKind) -> None:
         self.work = work
         self.path = work.records / "segments.jsonl"
 

@@ -14,7 +14,7 @@ import yaml
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
-from pretrain.runs.tags import LOSS
+from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 
 
 @dataclass(frozen=True)
@@ -225,3 +225,18 @@ class _Document:
                 )
             value = value[key]
         return value
+
+
+def summary_of(last: Mapping[str, Any]) -> dict[str, Any]:
+    """What summary.json says, from the last object of metrics.jsonl."""
+    return {
+        "step": last["step"],
+        "tokens": last["tokens"],
+        "samples": last["samples"],
+        "loss": last[LOSS.tag],
+        "validation": {
+            "loss": last[VALIDATION_LOSS.tag],
+            "perplexity": last[PERPLEXITY.tag],
+            "perplexity_by_source": PERPLEXITY_OF_SOURCE.members(last),
+        },
+    }

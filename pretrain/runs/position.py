@@ -12,18 +12,18 @@ TRUSTED_AFTER = 32
 
 
 @dataclass(frozen=True)
-class Usual:
+class RunningStats:
     """Running mean and variance of a number that each good step has; equal on all ranks if the number is."""
 
     steps: int = 0
     mean: float = 0.0
     variance: float = 0.0
 
-    def after(self, value: float) -> Usual:
+    def after(self, value: float) -> RunningStats:
         """One number more. The first MEMORY of them weigh alike, later ones 1/MEMORY each."""
         weight = 1 / min(self.steps + 1, MEMORY)
         distance = value - self.mean
-        return Usual(
+        return RunningStats(
             self.steps + 1,
             self.mean + weight * distance,
             (1 - weight) * (self.variance + weight * distance * distance),
@@ -48,8 +48,8 @@ class Position:
     consumed_tokens: int = 0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
-    usual_loss: Usual = field(default_factory=Usual)
-    usual_norm: Usual = field(default_factory=Usual)
+    usual_loss: RunningStats = field(default_factory=RunningStats)
+    usual_norm: RunningStats = field(default_factory=RunningStats)
 
     def after_step(
         self, samples: int, tokens: int, loss: float, gradient_norm: float, updated: bool = True

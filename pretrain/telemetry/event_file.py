@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -24,8 +24,11 @@ from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
 from pretrain.runs.directory import naming
 from pretrain.runs.tags import METRICS, Page
+from pretrain.telemetry.records import Sample
 
 FILE_PREFIX = "events.out.tfevents."
+SAMPLE_TAG = "samples/{}"
+"""With the prompt's place in telemetry.sample_prompts, from 0."""
 
 
 def chart_layout() -> dict[str, dict[str, list[str]]]:
@@ -138,3 +141,24 @@ def _next_name(older: list[Path]) -> str:
         if digits.isdigit():
             stamp = max(stamp, int(digits) + 1)
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
+
+
+def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:
+    """{tag: markdown} of a step's samples."""
+    return {SAMPLE_TAG.format(number): markdown_of(sample) for number, sample in enumerate(samples)}
+
+
+def markdown_of(sample: Sample) -> str:
+    """The prompt, then what was added.
+
+    Both are blocks of code by their indentation, which no text can end; a fence of backticks it could.
+    """
+    tokens = f"{sample.tokens} {'token' if sample.tokens == 1 else 'tokens'}"
+    end = ", then the end of the document" if sample.ended else ""
+    parts = ["**Prompt**", _block(sample.prompt), f"**Continuation**, {tokens}{end}", _block(sample.text)]
+    return "\n\n".join(parts)
+
+
+def _block(text: str) -> str:
+    """Every line indented, by whatever lines end: markdown takes a lone carriage return for an end too."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

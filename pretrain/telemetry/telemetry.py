@@ -15,12 +15,10 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import MetricsFile, cut_back
 from pretrain.runs.tags import HFU, MFU
 from pretrain.telemetry.console import StepDisplay
-from pretrain.telemetry.event_file import EventFile
+from pretrain.telemetry.event_file import EventFile, sample_pages
 from pretrain.telemetry.hparams import FIRST, HParam
-from pretrain.telemetry.loss_window import LossWindow
-from pretrain.telemetry.metrics import memory_metrics, save_metrics, step_metrics
+from pretrain.telemetry.metrics import LossWindow, memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
-from pretrain.telemetry.samples import sample_pages
 from pretrain.telemetry.weights_and_biases import WandbRun
 
 

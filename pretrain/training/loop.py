@@ -103,7 +103,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     config, device = run.config, run.context.device
     step = position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
-    rate *= run.trainer.phase.learning_rate_factor
+    rate *= run.phased.phase.learning_rate_factor
     set_learning_rate(run.engine, rate)
     clock = StepClock(device)
     clock.mark()
@@ -121,7 +121,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     factor = config.stability.spike_factor
     mean_loss = sums[len(flags)] / run.context.world_size
     good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
-    update = run.trainer.update.make(good, largest_norm=position.usual_norm.limit(factor))
+    update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
     clock.mark()
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)

@@ -45,7 +45,7 @@ from pretrain.runs.storage import OF_THE_STORAGE, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from pretrain.training.run_files import (
     changes_since,
     check_steps_left,
@@ -67,7 +67,7 @@ class Run:
 
     config: Config
     context: ParallelContext
-    trainer: Trainer
+    phased: PhasedEngine
     data: RunData
     prompts: Prompts | None
     batches: Batches
@@ -82,20 +82,20 @@ class Run:
     @property
     def engine(self) -> Any:
         """The deepspeed.DeepSpeedEngine of now: do not keep it over `enter_phase_of`."""
-        return self.trainer.engine
+        return self.phased.engine
 
     def enter_phase_of(self, step: int) -> None:
         """Where other weights are trained from `step` on than before, rebuild the engine (collective)."""
-        if not self.trainer.is_in(step):
+        if not self.phased.is_in(step):
             self.checkpoints.wait()  # the host has no room for two phases' copies
-        if not self.trainer.enter(step):
+        if not self.phased.enter(step):
             return
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
             with self.trouble.writing(self.config.run_path):
-                write_audit(self.config, self.trainer)
-            facts = run_facts(self.config, self.context, self.trainer)
-            self.telemetry.change_facts(facts, phase_line(self.trainer, facts))
+                write_audit(self.config, self.phased)
+            facts = run_facts(self.config, self.context, self.phased)
+            self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
     def save(self, position: Position, behind: bool) -> None:
         """Begin a checkpoint, which does not count until `commit`, as `Checkpoints.save` (collective)."""
@@ -219,7 +219,7 @@ def _opened(run: Run) -> Iterator[Run]:
         if run.telemetry is not None:
             with suppress(OSError):  # after a good end it is closed already
                 run.telemetry.close()
-    run.trainer.close()
+    run.phased.close()
 
 
 def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
@@ -253,8 +253,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     start = find_start(config, context, run_identity(config, {}, blend))
     position = start.position
     watch.at("building the model")
-    trainer = Trainer(config, context, position.step, start.state)
-    identity = run_identity(config, bank_digests(trainer.engine.module, context), blend)
+    phased = PhasedEngine(config, context, position.step, start.state)
+    identity = run_identity(config, bank_digests(phased.engine.module, context), blend)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     trouble = Trouble(context.device)
@@ -265,9 +265,9 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         check_steps_left(config, position)
         checkpoints.name_latest(start.checkpoint)
         changes = changes_since(config, position)
-        write_run_files(config, context, data, trainer, position, [*start.layout_changes, *changes])
-        telemetry = open_telemetry(config, context, trainer, position)
-        telemetry.say(headline(config, context, trainer.audit, position, changes))
+        write_run_files(config, context, data, phased, position, [*start.layout_changes, *changes])
+        telemetry = open_telemetry(config, context, phased, position)
+        telemetry.say(headline(config, context, phased.audit, position, changes))
         for note in start.notes:
             telemetry.say(note)
         for name in checkpoints.remove_unfinished():
@@ -280,7 +280,7 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     return Run(
         config=config,
         context=context,
-        trainer=trainer,
+        phased=phased,
         data=data,
         prompts=read_prompts(config, blend),
         batches=batches,

@@ -33,7 +33,7 @@ from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
 
-class Trainer:
+class PhasedEngine:
     """The live engine of the current phase, its audit, and the way into the next phase.
 
     Args:

@@ -32,14 +32,14 @@ from pretrain.runs.directory import (
     write_text_atomically,
 )
 from pretrain.runs.environment import describe_environment
+from pretrain.runs.finished import summary_of
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.position import Position
-from pretrain.runs.summary import summary_of
 from pretrain.runs.tags import RESULTS, VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams
 from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 
 ENDINGS = {
     FINISHED: "",
@@ -74,7 +74,7 @@ def write_run_files(
     config: Config,
     context: ParallelContext,
     data: RunData,
-    trainer: Trainer,
+    phased: PhasedEngine,
     position: Position,
     changes: Sequence[Change],
 ) -> None:
@@ -85,14 +85,14 @@ def write_run_files(
     run = RunDirectory(config.run_path)
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
-    write_audit(config, trainer)
+    write_audit(config, phased)
     layout = {
         "device": device_name(context.device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
         **Layout.of(config, context).as_dict(),
     }
-    if trainer.structured_products is not None:
-        layout["structured_products"] = trainer.structured_products.as_dict()
+    if phased.structured_products is not None:
+        layout["structured_products"] = phased.structured_products.as_dict()
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
@@ -105,10 +105,10 @@ def write_run_files(
     run.write_state(RUNNING)
 
 
-def write_audit(config: Config, trainer: Trainer) -> None:
+def write_audit(config: Config, phased: PhasedEngine) -> None:
     """What the live engine holds, beside that of the phases before."""
     path = RunDirectory(config.run_path).audit
-    write_json(path, trainer.audit_of_phases(_on_disk(path)))
+    write_json(path, phased.audit_of_phases(_on_disk(path)))
 
 
 def _on_disk(path: Path) -> dict[str, Any]:
@@ -135,12 +135,12 @@ def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
 
 
 def open_telemetry(
-    config: Config, context: ParallelContext, trainer: Trainer, position: Position
+    config: Config, context: ParallelContext, phased: PhasedEngine, position: Position
 ) -> Telemetry:
     """Telemetry that goes on after `position`."""
     return Telemetry(
         config.run_path,
-        run_facts(config, context, trainer),
+        run_facts(config, context, phased),
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
         wandb=config.telemetry.wandb,
@@ -151,11 +151,11 @@ def open_telemetry(
     )
 
 
-def run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> RunFacts:
+def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
     """What telemetry counts with, in the phase that the engine is in."""
     shape, device = config.shape(), device_name(context.device)
-    totals = trainer.audit["totals"]
-    attention = count_attention(shape, config.policy(), trainer.phase.number)
+    totals = phased.audit["totals"]
+    attention = count_attention(shape, config.policy(), phased.phase.number)
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
@@ -188,13 +188,13 @@ def headline(
     )
 
 
-def phase_line(trainer: Trainer, facts: RunFacts) -> str:
+def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
     """What a new phase trains."""
-    layers = ", ".join(map(str, trainer.phase.newly_trainable))
+    layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
-        f"from step {trainer.phase.first_step} on Query and Key train in layer {layers} too: "
+        f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "
         f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen parameters, "
-        f"learning rate x {trainer.phase.learning_rate_factor:g}"
+        f"learning rate x {phased.phase.learning_rate_factor:g}"
     )
 
 
