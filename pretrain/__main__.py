@@ -34,7 +34,7 @@ app.add_typer(checkpoint, name="checkpoint")
 
 
 def _print_versions(wanted: bool) -> None:
-    """`--version`: this program's, and those of what it stands on, as a bug report needs them."""
+    """Print the versions of this program and of its main dependencies, as a bug report needs them."""
     if not wanted:
         return
     from platform import python_version
@@ -58,7 +58,7 @@ def _program(
         ),
     ] = False,
 ) -> None:
-    """What stands before the verb."""
+    """Options before the verb."""
 
 
 ConfigArgument = Annotated[
@@ -216,7 +216,7 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
 
 
 def _doctor_on_this_rank(request: Request) -> int:
-    """The preflight's exit code. What must come before torch is imported comes first."""
+    """Run the preflight; return its exit code. Steps that must precede the import of torch come first."""
     # The doctor says itself, in a sentence, what torch's sockets would warn of.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from megatron_patches.engine.compat import silence_expected_warnings
@@ -232,7 +232,7 @@ def _doctor_on_this_rank(request: Request) -> int:
 
 
 def main() -> None:
-    """Entry point: run the verb, and turn a user's mistake into one sentence and exit code 2."""
+    """Run the verb, and turn a user's mistake into one sentence and exit code 2 (entry point)."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
 
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
+    """Print the error: every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
 
     In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried again.
     """

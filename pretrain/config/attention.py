@@ -27,7 +27,7 @@ _attention = partial(setting, on_resume=OnResume.REFUSED, noted=False, hparam=Tr
 
 
 class UnfreezeEntry(Section):
-    """One entry of attention.unfreeze."""
+    """An entry of attention.unfreeze."""
 
     at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
     layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")

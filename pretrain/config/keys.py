@@ -1,4 +1,4 @@
-"""All configuration keys with their records, and what a resume makes of keys that are given anew."""
+"""All configuration keys with their records, and the changes that a resume lets take effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS: dict[str, Setting] = {
 
 @dataclass(frozen=True)
 class Change:
-    """A key that is given anew, and takes effect."""
+    """A key whose new value takes effect."""
 
     key: str
     was: Any

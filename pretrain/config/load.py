@@ -1,4 +1,4 @@
-"""Getting a configuration: read, parse, then refuse what cannot be. Nothing else in the program makes one.
+"""Loading of a configuration: read, parse, then refuse what cannot be. Nothing else makes a `Config`.
 
     config = load_config("demo", ["attention.variant=vanilla", "optimizer.learning_rate=5e-4"])
 

@@ -140,7 +140,7 @@ class ScheduleSection(Section):
 
 
 class BlendEntry(Section):
-    """One shard directory of a blend."""
+    """A shard directory of a blend."""
 
     directory: PathLike = Field(description="Shard directory with a manifest.json.")
     weight: float = Field(gt=0, description="Its part of the samples, in any unit.")
@@ -262,7 +262,7 @@ class PrecisionSection(Section):
 
 
 class PerformanceSection(Section):
-    """How a step is computed, where several ways give the same result up to rounding."""
+    """Ways to compute a step that give the same result up to rounding."""
 
     overlap_reduction: bool = _effective(
         True,

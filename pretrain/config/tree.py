@@ -36,7 +36,7 @@ from pretrain.config.types import Section
 
 
 class Config(Section):
-    """A whole run. Where a section holds None, the property of the same name has the value."""
+    """The configuration of a run. Where a section holds None, the property of the same name has the value."""
 
     run: RunSection
     model: ModelSection

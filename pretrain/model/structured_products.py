@@ -1,4 +1,4 @@
-"""How a run multiplies by structured frozen rows: by two batched products, or the kernel where it is faster.
+"""Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
 
 Nobody can say that without the GPU, so it is measured there once, at the sizes of the run, by rank 0 for all
 ranks; see `performance.structured_products`. What was found is in environment.json.
@@ -32,7 +32,7 @@ ROUNDING: Mapping[torch.dtype, float] = {torch.bfloat16: 2.0**-8, torch.float32:
 
 @dataclass(frozen=True)
 class StructuredProducts:
-    """How all ranks multiply by structured rows, and why.
+    """The way in which all ranks multiply by structured rows, and its reason.
 
     Attributes:
         tile: of the kernel; None: two batched products.
@@ -45,19 +45,19 @@ class StructuredProducts:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """For environment.json."""
+        """Return the entry of environment.json."""
         values = asdict(self)
         return {"way": way_of(self.tile), "reason": self.reason, "milliseconds": values["milliseconds"]}
 
 
 def structured_layers(model: torch.nn.Module) -> list[FrozenQueryKeyValueLinear]:
-    """The projections of `model` whose frozen rows are structured."""
+    """Yield the projections of `model` whose frozen rows are structured."""
     linears = [module for module in model.modules() if isinstance(module, FrozenQueryKeyValueLinear)]
     return [linear for linear in linears if isinstance(linear.frozen(), Factors)]
 
 
 def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts | None) -> None:
-    """Have every layer of `model` compute as chosen."""
+    """Set every layer of `model` to compute as chosen."""
     if chosen is not None:
         for linear in structured_layers(model):
             linear.tile = chosen.tile
@@ -66,7 +66,7 @@ def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts |
 def choose_structured_products(
     model: torch.nn.Module, config: Config, context: ParallelContext
 ) -> StructuredProducts | None:
-    """What `performance.structured_products` says or stands for, the same on all ranks (collective).
+    """Resolve `performance.structured_products`, the same on all ranks (collective).
 
     Returns:
         None where no rank has structured rows.
@@ -135,7 +135,7 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
 
 
 def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Milliseconds of each on `device`: the median of ROUNDS, in each of which all take turns."""
+    """Measure the milliseconds of each on `device`: the median of ROUNDS, in each of which all take turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(1 + ROUNDS):  # the first one warms up
         for name, work in works.items():
@@ -144,18 +144,18 @@ def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) 
 
 
 def way_of(tile: Tile | None) -> str:
-    """In words, for records."""
+    """Name the way in words, for records."""
     return PRODUCTS if tile is None else f"kernel, {tile.tokens} tokens, {tile.warps} warps"
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """|one − other| / |other|, inf where one is not finite."""
+    """Return |one − other| / |other|, inf where one is not finite."""
     distance = ((one.float() - other).norm() / other.norm()).item()
     return distance if distance == distance else float("inf")
 
 
 def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """The mean of TIMES calls, on a GPU by its own clock."""
+    """Return the mean of TIMES calls, on a GPU by its own clock."""
     if device.type != "cuda":
         started = time.perf_counter()
         for _ in range(TIMES):

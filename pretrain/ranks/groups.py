@@ -1,4 +1,4 @@
-"""The ranks joined: process groups, this rank's device, seeds, and small collectives.
+"""Process groups, this rank's device, seeds, and small collectives.
 
 Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal, the only one that is replaced.
 """
@@ -32,7 +32,7 @@ SUPPORTED_DEEPSPEED = "0.19."
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """The process groups of this rank, and where it stands in them."""
+    """The process groups of this rank, and its place in them."""
 
     rank: int
     world_size: int
@@ -131,7 +131,7 @@ def shutdown_distributed(context: ParallelContext) -> None:
 
 
 def import_deepspeed() -> ModuleType:
-    """DeepSpeed, on the device torch found, without its chatter and without its shared-memory all-reduce.
+    """Import DeepSpeed for torch's device, without its chatter and without its shared-memory all-reduce.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
     (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
@@ -176,7 +176,7 @@ def agree(values: list[float], device: torch.device) -> list[float]:
 
 
 def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
-    """Collective: all ranks must have the same `value`.
+    """Require the same `value` on all ranks (collective).
 
     Raises:
         UserError: on every rank, naming what differs and the first rank that differs.
@@ -189,7 +189,7 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    """This rank's device.
+    """Return this rank's device.
 
     Raises:
         UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.

@@ -1,4 +1,4 @@
-"""One training at a time in a run directory, on any machine: `RUN/lock`, a lease that is renewed.
+"""The lock of a run directory: one training at a time on any machine, by a renewed lease in `RUN/lock`.
 
 It needs no flock, so it holds over NFS and Lustre too; data_pipeline/io/lease.py says how. A thread
 renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone
@@ -50,7 +50,7 @@ class RunLock:
 
     @property
     def waited_for(self) -> str:
-        """After `take` has answered False: what is waited for."""
+        """Say what is waited for, after `take` has answered False."""
         return (
             f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed it "
             f"{self._oldest:.0f} s ago; unless it does so again, it runs out after {EXPIRES_AFTER:.0f} s"
@@ -58,7 +58,7 @@ class RunLock:
 
     @property
     def lost(self) -> str | None:
-        """A sentence, if another process has taken the lock while this one was suspended."""
+        """Return a sentence if another process has taken the lock while this one was suspended, else None."""
         if not self._lease.lost:
             return None
         return (
@@ -72,7 +72,7 @@ class RunLock:
         self._forget_directories()
 
     def _is_renewed(self) -> bool:
-        """Whether its holder has renewed it since the last question: then it lives, on whatever machine."""
+        """Return whether the holder has renewed the lock since the last call, so lives on some machine."""
         age = self._lease.age()
         if age is None:
             return False

@@ -1,4 +1,4 @@
-"""Every metric of a run, declared once: what it is called, its unit, when a record has it, where it is shown.
+"""Every metric of a run, declared once: tag, unit, records that have it, TensorBoard chart.
 
 The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To add a
 metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard, its column in
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class When(Enum):
-    """Which records have a metric."""
+    """The records that have a metric."""
 
     ALWAYS = "always"
     TERM_ADDED = "where the model adds a term to the training loss"
@@ -35,7 +35,7 @@ class Page(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or a family of them.
+    """A metric, or a family of metrics.
 
     Attributes:
         tag: its name; a family's ends in `/` and goes on with what `member` says.
@@ -54,12 +54,12 @@ class Metric:
     member: str = ""
 
     def of(self, name: str) -> str:
-        """The tag of a family's member."""
+        """Return the tag of a family's member."""
         assert self.member, f"{self.tag} is no family"
         return self.tag + name
 
     def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """{name: value} of a family's members in a record of metrics.jsonl."""
+        """Return {name: value} of a family's members in a record of metrics.jsonl."""
         assert self.member, f"{self.tag} is no family"
         own = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
         return {tag.removeprefix(self.tag): record[tag] for tag in own}
@@ -258,7 +258,7 @@ RESULTS = (PERPLEXITY, VALIDATION_LOSS, LOSS, TOKENS_PER_SECOND)
 
 
 def metric_of(tag: str) -> Metric:
-    """The metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
+    """Return the metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
     single = [metric for metric in METRICS if not metric.member and metric.tag == tag]
     families = [metric for metric in METRICS if metric.member and tag.startswith(metric.tag)]
     for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):
@@ -267,12 +267,12 @@ def metric_of(tag: str) -> Metric:
 
 
 def tags_of(*occasions: When) -> set[str]:
-    """Tags of the single metrics that a record has on these occasions."""
+    """Return the tags of the single metrics that a record has on these occasions."""
     return {metric.tag for metric in METRICS if metric.when in occasions and not metric.member}
 
 
 def markdown_table() -> list[str]:
-    """The lines of the table in docs/metrics.md."""
+    """Return the lines of the table in docs/metrics.md."""
     rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
     rows += [("---",) * 5]
     rows += [

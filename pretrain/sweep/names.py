@@ -24,7 +24,7 @@ RESERVED = ("logs", "sample_order")
 
 @dataclass(frozen=True)
 class NamedValues:
-    """What makes one run what it is: (key, value) pairs in order. `label` stands for the first `labelled`."""
+    """The values that vary in one run: (key, value) pairs in order. `label` names the first `labelled`."""
 
     values: tuple[tuple[str, Any], ...]
     label: str | None = None
@@ -32,7 +32,7 @@ class NamedValues:
 
 
 def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
-    """One name per run, different even where upper and lower case are not told apart.
+    """Return one name per run, different even where upper and lower case are not told apart.
 
     Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values.
 
@@ -89,7 +89,7 @@ def _word(value: Any) -> str:
 
 
 def _short_keys(keys: set[str]) -> dict[str, str]:
-    """Each key's last part, or all of it where another key ends alike."""
+    """Return each key's last part, or the whole key where another key ends alike."""
     ends = Counter(key.rpartition(".")[2] for key in keys)
     return {key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in keys}
 

@@ -17,7 +17,7 @@ from pretrain.telemetry.records import HeldOutLosses, RunFacts, SaveSeconds, Ste
 def step_metrics(
     record: StepRecord, facts: RunFacts, step_tokens: int, loss_variance: float
 ) -> dict[str, float]:
-    """All metrics of a step but those of memory, which are read only for steps that are written."""
+    """Return all metrics of a step but those of memory, which are read only for steps that are written."""
     result, seconds = record.result, record.result.seconds
     metrics = {
         tags.LOSS.tag: result.loss,
@@ -39,7 +39,7 @@ def step_metrics(
 
 
 def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
-    """Those of a checkpoint that has been written; none without one."""
+    """Return the metrics of a checkpoint that has been written; none without one."""
     if written is None:
         return {}
     return {
@@ -49,7 +49,7 @@ def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
 
 
 def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:
-    """Speed of one step of `step_tokens` tokens on `world_size` devices.
+    """Return the speed of one step of `step_tokens` tokens on `world_size` devices.
 
         tokens_per_second         = step_tokens / seconds_step
         tokens_per_second_per_gpu = tokens_per_second / world_size      (a "gpu" is one process's device)
@@ -77,7 +77,7 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
 
 
 def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
-    """Loss and perplexity over all sources and perplexity of each; empty sources are left out.
+    """Return loss and perplexity over all sources and perplexity of each; empty sources are left out.
 
     loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source weighs by
     its tokens.
@@ -93,7 +93,7 @@ def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
 
 
 def perplexity(mean_loss: float) -> float:
-    """exp(mean loss in nats per token); infinite where that overflows a float64."""
+    """Return exp(mean loss in nats per token); infinite where that overflows a float64."""
     try:
         return math.exp(mean_loss)
     except OverflowError:
@@ -101,7 +101,7 @@ def perplexity(mean_loss: float) -> float:
 
 
 def memory_metrics(facts: RunFacts) -> dict[str, float]:
-    """Parameter counts and bytes; the device's peak only where torch runs on CUDA."""
+    """Return parameter counts and bytes; the device's peak only where torch runs on CUDA."""
     metrics: dict[str, float] = {
         tags.TRAINABLE_PARAMETERS.tag: facts.trainable_parameters,
         tags.FROZEN_PARAMETERS.tag: facts.frozen_parameters,
@@ -131,7 +131,7 @@ class LossWindow:
                 self._losses.append((record["step"], math.nan if loss is None else float(loss)))
 
     def variance(self, step: int, loss: float) -> float:
-        """Take the loss of `step`; the population variance of it and of those of `step - length < s < step`.
+        """Take the loss of `step`; return the population variance of the losses in (`step - length`, `step`].
 
         NaN where one of them is not finite.
         """

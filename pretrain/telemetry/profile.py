@@ -30,7 +30,7 @@ KERNELS = (
 
 
 class StepProfile:
-    """Profiles the steps that `telemetry.profile` names, on this rank, and writes what it found.
+    """The profile of the steps that `telemetry.profile` names, on this rank, and its files.
 
         DIRECTORY/trace_rank_0.json      every operation and kernel of these steps, in Chrome's format
                   kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
@@ -52,7 +52,7 @@ class StepProfile:
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Around one training step."""
+        """Profile one training step, if it is one of those asked for."""
         section = self._section
         if section is None:
             yield
@@ -106,7 +106,7 @@ class StepProfile:
 
 
 def kernel_table(seconds: dict[str, float]) -> str:
-    """Classes of kernels, with their milliseconds of a step and their share, as text."""
+    """Write classes of kernels, with their milliseconds of a step and their share, as a table."""
     whole = sum(seconds.values())
     rows = [f"{'class':14}{'ms a step':>12}{'share':>9}"]
     rows += [
@@ -117,14 +117,14 @@ def kernel_table(seconds: dict[str, float]) -> str:
 
 
 def kernel_class(name: str) -> str:
-    """The class of a kernel by its name."""
+    """Return the class of a kernel by its name."""
     if "log_softmax" in name:
         return "loss"
     return next((group for group, pattern in KERNELS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
-    """Seconds in each class of kernel, the largest first.
+    """Sum the seconds in each class of kernel, the largest first.
 
     Args:
         events: `key_averages()` of a torch profile; of kernels on the GPU if any ran there.

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """Everything the loop works with. `telemetry` and `lock` exist on rank 0 only."""
+    """The parts of an open run, for the loop. `telemetry` and `lock` exist on rank 0 only."""
 
     config: Config
     context: ParallelContext
@@ -81,11 +81,11 @@ class Run:
 
     @property
     def engine(self) -> Any:
-        """The deepspeed.DeepSpeedEngine of now: do not keep it over `enter_phase_of`."""
+        """Return the current deepspeed.DeepSpeedEngine; do not keep a reference over `enter_phase_of`."""
         return self.phased.engine
 
     def enter_phase_of(self, step: int) -> None:
-        """Where other weights are trained from `step` on than before, rebuild the engine (collective)."""
+        """Rebuild the engine if other weights are trained from `step` on than before (collective)."""
         if not self.phased.is_in(step):
             self.checkpoints.wait()  # the host has no room for two phases' copies
         if not self.phased.enter(step):
@@ -126,12 +126,12 @@ class Run:
         self.checkpoints.commit(proven)
 
     def prove(self) -> None:
-        """The newest checkpoint's weights gave a finite loss."""
+        """Mark the newest checkpoint as known good: its weights gave a finite loss."""
         with self.trouble.writing(self.config.run_path):
             self.checkpoints.prove()
 
     def in_trouble(self) -> bool:
-        """Whether this rank has met what must end the run: if one has, all must `give_up`."""
+        """Return whether this rank has an error that must end the run; if any has, all must `give_up`."""
         self.checkpoints.has_failed()  # makes a note of it
         if self.lock is not None and (lost := self.lock.lost) is not None:
             self.trouble.note(lost)
@@ -147,7 +147,7 @@ class Run:
             self.give_up()
 
     def give_up(self) -> NoReturn:
-        """All ranks end for what some have met (collective); a save under way may come to its end before.
+        """End all ranks for the errors of some (collective); a save under way may come to its end before.
 
         Raises:
             UserError: the same on every rank, of the first rank that has met something.
@@ -157,7 +157,7 @@ class Run:
         self.trouble.tell()
 
     def say(self, message: str) -> None:
-        """One line on the console (rank 0)."""
+        """Print one line on the console (rank 0)."""
         if self.telemetry is not None:
             self.telemetry.say(message)
 

@@ -1,4 +1,4 @@
-"""What a run writes into its directory and says at its start and end, beside checkpoints; rank 0 only."""
+"""Files and lines that describe a run at its start and end, beside checkpoints; rank 0 only."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ENDINGS = {
 
 
 def check_steps_left(config: Config, position: Position) -> None:
-    """A finished run may be started again (nothing is left to do), but not with an earlier end."""
+    """Refuse an end earlier than the trained steps; a finished run may start again, with nothing to do."""
     if position.step < config.total_steps:
         return
     last = last_record(RunDirectory(config.run_path).metrics)
@@ -62,7 +62,7 @@ def check_steps_left(config: Config, position: Position) -> None:
 
 
 def changes_since(config: Config, position: Position) -> list[Change]:
-    """What config.yaml, as the segment before left it, had otherwise, and now takes effect."""
+    """Return the keys that differ from config.yaml, as the segment before left it, and now take effect."""
     try:
         before = yaml.safe_load(RunDirectory(config.run_path).config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
@@ -78,7 +78,7 @@ def write_run_files(
     position: Position,
     changes: Sequence[Change],
 ) -> None:
-    """Everything that says what the run is, and that it is running.
+    """Write the files that describe the run, and the state that says it is running.
 
     environment.json tells of the segment that starts, and in `segments` of it and all before.
     """
@@ -106,13 +106,13 @@ def write_run_files(
 
 
 def write_audit(config: Config, phased: PhasedEngine) -> None:
-    """What the live engine holds, beside that of the phases before."""
+    """Write the audit of the live engine beside those of the phases before."""
     path = RunDirectory(config.run_path).audit
     write_json(path, phased.audit_of_phases(_on_disk(path)))
 
 
 def _on_disk(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is none yet, or it is damaged."""
+    """Read a JSON object; {} where there is none yet, or where the file is damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -137,7 +137,7 @@ def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
 def open_telemetry(
     config: Config, context: ParallelContext, phased: PhasedEngine, position: Position
 ) -> Telemetry:
-    """Telemetry that goes on after `position`."""
+    """Open telemetry that goes on after `position`."""
     return Telemetry(
         config.run_path,
         run_facts(config, context, phased),
@@ -152,7 +152,7 @@ def open_telemetry(
 
 
 def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
-    """What telemetry counts with, in the phase that the engine is in."""
+    """Return the facts that telemetry counts with, in the engine's phase."""
     shape, device = config.shape(), device_name(context.device)
     totals = phased.audit["totals"]
     attention = count_attention(shape, config.policy(), phased.phase.number)
@@ -176,7 +176,7 @@ def headline(
     position: Position,
     changes: Sequence[Change],
 ) -> str:
-    """The first line of a run's log."""
+    """Return the first line of a run's log."""
     totals = audit["totals"]
     start = f"resumes after step {position.step}" if position.step else "starts"
     return (
@@ -189,7 +189,7 @@ def headline(
 
 
 def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
-    """What a new phase trains."""
+    """Return the line that names what a new phase trains."""
     layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
         f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "
@@ -199,5 +199,5 @@ def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """CUDA's name of the device, or "cpu"."""
+    """Return CUDA's name of the device, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
