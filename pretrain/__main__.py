@@ -41,11 +41,11 @@ def _print_versions(wanted: bool) -> None:
 
     from pretrain.runs.environment import package_versions
 
-    found = package_versions()
+    versions = package_versions()
     others = ", ".join(
-        f"{name} {found[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
+        f"{name} {versions[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
     )
-    typer.echo(f"ora-pretrain {found['ora-pretrain']} (Python {python_version()}, {others})")
+    typer.echo(f"ora-pretrain {versions['ora-pretrain']} (Python {python_version()}, {others})")
     raise typer.Exit
 
 
@@ -150,15 +150,15 @@ def compare(
     from pretrain.compare.files import write_comparison
     from pretrain.runs.finished import holds_no_run
 
-    found = [run for run in runs if not holds_no_run(run)] or runs
-    comparison = compare_runs(found, baseline, subject or [])
+    directories = [run for run in runs if not holds_no_run(run)] or runs
+    comparison = compare_runs(directories, baseline, subject or [])
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", baseline), ("--out", str(out))]
     command += [("--subject", name) for name in subject or []]
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
-    if len(found) < len(runs):
-        others = ", ".join(str(run) for run in runs if run not in found)
+    if len(directories) < len(runs):
+        others = ", ".join(str(run) for run in runs if run not in directories)
         typer.echo(f"left out, for there is no run in it: {others}")
     typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 

@@ -45,7 +45,7 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
     if not texts:
         return None
     tokenizer = open_tokenizer(blend.manifests[0].tokenizer_path)
-    length, found = config.data.sequence_length, []
+    length, encoded = config.data.sequence_length, []
     for number, text in enumerate(texts):
         key = f"telemetry.sample_prompts.{number}"
         (ids,) = tokenizer.encode([text])
@@ -56,5 +56,5 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
                 f"{key} has {len(ids)} tokens, which with telemetry.sample_tokens={tokens} is more than "
                 f"data.sequence_length={length}; shorten it, or lower telemetry.sample_tokens"
             )
-        found.append(tuple(ids.tolist()))
-    return Prompts(texts, tuple(found), tokens, blend.eod_id, tokenizer)
+        encoded.append(tuple(ids.tolist()))
+    return Prompts(texts, tuple(encoded), tokens, blend.eod_id, tokenizer)

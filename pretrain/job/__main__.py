@@ -140,18 +140,18 @@ def after_doctor(
     Exit code 2 where no other node would help.
     """
     try:
-        found = json.loads(report.read_text())
+        verdict = json.loads(report.read_text())
     except (OSError, ValueError):
         return
-    for problem in found["problems"]:
+    for problem in verdict["problems"]:
         _say(f"doctor: {', '.join(problem['nodes']) or 'all nodes'}: {problem['text']}")
-    if not found["bad_nodes"]:
+    if not verdict["bad_nodes"]:
         raise UserError(
             f"the preflight failed and no other node would help: mend it, then submit again ({report})"
         )
     names = [node for node in already.split(",") if node]
     segments = Segments(Training(run))
-    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), found["bad_nodes"], names, most)))
+    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most)))
 
 
 def _trained_steps(run: Path) -> int:

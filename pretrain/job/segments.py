@@ -2,8 +2,8 @@
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
 its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. `work` says what the job works at, and what
-it has reached.
+whose node died without a word is known too, by its missing end. `job_kinds` says what a job works at and how
+far the work is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
 
-Nobody can say that without the GPU, so it is measured there once, at the sizes of the run, by rank 0 for all
-ranks; see `performance.structured_products`. What was found is in environment.json.
+Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for all ranks; see
+`performance.structured_products`. environment.json keeps the result.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StructuredProducts:
 
 
 def structured_layers(model: torch.nn.Module) -> list[FrozenQueryKeyValueLinear]:
-    """Yield the projections of `model` whose frozen rows are structured."""
+    """Return the projections of `model` whose frozen rows are structured."""
     linears = [module for module in model.modules() if isinstance(module, FrozenQueryKeyValueLinear)]
     return [linear for linear in linears if isinstance(linear.frozen(), Factors)]
 
@@ -78,9 +78,9 @@ def choose_structured_products(
     if agree([float(len(layers))], context.device)[0] == 0:
         return None
     wanted = config.performance.structured_products
-    factors = [found for layer in layers if isinstance(found := layer.frozen(), Factors)]
+    factors = [rows for layer in layers if isinstance(rows := layer.frozen(), Factors)]
     against: list[str | None] = [None] * context.world_size
-    dist.all_gather_object(against, next(filter(None, (why_not(found.right) for found in factors)), None))
+    dist.all_gather_object(against, next(filter(None, (why_not(rows.right) for rows in factors)), None))
     problem = next(filter(None, against), None)
     cannot = "performance.structured_products=kernel cannot be had: {}; use auto or products"
     if wanted == "kernel" and problem is not None:
@@ -121,11 +121,14 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
             return project(x, factors, tile), add_input_grad(grad, factors, total, tile)
 
         try:
-            found = project(x, factors, tile), add_input_grad(grad, factors, total.clone(), tile)
+            results = project(x, factors, tile), add_input_grad(grad, factors, total.clone(), tile)
         except Exception as error:  # Triton's compiler, or a card with too little shared memory
             left_out.append(f"{name}: {type(error).__name__}")
             continue
-        if all(_apart(one, other) <= ROUNDING[x.dtype] for one, other in zip(found, wanted, strict=True)):
+        if all(
+            _relative_distance(one, other) <= ROUNDING[x.dtype]
+            for one, other in zip(results, wanted, strict=True)
+        ):
             works[name] = both
         else:
             left_out.append(f"{name}: wrong")
@@ -140,7 +143,7 @@ def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) 
     for _ in range(1 + ROUNDS):  # the first one warms up
         for name, work in works.items():
             times[name].append(_milliseconds(work, device))
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(rounds[1:]) for name, rounds in times.items()}
 
 
 def way_of(tile: Tile | None) -> str:
@@ -148,7 +151,7 @@ def way_of(tile: Tile | None) -> str:
     return PRODUCTS if tile is None else f"kernel, {tile.tokens} tokens, {tile.warps} warps"
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def _relative_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return |one − other| / |other|, inf where one is not finite."""
     distance = ((one.float() - other).norm() / other.norm()).item()
     return distance if distance == distance else float("inf")

@@ -117,13 +117,13 @@ def missing_nodes(
     if planned and any(planned[rank] != node for rank, node in present.items()):
         planned = []  # a distribution other than block
     local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
-    found: dict[int, str | None] = {}
+    nodes: dict[int, str | None] = {}
     for rank in missing:
-        found[rank] = planned[rank] if planned else None
+        nodes[rank] = planned[rank] if planned else None
         if not planned and local:
             group = range(rank - rank % local, rank - rank % local + local)
-            found[rank] = next((present[other] for other in group if other in present), None)
-    return found
+            nodes[rank] = next((present[other] for other in group if other in present), None)
+    return nodes
 
 
 def expand_hosts(text: str) -> list[str]:

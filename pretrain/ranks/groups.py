@@ -140,10 +140,10 @@ def import_deepspeed() -> ModuleType:
     Raises:
         UserError: a DeepSpeed this program was not written against.
     """
-    found = version("deepspeed")
-    if not found.startswith(SUPPORTED_DEEPSPEED):
+    installed = version("deepspeed")
+    if not installed.startswith(SUPPORTED_DEEPSPEED):
         raise UserError(
-            f"deepspeed {found} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
+            f"deepspeed {installed} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
             "install with `pip install -c constraints.txt`"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")

@@ -130,8 +130,10 @@ class RunDirectory:
 
     def unfinished_checkpoints(self) -> list[Path]:
         """Return the checkpoints without a marker: their writing, or removal, was not finished."""
-        found = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
-        return sorted(path for path in found if not any((path / mark).exists() for mark in (MARKER, RUINED)))
+        checkpoints = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
+        return sorted(
+            path for path in checkpoints if not any((path / mark).exists() for mark in (MARKER, RUINED))
+        )
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None where there is none."""
@@ -145,10 +147,10 @@ class RunDirectory:
 
 def step_of(checkpoint: Path) -> int:
     """Return the step that a checkpoint's directory is named after. Raises ValueError for any other name."""
-    found = _CHECKPOINT.fullmatch(checkpoint.name)
-    if found is None:
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint")
-    return int(found[1])
+    return int(match[1])
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """The lock of a run directory: one training at a time on any machine, by a renewed lease in `RUN/lock`.
 
-It needs no flock, so it holds over NFS and Lustre too; data_pipeline/io/lease.py says how. A thread
-renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone
-holds nothing, nor does an earlier start of the same Slurm job, and on another machine it runs out.
+The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A thread
+renews the lease, however long a step takes. The lock does not outlive a job: a process of this machine that is
+gone holds nothing, nor does an earlier start of the same Slurm job, and on another machine the lease runs out.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RunLock:
         self._oldest = 0.0
 
     def take(self) -> bool:
-        """Hold it from now on. False: its holder, on another machine, may be gone: ask again after PAUSE.
+        """Take the lock. False: its holder, on another machine, may be gone: try again after PAUSE.
 
-        Directories that had to be made for it go with it, if nothing else comes into them.
+        Directories that had to be made for the lock go with it, if nothing else comes into them.
 
         Raises:
             UserError: another process is training there.
@@ -67,7 +67,7 @@ class RunLock:
         )
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._lease.__exit__(None, None, None)
         self._forget_directories()
 

@@ -42,12 +42,12 @@ def free_bytes(path: Path) -> int | None:
     """Return the bytes this user may still write on the file system of `path`, quotas aside, or None."""
     for there in (path.absolute(), *path.absolute().parents):
         try:
-            found = os.statvfs(there)
+            system = os.statvfs(there)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
+        return system.f_bavail * system.f_frsize
     return None
 
 

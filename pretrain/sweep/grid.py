@@ -116,8 +116,8 @@ def read_grid(name_or_path: str) -> Grid:
 
 def shipped_grids() -> list[str]:
     """Return the names of the grids that come with the program."""
-    found = files("pretrain.configs.grids").iterdir()
-    return sorted(entry.name[: -len(".yaml")] for entry in found if entry.name.endswith(".yaml"))
+    shipped = files("pretrain.configs.grids").iterdir()
+    return sorted(entry.name[: -len(".yaml")] for entry in shipped if entry.name.endswith(".yaml"))
 
 
 def _locate(name_or_path: str) -> tuple[Path, str]:

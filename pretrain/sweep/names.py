@@ -45,16 +45,16 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     names = _short_keys({key for run in runs for key, _ in run.values})
     plain = [_name(run, names) or _word(source.rpartition("/")[2].removesuffix(".yaml")) for run in runs]
     alike = Counter(name.casefold() for name in plain)
-    found = [
+    unique = [
         f"{name}-{_hash(run)}" if alike[name.casefold()] > 1 else name
         for name, run in zip(plain, runs, strict=True)
     ]
-    for name, count in Counter(found).items():
+    for name, count in Counter(unique).items():
         if count > 1:
             raise UserError(f"grid {source} asks for the same run twice: {name.rpartition('-')[0]}")
         if name.casefold() in RESERVED:
             raise UserError(f"grid {source}: a run cannot be called '{name}'; give it another name")
-    return found
+    return unique
 
 
 def _name(run: NamedValues, names: dict[str, str]) -> str:

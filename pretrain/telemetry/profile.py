@@ -97,8 +97,8 @@ class StepProfile:
         self._profile.export_chrome_trace(str(self._file("trace", "json")))
         total = seconds_by_class(self._profile.key_averages())
         seconds = {group: spent / self._done for group, spent in total.items()}
-        found = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
-        self._file("kernels", "json").write_text(json.dumps(found, indent=1) + "\n")
+        content = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
+        self._file("kernels", "json").write_text(json.dumps(content, indent=1) + "\n")
         self._file("kernels", "txt").write_text(kernel_table(seconds))
 
     def _file(self, name: str, ending: str) -> Path:

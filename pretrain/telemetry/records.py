@@ -64,8 +64,8 @@ class StepRecord:
     """A step's result, with the position after it, and checkpoint, validation and samples of that step.
 
     Attributes:
-        seconds_stall: for which the training stood still for this step's checkpoint.
-        written: of the checkpoint, of this step or one before, that was last seen to be written.
+        seconds_stall: seconds in which the training waited for this step's checkpoint; None: no checkpoint.
+        written: seconds of a checkpoint, of this step or an earlier one, whose writing has just ended.
         samples: of telemetry.sample_prompts, in their order, where there was a validation.
     """
 

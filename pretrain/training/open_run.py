@@ -105,13 +105,13 @@ class Run:
             self.say(note)
 
     def record(self, record: StepRecord) -> None:
-        """Hand one step's numbers to telemetry (rank 0). A file that cannot be written is trouble."""
+        """Hand one step's numbers to telemetry (rank 0); an error in writing is deferred."""
         if self.telemetry is not None:
             with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
                 self.telemetry.log(record)
 
     def sync_records(self) -> None:
-        """Make every recorded step durable; the same of files that cannot be."""
+        """Make every recorded step durable (rank 0); an error in writing is deferred."""
         if self.telemetry is not None:
             with self.trouble.writing(RunDirectory(self.config.run_path).metrics):
                 self.telemetry.sync()
@@ -138,10 +138,10 @@ class Run:
         return self.trouble.met
 
     def settle(self) -> None:
-        """Go on only if no rank has met anything (collective).
+        """Raise the deferred error of the first rank that has one, if any has (collective).
 
         Raises:
-            UserError: the same on every rank, of the first rank that has.
+            UserError: the same on every rank.
         """
         if self.trouble.met_anywhere():
             self.give_up()
@@ -150,7 +150,7 @@ class Run:
         """End all ranks for the errors of some (collective); a save under way may come to its end before.
 
         Raises:
-            UserError: the same on every rank, of the first rank that has met something.
+            UserError: the same on every rank, of the first rank that has an error.
         """
         lost = self.lock is not None and self.lock.lost is not None
         self.checkpoints.end(abandoned=lost)  # it is another training's directory then
@@ -162,7 +162,7 @@ class Run:
             self.telemetry.say(message)
 
     def leave(self, state: str) -> None:
-        """Say in what state the run is left (rank 0)."""
+        """Write the state that the run is left in (rank 0)."""
         if self.telemetry is not None:
             with self.trouble.writing(self.config.run_path):
                 RunDirectory(self.config.run_path).write_state(state)
@@ -180,7 +180,7 @@ class Run:
 def open_run(config: Config) -> Iterator[Run]:
     """Set everything up (collective) and take the process groups down afterwards.
 
-    The run directory is first written when nothing is left that could be refused.
+    Nothing is written into the run directory before every refusal that is possible.
     """
     launch = LaunchEnvironment.read()
     blend = check_inputs(config, launch.world_size)
@@ -223,16 +223,16 @@ def _opened(run: Run) -> Iterator[Run]:
 
 
 def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
-    """Hold the run directory against every other starter, on rank 0 (collective).
+    """Lock the run directory on rank 0 (collective); None on the other ranks.
 
     Raises:
-        UserError: on every rank: it is being trained.
+        UserError: on every rank: another process is training the run.
     """
     watch.at("the lock of the run directory")
     lock, waiting = RunLock(config.run_path), False
     while True:
-        taken = _on_first_rank(context, lock.take)
-        if agree([float(taken is False)], context.device)[0] == 0:
+        took_lock = _on_first_rank(context, lock.take)
+        if agree([float(took_lock is False)], context.device)[0] == 0:
             return lock if context.is_first else None
         if context.is_first and not waiting:
             print(lock.waited_for, file=sys.stderr, flush=True)
@@ -295,10 +295,10 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
 
 
 def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Path = Path()) -> T | None:
-    """Do what only rank 0 does, and let every rank raise what the user must mend (collective).
+    """Call `action` on rank 0, and raise on every rank what the user must mend (collective).
 
     Args:
-        place: where it writes, for errors that do not say.
+        place: the directory that `action` writes to, for errors that do not name a file.
     """
     result = None
     failure: list[Exception | None] = [None]
