@@ -83,7 +83,7 @@ def config_from_draft(draft: Draft) -> Config:
 
 
 def _unset_excluded(draft: Draft) -> None:
-    """Unset the file's key where one that excludes it was given later, by an override or a grid."""
+    """Unset the file's key of two that exclude each other, where an override or a grid gives the other."""
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
         given = draft.values.get(section, {})
@@ -158,7 +158,7 @@ _PLAINLY = {
     "tuple_type": "it should be a list, such as [a, b]",
     "dict_type": "it should be a mapping, such as {key: value}",
 }
-"""{pydantic's type of error: what it says in the words of a configuration file}."""
+"""{pydantic's type of error: the same in the words of a configuration file}."""
 
 
 def validation_sentence(error: ValidationError, draft: Draft) -> str:

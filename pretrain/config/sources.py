@@ -59,7 +59,7 @@ class Draft:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the value of the one document in `text`; None if it is empty.
+    """Return the value of the one document in `text`; None for an empty text.
 
     Raises:
         YamlProblem: not YAML.
@@ -100,7 +100,7 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    """Return the node of the one document in `text`, which knows lines; None if it is empty."""
+    """Return the node of the one document in `text`, with line numbers; None for an empty text."""
     try:
         loader = _Loader(text)
         try:

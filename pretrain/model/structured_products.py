@@ -1,7 +1,7 @@
 """Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
 
-Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for all ranks; see
-`performance.structured_products`. environment.json keeps the result.
+Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for all ranks:
+see `performance.structured_products`. environment.json keeps the result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pretrain.ranks.groups import ParallelContext, agree
 
 PRODUCTS = "two products"
 ROUNDS, TIMES = 9, 8
-"""How many rounds are measured, and calls in each."""
+"""Rounds of the measurement, and calls in each."""
 HEAD_START = 6_000_000
 """Cycles of a GPU, 3 to 6 ms."""
 ROUNDING: Mapping[torch.dtype, float] = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
-"""How far a result may be from that of fp32, by norm: a kernel that a compiler spoilt is not used."""
+"""Largest relative distance from the result in fp32: a kernel that a compiler spoilt is not used."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,8 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
         except Exception as error:  # Triton's compiler, or a card with too little shared memory
             left_out.append(f"{name}: {type(error).__name__}")
             continue
-        if all(
-            _relative_distance(one, other) <= ROUNDING[x.dtype]
-            for one, other in zip(results, wanted, strict=True)
-        ):
+        distances = map(_relative_distance, results, wanted)
+        if all(distance <= ROUNDING[x.dtype] for distance in distances):
             works[name] = both
         else:
             left_out.append(f"{name}: wrong")

@@ -140,10 +140,10 @@ def import_deepspeed() -> ModuleType:
     Raises:
         UserError: a DeepSpeed this program was not written against.
     """
-    installed = version("deepspeed")
-    if not installed.startswith(SUPPORTED_DEEPSPEED):
+    ours = version("deepspeed")
+    if not ours.startswith(SUPPORTED_DEEPSPEED):
         raise UserError(
-            f"deepspeed {installed} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
+            f"deepspeed {ours} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
             "install with `pip install -c constraints.txt`"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -211,7 +211,7 @@ def _device(local_rank: int) -> torch.device:
 def _rendezvous(
     backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
 ) -> None:
-    """Join the other ranks; with its GPU named NCCL connects at once, and no barrier has to guess it."""
+    """Join the other ranks; with this rank's GPU named, NCCL connects at once and no barrier guesses."""
     try:
         if launch.world_size == 1 and meeting_point() is None:
             dist.init_process_group(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 GRACE_SECONDS = 15.0
-"""How long the other ranks get to end by themselves after one failed."""
+"""Seconds for the other ranks to end by themselves after one failed."""
 
 
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:

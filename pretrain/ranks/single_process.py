@@ -10,7 +10,7 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
 
 ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")
-"""What is overridden in a run's config to build its model here, whatever layout trained it."""
+"""Overrides of a run's config that build its model in one process, whatever layout trained it."""
 
 
 @contextmanager

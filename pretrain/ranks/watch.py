@@ -138,7 +138,7 @@ class Watch:
         return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
 
     def _end(self, sentence: str | None = None, code: int = EXIT_CODE) -> NoReturn:
-        """Say it, or what is known, if no other rank has said something, and end."""
+        """Print the sentence, or what is known, unless another rank has printed one, and end the process."""
         first = True
         with suppress(*_STORE_ERRORS), self._using_store:
             first = self._store.add("said", 1) == 1

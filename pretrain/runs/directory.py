@@ -31,17 +31,17 @@ RUNNING = "running"
 CONTINUE = "continue"
 """Saved after SIGUSR1 (a time limit or preemption is near), and there is more to do."""
 STOPPED = "stopped"
-"""Saved after SIGTERM or Ctrl-C, and nobody asked for it to go on."""
+"""Saved after SIGTERM or Ctrl-C, and nobody asked for more."""
 DIVERGED = "diverged"
-"""Ended by itself: the numbers are no longer finite."""
+"""Ended because the numbers are no longer finite."""
 FINISHED = "finished"
 
 MARKER = "COMPLETE"
-"""In a checkpoint's directory: all of it is there. It names every file and its size."""
+"""File in a complete checkpoint's directory, with the name and size of every file."""
 PROVEN = "PROVEN"
-"""In a checkpoint's directory: a loss of these very weights was finite."""
+"""File in the directory of a checkpoint that is known good: a loss of its very weights was finite."""
 RUINED = "RUINED"
-"""In place of MARKER: these weights gave no finite loss, so the checkpoint counts no more."""
+"""MARKER's name once a checkpoint is withdrawn: its weights gave no finite loss."""
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
@@ -130,10 +130,8 @@ class RunDirectory:
 
     def unfinished_checkpoints(self) -> list[Path]:
         """Return the checkpoints without a marker: their writing, or removal, was not finished."""
-        checkpoints = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
-        return sorted(
-            path for path in checkpoints if not any((path / mark).exists() for mark in (MARKER, RUINED))
-        )
+        steps = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
+        return sorted(path for path in steps if not any((path / mark).exists() for mark in (MARKER, RUINED)))
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None where there is none."""

@@ -1,8 +1,8 @@
 """The lock of a run directory: one training at a time on any machine, by a renewed lease in `RUN/lock`.
 
 The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A thread
-renews the lease, however long a step takes. The lock does not outlive a job: a process of this machine that is
-gone holds nothing, nor does an earlier start of the same Slurm job, and on another machine the lease runs out.
+renews the lease, however long a step takes. The lock does not outlive a job: a process of this machine that
+is gone holds nothing, nor does an earlier start of the same Slurm job; on another machine the lease expires.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ HOST_BYTES = Metric(
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
 METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
 RESULTS = (PERPLEXITY, VALIDATION_LOSS, LOSS, TOKENS_PER_SECOND)
-"""What a finished run is judged by, in the order of TensorBoard's HPARAMS page."""
+"""Results of a finished run, in the order of TensorBoard's HPARAMS page."""
 
 
 def metric_of(tag: str) -> Metric:

@@ -19,7 +19,7 @@ from pretrain.errors import UserError
 LONGEST_WORD = 60
 LONGEST_NAME = 150
 RESERVED = ("logs", "sample_order")
-"""What else lies in the directory of the runs."""
+"""Other names in the directory of the runs."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.sweep.grid import Grid, GridRun, expand, select
 
 Standing = Literal["new", "partial", "finished"]
-"""What a run directory holds of a run before the sweep starts: nothing, a part of it, all of it."""
+"""State of a run directory before the sweep starts: nothing, a part or all of the run is there."""
 SHOWN_DIFFERENCES = 5
 
 

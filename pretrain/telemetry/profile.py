@@ -72,7 +72,7 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write what there is; nothing if no step was profiled, or it is written."""
+        """Write the profile of the steps so far; nothing if there are none, or the files are written."""
         section, self._section = self._section, None
         if section is not None and self._profile is not None:
             self._profile.stop()

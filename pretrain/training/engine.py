@@ -1,4 +1,4 @@
-"""Model -> DeepSpeed engine, and the audit of what it holds.
+"""Model -> DeepSpeed engine, and the audit of its contents.
 
 Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both. At
 stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and AdamW clips by it.

@@ -82,7 +82,7 @@ class PhasedEngine:
         return True
 
     def close(self) -> None:
-        """Let go of the engine and, with it, of the model and of the process groups that it holds."""
+        """Release the engine, and with the engine the model and the process groups that it holds."""
         self.update.detach()
         if self._reduction is not None:
             self._reduction.detach()

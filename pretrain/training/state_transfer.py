@@ -55,13 +55,13 @@ class TrainingState:
 
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
-        """Copy it out of an engine of ZeRO stage 1 or 2."""
+        """Copy the state out of an engine of ZeRO stage 1 or 2."""
         weights = {name: _host_copy(p) for name, p in engine.module.named_parameters()}
         slices = {own.name: SliceState.of(own) for own in slices_of_rank(engine)}
         return cls(weights, slices, counters_of(engine))
 
     def give_weights(self, model: torch.nn.Module) -> None:
-        """Overwrite the parameters that the old model had too; those it had not keep their start values.
+        """Overwrite the parameters that the old model had too; others keep their start values.
 
         Raises:
             RuntimeError: the new model lacks one of them, or has it in another shape.
