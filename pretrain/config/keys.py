@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pretrain.config.setting import OnResume, Setting, setting_of
 from pretrain.config.tree import Config
 from pretrain.config.types import Section
 
 SECTIONS: dict[str, type[Section]] = {
-    name: field.annotation for name, field in Config.model_fields.items() if field.annotation is not None
+    name: cast("type[Section]", field.annotation) for name, field in Config.model_fields.items()
 }
 KEYS: dict[str, Setting] = {
     f"{name}.{key}": setting_of(field)
