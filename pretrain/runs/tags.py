@@ -19,8 +19,8 @@ class When(Enum):
     ALWAYS = "always"
     TERM_ADDED = "where the model adds a term to the training loss"
     VALIDATED = "after a validation"
-    SAVED = "of a step with a checkpoint"
-    WRITTEN = "the first once a checkpoint is written"
+    SAVED = "at a step with a checkpoint"
+    WRITTEN = "in the first record after a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
 
@@ -38,11 +38,11 @@ class Metric:
     """A metric, or a family of metrics.
 
     Attributes:
-        tag: its name; a family's ends in `/` and goes on with what `member` says.
-        unit: what it is counted in; "" for a pure number.
-        chart: the page and the title of the chart that shows it in TensorBoard; None: no chart of its own.
+        tag: the name; a family's ends in `/`, followed by a member's own name.
+        unit: "" for a pure number.
+        chart: page and title of its chart in TensorBoard; None: no chart of its own.
         measured: a clock or memory reading. Every other value is the same again when a run is repeated.
-        member: what a family has one of each for; "" for a single metric.
+        member: the thing that a family has one metric for each of; "" for a single metric.
     """
 
     tag: str
@@ -68,13 +68,13 @@ class Metric:
 LOSS = Metric(
     "loss/train",
     "nats per token",
-    "mean over the step's predictions of the language-model loss alone",
+    "language-model loss alone, mean over the step's predictions",
     (Page.QUALITY, "training loss"),
 )
 AUXILIARY_LOSS = Metric(
     "loss/",
     "",
-    "a term that is trained on besides, with its factor",
+    "another term of the training loss, multiplied by its factor",
     None,
     When.TERM_ADDED,
     member="term",
@@ -138,14 +138,14 @@ TOKENS_PER_SECOND_PER_GPU = Metric(
 MODEL_TFLOPS_PER_GPU = Metric(
     "throughput/model_tflops_per_gpu",
     "TFLOP/s",
-    "floating-point operations of the ordinary model of this shape, for one process",
+    "floating-point operations of the vanilla model of this shape, per second and process",
     (Page.THROUGHPUT, "model TFLOP/s per GPU"),
     measured=True,
 )
 MFU = Metric(
     "throughput/mfu",
     "share of 1",
-    "those operations / the device's peak",
+    "these operations / the device's peak",
     (Page.THROUGHPUT, "utilisation: mfu and hfu"),
     When.PEAK_KNOWN,
     measured=True,
@@ -153,7 +153,7 @@ MFU = Metric(
 HFU = Metric(
     "throughput/hfu",
     "share of 1",
-    "operations that this run really makes / the device's peak",
+    "operations that this run really executes / the device's peak",
     (Page.THROUGHPUT, "utilisation: mfu and hfu"),
     When.PEAK_KNOWN,
     measured=True,
@@ -168,28 +168,28 @@ STEP_SECONDS = Metric(
 DATA_SECONDS = Metric(
     "time/data",
     "s",
-    "of it: waiting for the batch",
+    "part of time/step: waiting for the batch",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 FORWARD_BACKWARD_SECONDS = Metric(
     "time/forward_backward",
     "s",
-    "of it: forward and backward of all micro batches",
+    "part of time/step: forward and backward of all micro batches",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 OPTIMIZER_SECONDS = Metric(
     "time/optimizer",
     "s",
-    "of it: clipping and update",
+    "part of time/step: clipping and update",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 CHECKPOINT_STALL_SECONDS = Metric(
     "time/checkpoint_stall",
     "s",
-    "the training stood still for the checkpoint: waiting for the one before, and copying",
+    "time in which the training waited: for the checkpoint before, and for copying",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.SAVED,
     measured=True,
@@ -197,7 +197,7 @@ CHECKPOINT_STALL_SECONDS = Metric(
 CHECKPOINT_WRITE_SECONDS = Metric(
     "time/checkpoint_write",
     "s",
-    "writing, hashing and making durable rank 0's part of it, behind the training",
+    "writing, hashing and making durable rank 0's part of the checkpoint, behind the training",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.WRITTEN,
     measured=True,
@@ -205,7 +205,7 @@ CHECKPOINT_WRITE_SECONDS = Metric(
 CHECKPOINT_SECONDS = Metric(
     "time/checkpoint",
     "s",
-    "both: from the end of the checkpoint's step until rank 0's part was on the disk",
+    "from the end of the checkpoint's step until rank 0's part was on the disk",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.WRITTEN,
     measured=True,
@@ -214,13 +214,13 @@ CHECKPOINT_SECONDS = Metric(
 TRAINABLE_PARAMETERS = Metric(
     "memory/trainable_parameters",
     "parameters",
-    "of the whole model, that train",
+    "trainable parameters of the whole model",
     (Page.MEMORY, "parameters"),
 )
 FROZEN_PARAMETERS = Metric(
     "memory/frozen_parameters",
     "parameters",
-    "of the whole model, that do not",
+    "frozen parameters of the whole model",
     (Page.MEMORY, "parameters"),
 )
 GRADIENT_BYTES = Metric(
