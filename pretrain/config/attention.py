@@ -7,8 +7,7 @@ how their values are written in YAML, and their records as configuration keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from functools import partial
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
@@ -17,13 +16,13 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import Unfreeze
 from megatron_patches.recipe.policy import AXES, QKPolicy
-from pretrain.config.setting import OnResume, setting
+from pretrain.config.setting import OnResume, Setting, setting
 from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Section, as_tuple
 
 BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
 """Keys of the section with these names are compared at a resume as parts of the frozen bank's recipe."""
 
-_attention = partial(setting, on_resume=OnResume.REFUSED, noted=False, hparam=True)
+_REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 
 
 class UnfreezeEntry(Section):
@@ -81,18 +80,10 @@ def _form(name: str) -> _Form:
 
 def _key(name: str, axis: Axis) -> tuple[Any, Any]:
     """Return type and field of the section's key for an axis; unset, it stands for the variant's value."""
-    described = _attention(
-        None,
-        axis.meaning,
-        identity=name not in BANK_KEYS,
-        method=name != "adapters",  # adapters are in a run's name anyway
-        label=name != "adapters",
-        ge=axis.ge,
-        gt=axis.gt,
-        le=axis.le,
-        min_length=axis.min_length,
-        max_length=axis.max_length,
-    )
+    named = name != "adapters"  # adapters are in a run's name anyway
+    record = replace(_REFUSED, identity=name not in BANK_KEYS, method=named, label=named)
+    limits = {key: getattr(axis, key) for key in ("ge", "gt", "le", "min_length", "max_length")}
+    described = setting(None, axis.meaning, record, **limits)
     return _form(name).written | None, described
 
 
@@ -113,16 +104,15 @@ def _with_axes(section: _SectionType) -> _SectionType:
 class AttentionSection(Section):
     """The policy: its variant and seed, and the axes that are set (the keys of `policy.AXES`)."""
 
-    variant: str = _attention(
+    variant: str = setting(
         ...,
         "Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.",
-        identity=True,
-        method=True,
+        replace(_REFUSED, identity=True, method=True),
     )
-    seed: Int | None = _attention(
+    seed: Int | None = setting(
         None,
         "Seed of the Query/Key bank; unset: run.seed.",
-        identity="seed" not in BANK_KEYS,
+        replace(_REFUSED, identity="seed" not in BANK_KEYS),
         ge=0,
         le=SEED_MAX,
     )

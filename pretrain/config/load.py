@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
-from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, locate, not_text, read_yaml
+from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, locate, read_yaml
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -106,8 +106,6 @@ def _refuse_unknown_keys(draft: Draft) -> None:
     """
     keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
     for section, content in draft.values.items():
-        if not isinstance(section, str):
-            raise UserError(f"{_where(draft, (str(section),))}{not_text(section)}")
         if section not in keys:
             raise UserError(
                 f"{_where(draft, (section,))}unknown section '{section}'{_nearest(section, keys)}"
@@ -116,8 +114,6 @@ def _refuse_unknown_keys(draft: Draft) -> None:
             shown = "nothing" if content is None else repr(content)
             raise UserError(f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}")
         for key in content:
-            if not isinstance(key, str):
-                raise UserError(f"{_where(draft, (section, str(key)))}{not_text(key)}")
             if key not in keys[section]:
                 place, hint = _where(draft, (section, key)), _nearest_key(section, key, keys)
                 raise UserError(f"{place}unknown key '{section}.{key}'{hint}")

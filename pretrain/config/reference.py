@@ -50,7 +50,7 @@ def configuration_page() -> str:
 
 def _section(name: str) -> Iterator[str]:
     section = SECTIONS[name]
-    yield from (f"## {name}", "", _first_line(section), "")
+    yield from (f"## {name}", "", (inspect.getdoc(section) or "").partition("\n")[0], "")
     yield from _table("key", "value", "default", "meaning", "at a resume")
     entries = []
     for key, field in section.model_fields.items():
@@ -78,24 +78,16 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _first_line(section: type[Section]) -> str:
-    return (inspect.getdoc(section) or "").splitlines()[0]
-
-
 def _described(field: FieldInfo) -> tuple[str, str, str]:
     """Return value (type and range), default and meaning of a field."""
     kind, inner = _kind(field.annotation)
     limits = _limits([*field.metadata, *inner])
+    value, default = field.default, "unset"
     if field.is_required():
         default = "required"
-    else:
-        value = field.get_default(call_default_factory=True)
-        default = "unset" if value is None else f"`{_written(value)}`"
+    elif value is not None:
+        default = f"`{value if isinstance(value, (str, Path)) else json.dumps(value)}`"
     return f"{kind} {limits}".strip(), default, field.description or ""
-
-
-def _written(value: Any) -> str:
-    return str(value) if isinstance(value, (str, Path)) else json.dumps(value)
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:

@@ -6,118 +6,140 @@ frozen and rejects unknown keys. The attention section is in `attention`, the va
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.setting import OnResume, setting
+from pretrain.config.setting import OnResume, Setting, setting
 from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, Section, as_tuple
 from pretrain.ranks.devices import Device
 
-_TO_ROUNDING = "the same numbers up to rounding"
-
-_run = partial(setting, noted=False)
-_model = partial(setting, on_resume=OnResume.REFUSED, identity=True, method=True, hparam=True)
-_training = partial(setting, on_resume=OnResume.EFFECTIVE, method=True, hparam=True)
-_data = partial(setting, hparam=True)
-_data_identity = partial(_data, on_resume=OnResume.REFUSED, identity=True, method=True)
-_no_effect = partial(setting, on_resume=OnResume.NO_EFFECT)
-_effective = partial(setting, on_resume=OnResume.EFFECTIVE)
+NO_EFFECT = Setting(OnResume.NO_EFFECT)
+EFFECTIVE = Setting(OnResume.EFFECTIVE)
+ROUNDING = Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding")
+ANOTHER_LAYOUT = Setting(OnResume.EFFECTIVE, note="another ZeRO stage is another layout too")
+LAYOUT = Setting(OnResume.LAYOUT)
+MODEL = Setting(OnResume.REFUSED, identity=True, method=True, hparam=True)
+TRAINING = Setting(OnResume.EFFECTIVE, method=True, hparam=True)
+SAMPLES = replace(MODEL, data_change=True)
+SHARDS = Setting(
+    OnResume.REFUSED,
+    note="compared by what the shards hold, wherever they lie",
+    data_change=True,
+    hparam=True,
+)
+LOADING = Setting(OnResume.NO_EFFECT, noted=False, hparam=True)
+UNNOTED = Setting(OnResume.EFFECTIVE, noted=False)
+UNNOTED_NO_EFFECT = Setting(OnResume.NO_EFFECT, noted=False)
 
 
 class RunSection(Section):
     """Name, place, seed and device of the run."""
 
-    name: str = _run(
-        ...,
-        "Name of the run: its directory's last part.",
-        on_resume=OnResume.NO_EFFECT,
-        pattern=r"^[^./\\\s][^/\\\s]*$",
+    name: str = setting(
+        ..., "Name of the run: its directory's last part.", UNNOTED_NO_EFFECT, pattern=r"^[^./\\\s][^/\\\s]*$"
     )
-    directory: PathLike = _run(Path("runs"), "Directory that holds the runs.", on_resume=OnResume.NO_EFFECT)
-    seed: Int = _run(
+    directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
+    seed: Int = setting(
         1234,
         "Seed of the initial weights and of dropout, and of what has no seed of its own.",
-        on_resume=OnResume.REFUSED,
-        identity=True,
-        hparam=True,
+        Setting(OnResume.REFUSED, noted=False, identity=True, hparam=True),
         ge=0,
         le=SEED_MAX,
     )
-    device: Device = _run(
+    device: Device = setting(
         "auto",
         "auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
         "A machine whose GPUs torch cannot use is refused unless this says cpu.",
-        on_resume=OnResume.EFFECTIVE,
+        UNNOTED,
     )
-    deterministic: bool = _run(
+    deterministic: bool = setting(
         False,
         "On GPUs: only operations that give the same bits in every run; slower. On the CPU all do.",
-        on_resume=OnResume.EFFECTIVE,
+        UNNOTED,
     )
 
 
 class ModelSection(Section):
     """Shape of the model, and how its weights start."""
 
-    num_layers: Int = _model(..., "Transformer layers.", ge=1)
-    hidden_size: Int = _model(..., "Width of the residual stream.", ge=1)
-    num_attention_heads: Int = _model(..., "Query heads of a layer.", ge=1)
-    num_query_groups: Int | None = _model(
-        None, "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.", ge=1
+    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1)
+    hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
+    num_attention_heads: Int = setting(..., "Query heads of a layer.", MODEL, ge=1)
+    num_query_groups: Int | None = setting(
+        None, "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.", MODEL, ge=1
     )
-    head_dim: Int | None = _model(None, "Width of one head; unset: hidden_size / num_attention_heads.", ge=1)
-    ffn_hidden_size: Int | None = _model(None, "Inner width of the MLP; unset: 4 * hidden_size.", ge=1)
-    vocab_size: Int = _model(..., "Rows of the embedding; at least the tokenizer's vocabulary.", ge=2)
-    position_embedding: Literal["learned", "rope"] = _model(
-        ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys."
+    head_dim: Int | None = setting(
+        None, "Width of one head; unset: hidden_size / num_attention_heads.", MODEL, ge=1
     )
-    rotary_base: Int = _model(10000, "Base of the rotary frequencies (rope only).", ge=2)
-    dropout: float = _model(0.1, "Dropout of hidden states and of attention probabilities.", ge=0, lt=1)
-    layernorm_epsilon: float = _model(1e-5, "Added to the variance in LayerNorm.", gt=0)
-    init_std: float = _model(
-        0.02, "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).", gt=0
+    ffn_hidden_size: Int | None = setting(
+        None, "Inner width of the MLP; unset: 4 * hidden_size.", MODEL, ge=1
     )
-    tied_embeddings: bool = _model(True, "The output layer shares the embedding matrix.")
-    initial_weights: PathLike | None = _model(
+    vocab_size: Int = setting(..., "Rows of the embedding; at least the tokenizer's vocabulary.", MODEL, ge=2)
+    position_embedding: Literal["learned", "rope"] = setting(
+        ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys.", MODEL
+    )
+    rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", MODEL, ge=2)
+    dropout: float = setting(
+        0.1, "Dropout of hidden states and of attention probabilities.", MODEL, ge=0, lt=1
+    )
+    layernorm_epsilon: float = setting(1e-5, "Added to the variance in LayerNorm.", MODEL, gt=0)
+    init_std: float = setting(
+        0.02,
+        "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
+        MODEL,
+        gt=0,
+    )
+    tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", MODEL)
+    initial_weights: PathLike | None = setting(
         None,
         "File of `python -m pretrain import` that the weights start from; unset: drawn.",
-        note="compared by what the file holds",
+        replace(MODEL, note="compared by what the file holds"),
     )
 
 
 class OptimizerSection(Section):
     """AdamW."""
 
-    learning_rate: float = _training(..., "Peak learning rate of AdamW, reached at the end of warmup.", gt=0)
-    betas: Betas = _training((0.9, 0.98), "AdamW's decay rates of the first and second moment.")
-    eps: float = _training(1e-8, "AdamW's epsilon.", gt=0)
-    weight_decay: float = _training(
-        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", ge=0
+    learning_rate: float = setting(
+        ..., "Peak learning rate of AdamW, reached at the end of warmup.", TRAINING, gt=0
     )
-    gradient_clip: float = _training(1.0, "Largest global gradient norm; 0 switches clipping off.", ge=0)
+    betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", TRAINING)
+    eps: float = setting(1e-8, "AdamW's epsilon.", TRAINING, gt=0)
+    weight_decay: float = setting(
+        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", TRAINING, ge=0
+    )
+    gradient_clip: float = setting(
+        1.0, "Largest global gradient norm; 0 switches clipping off.", TRAINING, ge=0
+    )
 
 
 class ScheduleSection(Section):
     """Length of the run and shape of its learning rate."""
 
-    steps: Int | None = _training(
-        None, "Optimizer steps of the whole run; give this or tokens.", excludes="tokens", ge=1
+    steps: Int | None = setting(
+        None,
+        "Optimizer steps of the whole run; give this or tokens.",
+        replace(TRAINING, excludes="tokens"),
+        ge=1,
     )
-    tokens: Int | None = _training(
-        None, "Training tokens of the whole run, rounded up to whole steps.", excludes="steps", ge=1
+    tokens: Int | None = setting(
+        None,
+        "Training tokens of the whole run, rounded up to whole steps.",
+        replace(TRAINING, excludes="steps"),
+        ge=1,
     )
-    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = _training(
-        ..., "Shape of the learning rate after warmup."
+    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = setting(
+        ..., "Shape of the learning rate after warmup.", TRAINING
     )
-    warmup_steps: Int = _training(..., "Steps of linear warmup.", ge=0)
-    min_ratio: float = _training(
-        0.1, "Final learning rate as a fraction of the peak (not for constant).", ge=0, le=1
+    warmup_steps: Int = setting(..., "Steps of linear warmup.", TRAINING, ge=0)
+    min_ratio: float = setting(
+        0.1, "Final learning rate as a fraction of the peak (not for constant).", TRAINING, ge=0, le=1
     )
-    cycles: Int = _training(1, "Cosine cycles after warmup (cosine_restarts only).", ge=1)
-    power: float = _training(1.0, "Exponent of the decay (polynomial only); 1 is linear.", gt=0)
+    cycles: Int = setting(1, "Cosine cycles after warmup (cosine_restarts only).", TRAINING, ge=1)
+    power: float = setting(1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> ScheduleSection:
@@ -154,72 +176,50 @@ class BlendEntry(Section):
 class DataSection(Section):
     """Training and held-out samples."""
 
-    directory: PathLike | None = _data(
+    directory: PathLike | None = setting(
         None,
         "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
         "its sources in proportion to their tokens; give this or blend.",
-        on_resume=OnResume.REFUSED,
-        note="compared by what the shards hold, wherever they lie",
-        data_change=True,
-        noted=False,
-        excludes="blend",
+        replace(SHARDS, noted=False, excludes="blend"),
     )
-    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = _data(
+    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = setting(
         None,
         "Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
-        on_resume=OnResume.REFUSED,
-        note="compared by what the shards hold, wherever they lie",
-        data_change=True,
-        method=True,
-        excludes="directory",
+        replace(SHARDS, method=True, excludes="directory"),
         min_length=1,
     )
-    sequence_length: Int = _data_identity(
-        ..., "Tokens of one training sample that the model predicts.", data_change=True, ge=1
+    sequence_length: Int = setting(
+        ..., "Tokens of one training sample that the model predicts.", SAMPLES, ge=1
     )
-    micro_batch_size: Int = _data(
-        ..., "Samples in one forward pass of one data-parallel rank.", on_resume=OnResume.LAYOUT, ge=1
+    micro_batch_size: Int = setting(
+        ...,
+        "Samples in one forward pass of one data-parallel rank.",
+        Setting(OnResume.LAYOUT, hparam=True),
+        ge=1,
     )
-    global_batch_size: Int = _data_identity(..., "Samples in one optimizer step, over all ranks.", ge=1)
-    validate_every: Int = _data(
-        ..., "Steps between validations; 0: only at the end.", on_resume=OnResume.EFFECTIVE, ge=0
+    global_batch_size: Int = setting(..., "Samples in one optimizer step, over all ranks.", MODEL, ge=1)
+    validate_every: Int = setting(
+        ..., "Steps between validations; 0: only at the end.", Setting(OnResume.EFFECTIVE, hparam=True), ge=0
     )
-    validation_samples: Int = _data(
-        ..., "Validation samples per source, at most.", on_resume=OnResume.EFFECTIVE, method=True, ge=1
-    )
-    seed: Int | None = _data(
+    validation_samples: Int = setting(..., "Validation samples per source, at most.", TRAINING, ge=1)
+    seed: Int | None = setting(
         None,
         "Seed of the sample order; unset: run.seed.",
-        on_resume=OnResume.REFUSED,
-        identity=True,
-        data_change=True,
-        noted=False,
+        Setting(OnResume.REFUSED, hparam=True, identity=True, data_change=True, noted=False),
         ge=0,
         le=SEED_MAX,
     )
-    reset_at_document_end: bool = _data_identity(
-        False,
-        "Documents of a sample stand alone: attention and positions restart, no loss across.",
-        data_change=True,
+    reset_at_document_end: bool = setting(
+        False, "Documents of a sample stand alone: attention and positions restart, no loss across.", SAMPLES
     )
-    loader_workers: Int = _data(
-        0,
-        "Threads of a rank that read samples ahead; 0: read when needed.",
-        on_resume=OnResume.NO_EFFECT,
-        noted=False,
-        ge=0,
+    loader_workers: Int = setting(
+        0, "Threads of a rank that read samples ahead; 0: read when needed.", LOADING, ge=0
     )
-    cache_directory: PathLike | None = _data(
-        None,
-        "Where sample orders are kept; unset: sample_order in run.directory.",
-        on_resume=OnResume.NO_EFFECT,
-        noted=False,
+    cache_directory: PathLike | None = setting(
+        None, "Where sample orders are kept; unset: sample_order in run.directory.", LOADING
     )
-    allow_change: bool = _data(
-        False,
-        "Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
-        on_resume=OnResume.NO_EFFECT,
-        noted=False,
+    allow_change: bool = setting(
+        False, "Resume although data, blend, data.seed or sequence length are not the checkpoint's.", LOADING
     )
 
     @model_validator(mode="after")
@@ -233,23 +233,23 @@ class DataSection(Section):
 class ParallelSection(Section):
     """Layout over ranks."""
 
-    tensor_model_parallel_size: Int = setting(
-        1, "Ranks that share one copy of the model.", on_resume=OnResume.LAYOUT, ge=1
-    )
+    tensor_model_parallel_size: Int = setting(1, "Ranks that share one copy of the model.", LAYOUT, ge=1)
     sequence_parallel: bool = setting(
-        False, "Split norms and residuals over the tensor-parallel ranks too.", on_resume=OnResume.LAYOUT
+        False, "Split norms and residuals over the tensor-parallel ranks too.", LAYOUT
     )
-    timeout_seconds: Int = _no_effect(600, "Seconds after which a collective that hangs ends the run.", ge=1)
+    timeout_seconds: Int = setting(
+        600, "Seconds after which a collective that hangs ends the run.", NO_EFFECT, ge=1
+    )
 
 
 class PrecisionSection(Section):
     """Types of numbers."""
 
-    dtype: Literal["fp32", "bf16"] = _model(
-        ..., "Compute type; with bf16 the optimizer keeps fp32 master weights."
+    dtype: Literal["fp32", "bf16"] = setting(
+        ..., "Compute type; with bf16 the optimizer keeps fp32 master weights.", MODEL
     )
-    grad_accum_dtype: Literal["fp32", "bf16"] = _model(
-        "fp32", "Type in which gradients are summed over micro batches and over ranks."
+    grad_accum_dtype: Literal["fp32", "bf16"] = setting(
+        "fp32", "Type in which gradients are summed over micro batches and over ranks.", MODEL
     )
 
     @model_validator(mode="after")
@@ -264,43 +264,46 @@ class PrecisionSection(Section):
 class PerformanceSection(Section):
     """Ways to compute a step that give the same result up to rounding."""
 
-    overlap_reduction: bool = _effective(
+    overlap_reduction: bool = setting(
         True,
         "Reduce gradients over data-parallel ranks during the backward pass where DeepSpeed "
         "does it afterwards: stage 0 in fp32, stage 1 in bf16.",
-        note="the same sums; over three ranks and more in another order",
+        Setting(OnResume.EFFECTIVE, note="the same sums; over three ranks and more in another order"),
     )
-    reduced_precision_reduction: bool = _effective(
-        False, "On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32."
+    reduced_precision_reduction: bool = setting(
+        False,
+        "On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32.",
+        EFFECTIVE,
     )
-    cross_entropy: Literal["in_place", "chunked", "megatron"] = _effective(
+    cross_entropy: Literal["in_place", "chunked", "megatron"] = setting(
         "in_place",
         "Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
         "made twice; megatron: all of them in fp32.",
-        note=_TO_ROUNDING,
+        ROUNDING,
     )
-    compile: Literal["auto", "layers", "none"] = _effective(
+    compile: Literal["auto", "layers", "none"] = setting(
         "auto",
         "torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3 nor with "
         "recompute=query_key; layers: always; none: never.",
-        note="the same numbers up to rounding, but for the masks of dropout",
+        Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"),
     )
-    document_attention: Literal["flash", "mask"] = _effective(
+    document_attention: Literal["flash", "mask"] = setting(
         "flash",
         "With data.reset_at_document_end. flash: each document by itself, where there is a "
         "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
-        note=_TO_ROUNDING,
+        ROUNDING,
     )
-    structured_products: Literal["auto", "kernel", "products"] = _effective(
+    structured_products: Literal["auto", "kernel", "products"] = setting(
         "auto",
         "Q and K of a structured bank. products: two batched products; kernel: one Triton "
         "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
-        note=_TO_ROUNDING,
+        ROUNDING,
     )
-    recompute: Literal["none", "query_key", "attention", "full"] = _no_effect(
+    recompute: Literal["none", "query_key", "attention", "full"] = setting(
         "none",
         "Activations of a layer made again in backward instead of kept: queries and keys of a "
         "structured bank, those of the attention with its norm, or all.",
+        NO_EFFECT,
     )
 
     def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
@@ -312,40 +315,44 @@ class PerformanceSection(Section):
 class CheckpointSection(Section):
     """Saving, and reading at a resume."""
 
-    every: Int = _effective(..., "Steps between checkpoints; 0: only at the end.", noted=False, ge=0)
-    keep_last: Int = _effective(2, "Complete checkpoints to keep.", noted=False, ge=1)
-    asynchronous: bool = _no_effect(
-        True, "Copy what is to be saved, and write it behind the training; else training waits.", noted=False
+    every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", UNNOTED, ge=0)
+    keep_last: Int = setting(2, "Complete checkpoints to keep.", UNNOTED, ge=1)
+    asynchronous: bool = setting(
+        True,
+        "Copy what is to be saved, and write it behind the training; else training waits.",
+        UNNOTED_NO_EFFECT,
     )
-    verify: Literal["full", "size"] = _no_effect(
+    verify: Literal["full", "size"] = setting(
         "full",
         "What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
-        noted=False,
+        UNNOTED_NO_EFFECT,
     )
-    fall_back: bool = _no_effect(
+    fall_back: bool = setting(
         False,
         "Resume from the checkpoint before where the newest one is damaged, and keep that aside "
         "as step_X.damaged; else stop.",
-        noted=False,
+        UNNOTED_NO_EFFECT,
     )
-    export_at_end: bool = _no_effect(
-        False, "Export the finished run's model for transformers, into RUN/exports.", noted=False
+    export_at_end: bool = setting(
+        False, "Export the finished run's model for transformers, into RUN/exports.", UNNOTED_NO_EFFECT
     )
 
 
 class StabilitySection(Section):
     """Steps whose update is left out."""
 
-    max_skipped: Int = _effective(
+    max_skipped: Int = setting(
         3,
         "Steps in a row without an update, for numbers that are not finite or far too large, "
         "after which the run stops.",
+        EFFECTIVE,
         ge=1,
     )
-    spike_factor: float | None = _effective(
+    spike_factor: float | None = setting(
         None,
         "Leave out an update whose loss or gradient norm is more than so many standard "
         "deviations above its running mean; unset: none is left out for its size.",
+        EFFECTIVE,
         gt=0,
     )
 
@@ -361,31 +368,36 @@ class ProfileSection(Section):
 class TelemetrySection(Section):
     """Records of the run."""
 
-    every: Int = _effective(1, "Steps between records.", ge=1)
-    tensorboard: bool = _effective(True, "Write TensorBoard event files beside metrics.jsonl.")
-    wandb: bool = _effective(
-        False, "Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]')."
+    every: Int = setting(1, "Steps between records.", EFFECTIVE, ge=1)
+    tensorboard: bool = setting(True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE)
+    wandb: bool = setting(
+        False, "Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').", EFFECTIVE
     )
-    variance_window: Int = _effective(100, "Records over which stability/loss_variance is taken.", ge=2)
-    sample_prompts: Names = _effective(
-        (), "Texts that the model continues at every validation, for TensorBoard's page TEXT.", max_length=8
+    variance_window: Int = setting(
+        100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
     )
-    sample_tokens: Int = _effective(48, "Tokens by which each is; each token is a forward pass.", ge=1)
-    profile: ProfileSection | None = _no_effect(
-        None, "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none."
+    sample_prompts: Names = setting(
+        (),
+        "Texts that the model continues at every validation, for TensorBoard's page TEXT.",
+        EFFECTIVE,
+        max_length=8,
+    )
+    sample_tokens: Int = setting(
+        48, "Tokens by which each is; each token is a forward pass.", EFFECTIVE, ge=1
+    )
+    profile: ProfileSection | None = setting(
+        None, "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.", NO_EFFECT
     )
 
 
 class DeepSpeedSection(Section):
     """DeepSpeed's own settings."""
 
-    config: str = _effective(
+    config: str = setting(
         "auto",
         "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
         "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
-        note="another ZeRO stage is another layout too",
+        ANOTHER_LAYOUT,
         min_length=1,
     )
-    overrides: dict[str, Any] = _effective(
-        {}, "Keys merged into the DeepSpeed JSON.", note="another ZeRO stage is another layout too"
-    )
+    overrides: dict[str, Any] = setting({}, "Keys merged into the DeepSpeed JSON.", ANOTHER_LAYOUT)

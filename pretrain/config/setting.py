@@ -53,30 +53,14 @@ class Setting:
     excludes: str = ""
 
 
-def setting(
-    default: Any,
-    description: str,
-    *,
-    on_resume: OnResume,
-    note: str = "",
-    identity: bool = False,
-    data_change: bool = False,
-    method: bool = False,
-    noted: bool = True,
-    hparam: bool = False,
-    label: bool = False,
-    excludes: str = "",
-    **constraints: Any,
-) -> Any:
+def setting(default: Any, description: str, record: Setting, **constraints: Any) -> Any:
     """Declare a configuration key; its type is the field's annotation.
 
     Args:
         default: `...` for a key that must be given.
         description: one sentence, printed by `show --meanings` and in docs/configuration.md.
-        on_resume, note, identity, data_change, method, noted, hparam, label, excludes: see `Setting`.
         constraints: `ge`, `gt`, `le`, `lt`, `pattern`, `min_length`, `max_length` of pydantic's `Field`.
     """
-    record = Setting(on_resume, note, identity, data_change, method, noted, hparam, label, excludes)
     extra = cast(Any, {"setting": record})
     return Field(default, description=description, json_schema_extra=extra, **constraints)
 

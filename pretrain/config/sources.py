@@ -102,11 +102,7 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
 def _compose(text: str) -> yaml.Node | None:
     """Return the node of the one document in `text`, with line numbers; None for an empty text."""
     try:
-        loader = _Loader(text)
-        try:
-            return loader.get_single_node()
-        finally:
-            loader.dispose()
+        return yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
 
@@ -125,11 +121,6 @@ def _problem(error: Exception) -> str:
     return f"line {mark.line + 1}: {problem}" if mark is not None else problem
 
 
-def not_text(key: object) -> str:
-    """Say that YAML reads the name of a section or key as a number, a truth value or nothing."""
-    return f"the key '{key}' is not text; sections and keys are words, such as model"
-
-
 def _record_lines(
     node: yaml.MappingNode, parent: KeyPath, shown_as: str, origins: dict[KeyPath, str]
 ) -> None:
@@ -139,7 +130,10 @@ def _record_lines(
             raise UserError(f"config {shown_as} line {line}: keys must be plain words")
         path = (*parent, str(key_node.value))
         if len(path) <= 2 and not key_node.tag.endswith(":str"):
-            raise UserError(f"config {shown_as} line {line}: {not_text(key_node.value)}")
+            raise UserError(
+                f"config {shown_as} line {line}: the key '{key_node.value}' is not text; "
+                "sections and keys are words, such as model"
+            )
         if path in origins:
             raise UserError(
                 f"config {shown_as} line {line}: key '{'.'.join(path)}' is given twice; remove one"

@@ -45,7 +45,7 @@ def test_a_key_without_a_record_is_noticed() -> None:
     with pytest.raises(TypeError, match="declared with `setting`: Nothing"):
         setting_of(FieldInfo(description="Nothing."))
     with pytest.raises(TypeError):
-        setting(1, "A key of no class at a resume.")  # type: ignore[call-arg]
+        setting(1, "A key without a record.")  # type: ignore[call-arg]
 
 
 def test_the_queries_find_what_they_ask_for() -> None:

@@ -66,15 +66,6 @@ def test_overrides_that_are_no_value(override: str, named: str) -> None:
     assert named in refusal("demo", override)
 
 
-@pytest.mark.parametrize("key", [1, None, True, 2.5, ("a", "b")])
-def test_plain_values_with_a_key_that_is_not_text(key: object) -> None:
-    values = load_config("demo").resolved()
-    with pytest.raises(UserError, match=r"^the key '.*' is not text"):
-        parse_config({**values, key: {}})  # type: ignore[dict-item]
-    with pytest.raises(UserError, match=r"^the key '.*' is not text"):
-        parse_config({**values, "run": {**values["run"], key: 1}})  # type: ignore[dict-item]
-
-
 def test_numbers_too_large_for_a_float() -> None:
     values = load_config("demo").resolved()
     values["attention"]["frozen_heads"] = {"0": 10**400}
