@@ -45,7 +45,7 @@ SEED_MAX = 2**64 - 1
 """The largest seed that every generator takes."""
 
 Int = Annotated[int, BeforeValidator(_whole)]
-Number = float
+Number = float  # pydantic takes whole numbers for it too
 Layers = Annotated[str, BeforeValidator(_layers)]
 LayerShares = Annotated[dict[str, float], BeforeValidator(_text_keys)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.show import render_show, summary_rows, value_rows
@@ -241,6 +243,12 @@ def test_show_prints_values_origins_and_the_summary() -> None:
         assert words in text
     assert "Width of the residual stream." not in text
     assert "Width of the residual" in render_show("small", meanings=True)
+
+
+def test_the_verb_prints_meanings_if_asked() -> None:
+    shown = CliRunner().invoke(app, ["show", "small", "--meanings"])
+    assert shown.exit_code == 0 and "Width of the residual" in shown.output
+    assert "Width of the residual" not in CliRunner().invoke(app, ["show", "small"]).output
 
 
 def test_the_summary_counts() -> None:
