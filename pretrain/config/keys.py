@@ -11,7 +11,7 @@ from pretrain.config.tree import Config
 from pretrain.config.types import Section
 
 SECTIONS: dict[str, type[Section]] = {
-    name: cast("type[Section]", field.annotation) for name, field in Config.model_fields.items()
+    name: cast("type[Section]", Config.model_fields[name].annotation) for name in Config.model_fields
 }
 KEYS: dict[str, Setting] = {
     f"{name}.{key}": setting_of(field)
