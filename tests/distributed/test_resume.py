@@ -68,8 +68,8 @@ def any_stopped(launcher: psutil.Popen) -> bool:
     return any(rank.status() == psutil.STATUS_STOPPED for rank in launcher.children())
 
 
-# Four new interpreters a start: what differs least from the others is left to `full`. Warm ranks stop and go on
-# under every stage and kind of attention in test_designs.py.
+# Four new interpreters a start: what differs least from the others is left to `full`. In test_designs.py warm
+# ranks stop and go on under every stage and with every kind of attention.
 FULL = pytest.mark.full
 
 
