@@ -155,7 +155,7 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
     apps = {module.__name__.split(".")[0]: module.app for module in _programs()}
     if package not in apps:
-        return package, set() if package == "pretrain.job" else None
+        return package, set() if package in ("pretrain.job", "pretrain.config.reference") else None
     command: Any = typer.main.get_command(apps[package])
     path = package
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):

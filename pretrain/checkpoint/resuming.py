@@ -18,7 +18,7 @@ from pretrain.checkpoint.layout import Layout, layout_line
 from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.reading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.config.resume import Change
+from pretrain.config.keys import Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks

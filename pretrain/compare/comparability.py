@@ -6,21 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pretrain.compare.labels import Groups, settings_of
+from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
 
-# Settings that name or place a run, or are what is compared; everything else that differs is reported.
-EXPECTED_TO_DIFFER = (
-    "run.",
-    "attention.",
-    "data.directory",
-    "data.seed",
-    "data.cache_directory",
-    "data.loader_workers",
-    "data.allow_change",
-    "checkpoint.",
-)
+EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.noted)
+"""Settings that name or place a run, or by which runs are compared; any other that differs is reported."""
 
 # Facts that follow from another one: naming that one as the subject releases these too.
 _FOLLOWS = {
@@ -199,7 +191,7 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in settings_of(run).items()
-        if key not in facts and not key.startswith(EXPECTED_TO_DIFFER)
+        if key not in facts and key not in EXPECTED_TO_DIFFER
     }
     settings["environment.device"] = run.device
     for key in ("world_size", "tensor_model_parallel_size"):

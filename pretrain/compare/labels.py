@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 
@@ -36,7 +37,7 @@ class Labelled(Protocol):
 
 R = TypeVar("R", bound=Labelled)
 
-_NOT_IN_A_LABEL = {"variant", "adapters", "seed"}
+_NOT_IN_A_LABEL = {name.removeprefix("attention.") for name, key in KEYS.items() if not key.label}
 
 
 @dataclass(frozen=True)

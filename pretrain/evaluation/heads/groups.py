@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pretrain.compare.labels import settings_of
+from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun
 
-_SECTIONS = ("model", "attention", "optimizer", "schedule", "data", "precision")
-_NOT_THE_METHOD = (
-    "attention.adapters",  # in the name anyway
-    "attention.seed",
-    "data.seed",
-    "data.directory",
-    "data.cache_directory",
-    "data.loader_workers",
-    "data.allow_change",
-    "data.validate_every",
-    "data.micro_batch_size",
-)
+_NOT_THE_METHOD = frozenset(name for name, key in KEYS.items() if not key.method)
 
 
 def group_names(runs: Sequence[FinishedRun]) -> list[str]:
@@ -52,8 +43,4 @@ def group_names(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:
-    sections: Mapping[str, Any] = run.config
-    settings = {
-        f"{section}.{key}": value for section in _SECTIONS for key, value in sections.get(section, {}).items()
-    }
-    return {key: value for key, value in settings.items() if key not in _NOT_THE_METHOD}
+    return {key: value for key, value in settings_of(run).items() if key not in _NOT_THE_METHOD}

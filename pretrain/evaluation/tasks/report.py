@@ -119,7 +119,7 @@ def _differing_settings(groups: Groups[Subject]) -> list[str]:
     """Keys in which the runs' configurations differ, but for what `compare` expects."""
     runs = [one for group in groups.groups for one in group.runs if one.is_run]
     settings = [settings_of(run) for run in runs]
-    keys = {key for values in settings for key in values if not key.startswith(EXPECTED_TO_DIFFER)}
+    keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
     return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
 
 

@@ -28,7 +28,7 @@ from pretrain.ranks.groups import (
     set_seeds,
     shutdown_distributed,
 )
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.one_layer import OperationLog
 
 EOD = 2
@@ -148,7 +148,7 @@ def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
 
 
 def _engine_losses(context: ParallelContext, config: Config) -> list[float]:
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     numbers = []
     for step in range(3):
         set_seeds(config.run.seed, step, context.data_parallel_rank, context.tensor_parallel_rank)

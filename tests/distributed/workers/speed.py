@@ -17,7 +17,7 @@ from pretrain.runs.position import Position
 from pretrain.training.adamw import ClippingAdamW
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.plain_training import plain_optimizer
 
 
@@ -25,7 +25,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     """Losses and gradient norms of our engine and of the plain peer, from the same weights and tokens."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     engine, plain = trainer.engine, PlainGPT(config)
     plain.take_weights(engine.module)
     optimizer = plain_adamw(plain, config)
@@ -111,7 +111,7 @@ def environment(payload: dict[str, Any]) -> dict[str, Any]:
     config = load_config("demo", payload["overrides"])
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     found = {
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         "throughput timer": trainer.engine.tput_timer.config.enabled,

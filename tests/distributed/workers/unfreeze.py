@@ -100,9 +100,9 @@ def _watch(config: Config) -> dict[str, Any]:
             before = _all_state(run)
             gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
             shared = _shared_memory()
-            number = run.trainer.phase.number
+            number = run.phased.phase.number
             run.enter_phase_of(position.step + 1)
-            if run.trainer.phase.number != number:
+            if run.phased.phase.number != number:
                 seen["changes"].append(_change(run, before) | {"step": position.step})
                 del before
                 gc.collect()
@@ -148,7 +148,7 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
         ),
         "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
         "what is new starts from the bank": all(
-            _moved(run)[layer] == 0 for layer in run.trainer.phase.newly_trainable
+            _moved(run)[layer] == 0 for layer in run.phased.phase.newly_trainable
         ),
     }
     everywhere: list[Any] = [None] * dist.get_world_size()
