@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretrain.compare.significance import FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, interval, number, signed
+from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _compare(
     task: str, group: str, own: Sequence[Trial], base: Sequence[Trial], baseline: str, tolerance: float
 ) -> Comparison:
     pair, scores, others = _pairs(own, base)
-    gap = paired_gap(baseline, scores, others)
+    gap = paired_gap(baseline, scores, others, POINTS)
     seeds = gap.seeds if gap else ()
     held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
     testable = all(others[seed] > 0 for seed in seeds)
@@ -258,8 +258,7 @@ def _notes(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
 def _comparison_json(one: Comparison) -> dict[str, Any]:
     gap = None
     if one.gap is not None:
-        gap = {k: v for k, v in asdict(one.gap).items() if not k.startswith("perplexity")}
-        gap["significance_claimed"] = one.gap.significance_claimed
+        gap = gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
     return {"task": one.task, "group": one.group, "pair": one.pair, "held": one.held, "gap": gap}
 
 

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretrain.errors import UserError
-
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
     from pretrain.finetuning.pretrained import Pretrained
     from pretrain.finetuning.settings import Settings
-    from pretrain.study.report import Report
 
 
 class Words(str, Enum):
@@ -87,6 +84,7 @@ def glue(
     from pretrain.finetuning.report import find_baseline, fine_tuned_report
     from pretrain.finetuning.trials import TrialFiles
     from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.report import finish
 
     base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
@@ -96,7 +94,7 @@ def glue(
     content = _content(settings, opened, groups, details)
     notes = [*_constant_scores(found), *_notes(opened, train_query_key)]
     report = fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content)
-    _finish(report, out, details)
+    finish(report, out, remark=_remark(details))
 
 
 def translation(
@@ -139,6 +137,7 @@ def translation(
     from pretrain.finetuning.translation import Texts, run_translation
     from pretrain.finetuning.trials import TrialFiles
     from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.report import finish
 
     base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
@@ -151,7 +150,7 @@ def translation(
         notes.append(f"{untranslated} texts were too long to translate and count as empty translations")
     content = _content(settings, opened, groups, details)
     report = fine_tuned_report("translation", "Translation", trials, base, tolerance, notes, content)
-    _finish(report, out, details)
+    finish(report, out, remark=_remark(details))
 
 
 def _open(
@@ -225,15 +224,7 @@ def _notes(models: list[Pretrained], train_query_key: bool) -> list[str]:
     return notes
 
 
-def _finish(report: Report, out: Path, details: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    try:
-        path = write_report(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    print_report(report, Console())
+def _remark(details: list[dict[str, Any]]) -> str:
+    """Say how many trainings were kept from an earlier call."""
     kept = sum(bool(one["kept"]) for one in details)
-    typer.echo(f"written: {path}" + (f" ({kept} of {len(details)} trainings were there)" if kept else ""))
+    return f" ({kept} of {len(details)} trainings were there)" if kept else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
-from pretrain.compare.labels import Groups, settings_of
-from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS
-from pretrain.compare.text import verdict
 from pretrain.evaluation.tasks.harness import BOOTSTRAP, Measured
 from pretrain.evaluation.tasks.models import Subject
 from pretrain.evaluation.tasks.statistics import Contrast, Scores, TaskComparison
@@ -30,6 +27,9 @@ from pretrain.reporting.content import strict_json
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import NOTHING, number, setting_text, share, signed
 from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, gap_content
+from pretrain.study.seeds import Groups, settings_of
+from pretrain.study.tables import verdict
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,10 @@ def _content(report: TaskReport) -> dict[str, Any]:
         "tasks": tasks,
         "models": models,
         **asdict(report.comparison),
+        "contrasts": [
+            asdict(replace(one, gap=None)) | {"gap": gap_content(one.gap) if one.gap else None}
+            for one in report.comparison.contrasts
+        ],
     }
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from scipy import stats
 
-from pretrain.compare.labels import Group, Groups
-from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
 from pretrain.evaluation.tasks.models import Subject
 from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
+from pretrain.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
+from pretrain.study.seeds import Group, Groups
 
 Scores = Mapping[Path, Mapping[str, TaskScores]]
 """{path of the subject: {name in the report: scores}}"""
@@ -98,7 +98,7 @@ def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
                     base.name,
                     _values(group, scores, task, metric),
                     _values(base, scores, task, metric),
-                    nats=False,
+                    SCORES,
                 )
                 contrasts.append(
                     Contrast(task, metric, group.name, score.higher_is_better, metric == main, gap)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pretrain.compare.significance import CONFIDENCE
-from pretrain.compare.text import p_value, verdict
 from pretrain.evaluation.tasks.statistics import Contrast, ItemTest, TaskComparison
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, interval, mean_sd, number, share, signed
+from pretrain.study.gaps import CONFIDENCE
+from pretrain.study.tables import p_value, verdict
 
 DIGITS = 4
 

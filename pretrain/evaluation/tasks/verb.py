@@ -51,7 +51,7 @@ def tasks(
     from pretrain.evaluation.tasks.models import read_subjects
 
     subjects = read_subjects(runs, step)
-    from pretrain.compare.labels import group_runs
+    from pretrain.study.seeds import group_runs
 
     groups = group_runs(subjects, baseline, {})
     from pretrain.evaluation.tasks.harness import load_tasks, require_harness

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, PairedGap, adjust, paired_gap
-from pretrain.compare.text import p_value
 from pretrain.finetuning.bert.arms import Arm, Condition, Norm
 from pretrain.finetuning.bert.experiment import Experiment, Result
 from pretrain.finetuning.plan import ASIDE
 from pretrain.reporting.statistics import spread
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import interval, mean_sd, number, share, signed
+from pretrain.study.gaps import (
+    CONFIDENCE,
+    FEWEST_SEEDS,
+    POINTS,
+    PairedGap,
+    adjust,
+    gap_content,
+    paired_gap,
+)
 from pretrain.study.report import Report, Verdict, text_table
+from pretrain.study.tables import p_value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +53,9 @@ def compare_arms(results: Results) -> list[Comparison]:
             controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
             pairs += [(arm, other) for c in controls if (other := Arm(c, arm.layers)) in results]
     by_seed = {arm: {r.seed: r.accuracy for r in found} for arm, found in results.items()}
-    gaps = adjust([paired_gap(control.name, by_seed[arm], by_seed[control]) for arm, control in pairs])
+    gaps = adjust(
+        [paired_gap(control.name, by_seed[arm], by_seed[control], POINTS) for arm, control in pairs]
+    )
     return [Comparison(arm, control, gap) for (arm, control), gap in zip(pairs, gaps, strict=True) if gap]
 
 
@@ -64,17 +74,12 @@ def reservoir_report(experiment: Experiment, results: Results, tolerance: float)
             "tolerance": tolerance,
             "experiment": experiment.identity(),
             "comparisons": [
-                {"arm": c.arm.name, "control": c.control.name, **_gap_content(c.gap)} for c in comparisons
+                {"arm": c.arm.name, "control": c.control.name, **gap_content(c.gap)} for c in comparisons
             ],
             "runs": [{"arm": arm.name, **asdict(run)} for arm, runs in results.items() for run in runs],
         },
         figures={"differences": lambda: _figure(comparisons)},
     )
-
-
-def _gap_content(gap: PairedGap) -> dict[str, Any]:
-    """Without what is only of losses."""
-    return {key: value for key, value in asdict(gap).items() if not key.startswith("perplexity")}
 
 
 def _verdicts(comparisons: Sequence[Comparison], results: Results, tolerance: float) -> list[Verdict]:

@@ -21,7 +21,7 @@ from pretrain.errors import UserError
 from pretrain.finetuning.pretrained import group_models, open_pretrained
 from pretrain.finetuning.report import Trial, compare_trials, find_baseline, fine_tuned_report
 from pretrain.finetuning.verbs import glue, translation
-from pretrain.study.report import report_markdown
+from pretrain.study.report import page_text
 from tests.command_line import assert_refused, cli
 from tests.tiny_exports import tiny_export
 
@@ -76,7 +76,7 @@ def test_the_report_says_what_was_compared() -> None:
         ("b, sst2", "yes (2 of 2)"),
         ("b, cola", "not testable"),  # 95 % of nothing
     ]
-    text = report_markdown(report)
+    text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
     assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
     assert "| sst2 | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | – | no |" in text
