@@ -77,6 +77,11 @@ class Comparison:
         return tuple(run for variant in self.variants for run in variant.runs)
 
     @property
+    def others(self) -> tuple[Variant, ...]:
+        """Return every variant but the baselines."""
+        return tuple(variant for variant in self.variants if not variant.is_baseline)
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """Every validated source."""
         return tuple(sorted({source for variant in self.variants for source in variant.perplexity_by_source}))

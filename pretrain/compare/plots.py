@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,23 +16,21 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
-from pretrain.compare.trend_plot import trend_figure
-from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH, write_figures
+from pretrain.compare.trend import trend_figure
+from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH
 from pretrain.reporting.text import byte_count, percent, signed
 
 
-def write_plots(comparison: Comparison, out: Path) -> list[str]:
-    """Write the plots that have something to show, remove older ones that have not; returns their names."""
-    return write_figures(
-        {
-            "loss": lambda: loss_figure(comparison),
-            "gap": lambda: gap_figure(comparison),
-            "trend": lambda: trend_figure(comparison),
-            "memory": lambda: memory_figure(comparison),
-            "throughput": lambda: throughput_figure(comparison),
-        },
-        out,
-    )
+def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
+    """Return a function for each figure; None of one means that there is nothing to show."""
+    labels = list(dict.fromkeys(variant.label for variant in comparison.variants))
+    return {
+        "loss": lambda: loss_figure(comparison),
+        "gap": lambda: gap_figure(comparison),
+        "trend": lambda: trend_figure(comparison.trends, labels, comparison.baseline),
+        "memory": lambda: memory_figure(comparison),
+        "throughput": lambda: throughput_figure(comparison),
+    }
 
 
 def gap_figure(comparison: Comparison) -> Figure | None:

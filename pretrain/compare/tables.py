@@ -1,13 +1,12 @@
-"""The tables of a comparison, for the report."""
+"""Tables of a comparison, for the report and for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.cost import Cost, Quartiles
-from pretrain.compare.text import NOT_FINITE, quartile_text
 from pretrain.compare.theory import Theory
 from pretrain.reporting.statistics import Spread
 from pretrain.reporting.tables import Table
@@ -21,11 +20,18 @@ from pretrain.reporting.text import (
     share,
     signed,
 )
-from pretrain.study.tables import margin, p_value, verdict
+from pretrain.study import tables as study
+from pretrain.study.tables import GapRow, p_value
+
+NOT_FINITE = "not finite"
+"""In place of the mean of a loss that no run has."""
+LONG_LABEL = 20
+"""A label of more characters is broken before its adapters on the terminal."""
+Show = Callable[[float | None], str]
 
 
 def validation_table(comparison: Comparison) -> Table:
-    """Loss and perplexity of each variant, over all sources and by source."""
+    """Return loss and perplexity of each variant, over all sources and by source."""
     sources = comparison.sources if len(comparison.sources) > 1 else ()
     rows = [
         (
@@ -42,8 +48,8 @@ def validation_table(comparison: Comparison) -> Table:
     return Table((*header, *(f"perplexity: {source}" for source in sources)), rows)
 
 
-def _mean_or_diverged(value: Spread | None, digits: int) -> str:
-    return mean_sd(value, digits, missing=NOT_FINITE)
+def _mean_or_diverged(value: Spread | None, digits: int, separator: str = " ") -> str:
+    return mean_sd(value, digits, separator, NOT_FINITE)
 
 
 def _over_unigram(variant: Variant) -> str:
@@ -53,60 +59,81 @@ def _over_unigram(variant: Variant) -> str:
 
 
 def gap_table(comparison: Comparison) -> Table:
-    """Each variant's paired gap, its interval, effect size and tests."""
-    rows = []
-    for variant in _others(comparison):
-        gap = variant.gap
-        if gap is None:
-            rows.append((variant.name, "0", *[NOTHING] * 9, verdict(None)))
-            continue
-        rows.append(
-            (
-                variant.name,
-                str(gap.n),
-                signed(gap.mean),
-                interval(gap.low, gap.high),
-                percent(gap.perplexity_ratio),
-                NOTHING if gap.equivalent_within is None else f"±{margin(gap)}",
-                signed(gap.cohens_dz, 2),
-                p_value(gap.t_p, gap.n),
-                p_value(gap.t_p_holm, gap.n),
-                p_value(gap.wilcoxon_p, gap.n),
-                p_value(gap.wilcoxon_p_holm, gap.n),
-                verdict(gap),
-            )
-        )
-    header = (
-        "variant",
-        "pairs",
-        "gap, nats/token",
-        "95 % interval",
-        "perplexity",
-        "lies within",
-        "d_z",
-        "t-test p",
-        "by Holm",
-        "Wilcoxon p",
-        "by Holm",
-        "what may be said",
-    )
-    return Table(header, rows, text_columns=(0, len(header) - 1))
+    """Return each variant's paired gap, its interval, effect size and tests."""
+    rows = [GapRow((variant.name,), variant.gap) for variant in comparison.others]
+    gap = replace(study.GAP, title="gap, nats/token")
+    columns = (study.PAIRS, gap, study.INTERVAL, study.PERPLEXITY, study.LIES_WITHIN, study.EFFECT)
+    return study.gap_table(("variant",), rows, (*columns, *study.TESTS), claims=True)
 
 
 def source_gap_table(comparison: Comparison) -> Table:
-    """The gap on each source with its interval; nothing is tested here."""
+    """Return the gap on each source with its interval; nothing is tested here."""
     rows = []
-    for variant in _others(comparison):
-        cells = []
-        for source in comparison.sources:
-            gap = variant.source_gaps.get(source)
-            cells.append(NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}")
+    for variant in comparison.others:
+        gaps = [variant.source_gaps.get(source) for source in comparison.sources]
+        cells = [NOTHING if g is None else f"{signed(g.mean)} {interval(g.low, g.high)}" for g in gaps]
         rows.append((variant.name, *cells))
     return Table(("variant", *comparison.sources), rows)
 
 
+def quality_summary(comparison: Comparison) -> Table:
+    """Return loss, perplexity and gap of each variant for a terminal of 100 columns."""
+    header = (
+        "variant",
+        "n",
+        "validation\nloss",
+        "perplexity",
+        "gap, nats/token\n(of perplexity)",
+        "d_z",
+        "p, Holm",
+    )
+    rows = []
+    for variant in comparison.variants:
+        gap = variant.gap
+        cells = ["baseline" if variant.is_baseline else "no pair", "", ""]
+        if gap is not None:
+            span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
+            size = f"{signed(gap.mean, 3)} ({percent(gap.perplexity_ratio)}){span}"
+            cells = [size, signed(gap.cohens_dz, 2), p_value(gap.t_p_holm, gap.n)]
+        losses = _mean_or_diverged(variant.validation_loss, 4, "\n")
+        perplexities = _mean_or_diverged(variant.validation_perplexity, 2, "\n")
+        rows.append((_in_lines(variant), str(len(variant.runs)), losses, perplexities, *cells))
+    return Table(header, rows)
+
+
+def cost_summary(comparison: Comparison) -> Table:
+    """Return speed, parameters and bytes of each variant for a terminal of 100 columns."""
+    columns: tuple[tuple[str, Callable[[Cost], float | None], Show], ...] = (
+        ("tokens/s", lambda cost: _median(cost.tokens_per_second), _count),
+        ("trainable\nparameters", lambda cost: cost.size.trainable_parameters, _count),
+        ("frozen\nparameters", lambda cost: cost.size.frozen_parameters, _count),
+        (
+            "gradients +\noptimizer state",
+            lambda cost: cost.states.gradient_bytes + cost.states.optimizer_state_bytes,
+            byte_count,
+        ),
+        ("checkpoint", lambda cost: cost.states.checkpoint_bytes, byte_count),
+    )
+    rows = []
+    for variant in comparison.variants:
+        base = comparison.variant(variant.baseline)
+        cells = [
+            show(of(variant.cost)) + cost_change(variant, of(variant.cost), of(base.cost))
+            for _, of, show in columns
+        ]
+        rows.append([_in_lines(variant), *(cell.replace(" (", "\n(", 1) for cell in cells)])
+    return Table(("variant", *(title for title, _, _ in columns)), rows)
+
+
+def _in_lines(variant: Variant) -> str:
+    label = variant.label.replace(" ", "\n")
+    if len(label) > LONG_LABEL:
+        label = label.replace("+", "\n+")
+    return "\n".join(part for part in (label, variant.stratum) if part)
+
+
 def convergence_table(comparison: Comparison) -> Table:
-    """Steps and tokens to the loss that the baseline had at each share of its tokens."""
+    """Return steps and tokens to the loss that the baseline had at each share of its tokens."""
     rows = []
     for variant in comparison.variants:
         cells = []
@@ -123,7 +150,7 @@ def convergence_table(comparison: Comparison) -> Table:
 
 
 def stability_table(comparison: Comparison) -> Table:
-    """Loss variance, gradient norm and its spikes."""
+    """Return loss variance, gradient norm and its spikes."""
     rows = []
     for variant in comparison.variants:
         stability = variant.stability
@@ -148,21 +175,21 @@ def stability_table(comparison: Comparison) -> Table:
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of the cost table: what was measured and, where a formula has it, what it should be.
+    """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
-    The functions give a number, or None where there is none; `cell` shows what was measured.
+    The functions return a number, or None where there is none; `cell` shows the measured one.
     """
 
     title: str
     measured: Callable[[Variant], float | None]
     expected: Callable[[Variant], float | None]
-    show: Callable[[float | None], str]
+    show: Show
     cell: Callable[[Variant], str] | None = None
     ratio_only: bool = False
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
-    """Measures down, variants of one stratum across; below a measured row, the same by formula."""
+    """Return measures down, variants of one stratum across; below a measured row, the same by formula."""
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
     rows: list[tuple[str, ...]] = []
     for measure in MEASURES:
@@ -190,14 +217,14 @@ def cost_table(comparison: Comparison, stratum: str) -> Table:
 
 
 def cost_change(variant: Variant, value: float | None, base: float | None) -> str:
-    """The distance to the baseline, in parentheses."""
+    """Return the relative distance to the baseline, in parentheses."""
     if variant.is_baseline or value is None or not base or value == base:
         return ""
     return f" ({percent(value / base)})"
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """Every run with its result."""
+    """Return every run with its result."""
     rows = [
         (
             variant.name,
@@ -212,12 +239,16 @@ def runs_table(comparison: Comparison) -> Table:
     return Table(("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4))
 
 
-def _others(comparison: Comparison) -> Sequence[Variant]:
-    return [variant for variant in comparison.variants if not variant.is_baseline]
-
-
 def _median(value: Quartiles | None) -> float | None:
     return None if value is None else value.median
+
+
+def _quartile_text(value: Quartiles | None, digits: int) -> str:
+    """Return `median [first quartile, third quartile]`."""
+    if value is None:
+        return NOTHING
+    low, high = number(value.low, digits), number(value.high, digits)
+    return f"{number(value.median, digits)} [{low}, {high}]"
 
 
 def _count(value: float | None) -> str:
@@ -240,8 +271,8 @@ def _flops(variant: Variant) -> float | None:
     return variant.theory.executed_flops_per_token if variant.theory else None
 
 
-def _by_count(title: str, of: Callable[[Cost | Theory], int], show: Callable[[float | None], str]) -> Measure:
-    """A measure that is counted and has a formula."""
+def _by_count(title: str, of: Callable[[Cost | Theory], int], show: Show) -> Measure:
+    """Return a measure that is counted and has a formula."""
     return Measure(
         title,
         measured=lambda variant: of(variant.cost),
@@ -263,7 +294,7 @@ MEASURES: tuple[Measure, ...] = (
         lambda variant: _median(variant.cost.step_seconds),
         _flops,
         lambda value: number(value, 4),
-        lambda variant: quartile_text(variant.cost.step_seconds, 4),
+        lambda variant: _quartile_text(variant.cost.step_seconds, 4),
         ratio_only=True,
     ),
     Measure(
@@ -271,7 +302,7 @@ MEASURES: tuple[Measure, ...] = (
         lambda variant: _median(variant.cost.tokens_per_second),
         _none,
         _count,
-        lambda variant: quartile_text(variant.cost.tokens_per_second, 0),
+        lambda variant: _quartile_text(variant.cost.tokens_per_second, 0),
     ),
     Measure("MFU", lambda variant: _median(variant.cost.mfu), _none, _share),
     Measure("HFU", lambda variant: _median(variant.cost.hfu), _none, _share),

@@ -15,11 +15,10 @@ from rich.console import Console
 from tensorboard.backend.event_processing import io_wrapper
 
 from pretrain.compare.comparison import Comparison, compare_runs
-from pretrain.compare.console import print_comparison
-from pretrain.compare.files import write_comparison
-from pretrain.compare.report import report_markdown
+from pretrain.compare.report import print_comparison, report_page, write_comparison
 from pretrain.errors import UserError
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
+from pretrain.study.report import page_text
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT, rank_environment
 
@@ -169,7 +168,7 @@ def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=made) for seed in (0, 1)]
     older = {"environment.cpu_kernels": None}
     paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0, changes=older))
-    lines = report_markdown(compare_runs(paths, "vanilla"), [], [["compare"]]).splitlines()
+    lines = page_text(report_page(compare_runs(paths, "vanilla"), [["compare"]]), []).splitlines()
     assert lines[-2:] == [
         "* 2 of 3 runs: commit 0123456789ab, torch 2.13.0+cpu, deepspeed 0.19.8, cpu with AVX2 × 4",
         "* 1 of 3 runs: no commit recorded, cpu × 4",
