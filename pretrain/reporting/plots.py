@@ -7,6 +7,7 @@ in lightness too, and every line has its own dashes or marker besides. The same 
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,6 +62,49 @@ def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
     """(colour, marker) of a group, by its place among all."""
     place = list(groups).index(group)
     return style_of(place, COLOURS), style_of(place, MARKERS)
+
+
+def plot_seeds(
+    plot: Axes, x: Sequence[float], values: Sequence[Sequence[float]], groups: Sequence[str], group: str
+) -> None:
+    """Plot mean ± standard deviation over seeds at each x, as a line of the group's own looks.
+
+    Args:
+        values: of the seeds, for each x.
+    """
+    colour, marker = group_style(groups, group)
+    plot.errorbar(
+        x,
+        [statistics.mean(own) for own in values],
+        yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for own in values],
+        color=colour,
+        marker=marker,
+        markersize=5,
+        linewidth=1.4,
+        capsize=2.5,
+        label=group,
+    )
+
+
+def remark(
+    plot: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    coordinates: tuple[str, str],
+    **alignment: Any,
+) -> None:
+    """Write small grey text `offset` points from `at`, whose `coordinates` are those of `Axes.annotate`."""
+    plot.annotate(
+        text,
+        at,
+        xycoords=coordinates,
+        xytext=offset,
+        textcoords="offset points",
+        fontsize=8,
+        color=GREY,
+        **alignment,
+    )
 
 
 def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> list[str]:
