@@ -85,6 +85,11 @@ class Groups(Generic[R]):
     groups: tuple[Group[R], ...]
     compared_with: Mapping[str, str]
 
+    @property
+    def runs(self) -> list[R]:
+        """Return every run, group by group."""
+        return [run for group in self.groups for run in group.runs]
+
     def named(self, name: str) -> Group[R]:
         """Return the group of that name."""
         return next(group for group in self.groups if group.name == name)
