@@ -143,7 +143,7 @@ def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
 
 
 def tail_variance(loss: Floats) -> float:
-    """Return the variance (n - 2 degrees of freedom) about the tail's least-squares line; NaN if too short."""
+    """Return the variance (n - 2 degrees of freedom) about a line through the tail; NaN if too short."""
     tail = loss[-max(1, round(TAIL * len(loss))) :]
     if len(tail) < 3 or not np.isfinite(tail).all():
         return float("nan")

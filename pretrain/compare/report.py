@@ -50,16 +50,20 @@ def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequen
     Args:
         command: the command that made the report, cut where a line may break.
     """
+    write(comparison_document(comparison, command), out)
+    link_event_files(comparison, out / "tensorboard")
+
+
+def comparison_document(comparison: Comparison, command: Sequence[Sequence[str]]) -> Document:
+    """Return everything that is written, but for the links."""
     files = {"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)}
-    document = Document(
+    return Document(
         page=report_page(comparison, command),
         content=as_json(comparison),
         figures=figures(comparison),
         files=files,
         content_file="comparison.json",
     )
-    write(document, out)
-    link_event_files(comparison, out / "tensorboard")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
