@@ -27,7 +27,6 @@ NOT_FINITE = "not finite"
 """In place of the mean of a loss that no run has."""
 LONG_LABEL = 20
 """A label of more characters is broken before its adapters on the terminal."""
-Show = Callable[[float | None], str]
 
 
 def validation_table(comparison: Comparison) -> Table:
@@ -103,26 +102,12 @@ def quality_summary(comparison: Comparison) -> Table:
 
 def cost_summary(comparison: Comparison) -> Table:
     """Return speed, parameters and bytes of each variant for a terminal of 100 columns."""
-    columns: tuple[tuple[str, Callable[[Cost], float | None], Show], ...] = (
-        ("tokens/s", lambda cost: _median(cost.tokens_per_second), _count),
-        ("trainable\nparameters", lambda cost: cost.size.trainable_parameters, _count),
-        ("frozen\nparameters", lambda cost: cost.size.frozen_parameters, _count),
-        (
-            "gradients +\noptimizer state",
-            lambda cost: cost.states.gradient_bytes + cost.states.optimizer_state_bytes,
-            byte_count,
-        ),
-        ("checkpoint", lambda cost: cost.states.checkpoint_bytes, byte_count),
-    )
     rows = []
     for variant in comparison.variants:
         base = comparison.variant(variant.baseline)
-        cells = [
-            show(of(variant.cost)) + cost_change(variant, of(variant.cost), of(base.cost))
-            for _, of, show in columns
-        ]
+        cells = [_measured_cell(measure, variant, base, whole=False) for _, measure in SUMMARY]
         rows.append([_in_lines(variant), *(cell.replace(" (", "\n(", 1) for cell in cells)])
-    return Table(("variant", *(title for title, _, _ in columns)), rows)
+    return Table(("variant", *(title for title, _ in SUMMARY)), rows)
 
 
 def _in_lines(variant: Variant) -> str:
@@ -177,46 +162,50 @@ def stability_table(comparison: Comparison) -> Table:
 class Measure:
     """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
-    The functions return a number, or None where there is none; `cell` shows the measured one.
+    `cell` shows the measured number with more than `show` does; of `ratio_only` formulas only the relative
+    distance to the baseline is shown.
     """
 
     title: str
-    measured: Callable[[Variant], float | None]
-    expected: Callable[[Variant], float | None]
-    show: Show
-    cell: Callable[[Variant], str] | None = None
+    show: Callable[[float | None], str]
+    measured: Callable[[Cost], float | None] = lambda cost: None
+    expected: Callable[[Theory], float | None] = lambda theory: None
+    cell: Callable[[Cost], str] | None = None
     ratio_only: bool = False
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
     """Return measures down, variants of one stratum across; below a measured row, the same by formula."""
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
+    pairs = [(variant, comparison.variant(variant.baseline)) for variant in variants]
     rows: list[tuple[str, ...]] = []
     for measure in MEASURES:
-        bases = [comparison.variant(variant.baseline) for variant in variants]
-        measured = [measure.measured(variant) for variant in variants]
-        if any(value is not None for value in measured):
-            cells = [
-                (measure.show(value) if measure.cell is None else measure.cell(variant))
-                + cost_change(variant, value, measure.measured(base))
-                for variant, value, base in zip(variants, measured, bases, strict=True)
-            ]
-            rows.append((measure.title, *cells))
-        expected = [measure.expected(variant) for variant in variants]
-        if any(value is not None for value in expected):
-            cells = [
-                ("" if measure.ratio_only else measure.show(value))
-                + cost_change(variant, value, measure.expected(base))
-                for variant, value, base in zip(variants, expected, bases, strict=True)
-            ]
-            title = (
-                "· by formula" if rows and rows[-1][0] == measure.title else f"{measure.title}, by formula"
-            )
-            rows.append((title, *(cell.strip() or NOTHING for cell in cells)))
+        is_measured = any(measure.measured(variant.cost) is not None for variant in variants)
+        if is_measured:
+            rows.append((measure.title, *(_measured_cell(measure, *pair) for pair in pairs)))
+        if any(_expected(measure, variant) is not None for variant in variants):
+            title = "· by formula" if is_measured else f"{measure.title}, by formula"
+            rows.append((title, *(_expected_cell(measure, *pair) for pair in pairs)))
     return Table(("", *(variant.label for variant in variants)), rows)
 
 
-def cost_change(variant: Variant, value: float | None, base: float | None) -> str:
+def _measured_cell(measure: Measure, variant: Variant, base: Variant, *, whole: bool = True) -> str:
+    value = measure.measured(variant.cost)
+    text = measure.cell(variant.cost) if measure.cell and whole else measure.show(value)
+    return text + _change(variant, value, measure.measured(base.cost))
+
+
+def _expected_cell(measure: Measure, variant: Variant, base: Variant) -> str:
+    value = _expected(measure, variant)
+    text = "" if measure.ratio_only else measure.show(value)
+    return (text + _change(variant, value, _expected(measure, base))).strip() or NOTHING
+
+
+def _expected(measure: Measure, variant: Variant) -> float | None:
+    return measure.expected(variant.theory) if variant.theory else None
+
+
+def _change(variant: Variant, value: float | None, base: float | None) -> str:
     """Return the relative distance to the baseline, in parentheses."""
     if variant.is_baseline or value is None or not base or value == base:
         return ""
@@ -255,63 +244,57 @@ def _count(value: float | None) -> str:
     return number(value, 0)
 
 
-def _none(variant: Variant) -> None:
-    return None
-
-
-def _states(variant: Variant) -> float:
-    return variant.cost.states.in_memory
-
-
-def _expected_states(variant: Variant) -> float | None:
-    return variant.theory.states.in_memory if variant.theory else None
-
-
-def _flops(variant: Variant) -> float | None:
-    return variant.theory.executed_flops_per_token if variant.theory else None
-
-
-def _by_count(title: str, of: Callable[[Cost | Theory], int], show: Show) -> Measure:
-    """Return a measure that is counted and has a formula."""
-    return Measure(
-        title,
-        measured=lambda variant: of(variant.cost),
-        expected=lambda variant: of(variant.theory) if variant.theory else None,
-        show=show,
-    )
-
-
-def _share(value: float | None) -> str:
+def _percentage(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.1f} %"
 
 
-MEASURES: tuple[Measure, ...] = (
-    _by_count("trainable parameters", lambda cost: cost.size.trainable_parameters, _count),
-    _by_count("frozen parameters", lambda cost: cost.size.frozen_parameters, _count),
-    Measure("FLOPs per token", _none, _flops, _count),
+def _counted(
+    title: str, of: Callable[[Cost | Theory], int], show: Callable[[float | None], str] = byte_count
+) -> Measure:
+    """Return a measure that is counted and has a formula."""
+    return Measure(title, show, measured=of, expected=of)
+
+
+SPEED = Measure(
+    "tokens/s",
+    _count,
+    lambda cost: _median(cost.tokens_per_second),
+    cell=lambda cost: _quartile_text(cost.tokens_per_second, 0),
+)
+TRAINABLE = _counted("trainable parameters", lambda cost: cost.size.trainable_parameters, _count)
+FROZEN = _counted("frozen parameters", lambda cost: cost.size.frozen_parameters, _count)
+CHECKPOINT = _counted("checkpoint", lambda cost: cost.states.checkpoint_bytes)
+MEASURES = (
+    TRAINABLE,
+    FROZEN,
+    Measure("FLOPs per token", _count, expected=lambda theory: theory.executed_flops_per_token),
     Measure(
         "step time, s",
-        lambda variant: _median(variant.cost.step_seconds),
-        _flops,
-        lambda value: number(value, 4),
-        lambda variant: _quartile_text(variant.cost.step_seconds, 4),
+        number,
+        lambda cost: _median(cost.step_seconds),
+        lambda theory: theory.executed_flops_per_token,
+        lambda cost: _quartile_text(cost.step_seconds, 4),
         ratio_only=True,
     ),
-    Measure(
-        "tokens/s",
-        lambda variant: _median(variant.cost.tokens_per_second),
-        _none,
-        _count,
-        lambda variant: _quartile_text(variant.cost.tokens_per_second, 0),
+    SPEED,
+    Measure("MFU", _percentage, lambda cost: _median(cost.mfu)),
+    Measure("HFU", _percentage, lambda cost: _median(cost.hfu)),
+    _counted("weights that train", lambda cost: cost.states.weight_bytes),
+    _counted("frozen bank", lambda cost: cost.states.frozen_bytes),
+    _counted("gradients", lambda cost: cost.states.gradient_bytes),
+    _counted("optimizer state", lambda cost: cost.states.optimizer_state_bytes),
+    _counted("these four together", lambda cost: cost.states.in_memory),
+    Measure("peak memory of a device", byte_count, lambda cost: cost.peak_device_bytes),
+    Measure("peak memory of a host process", byte_count, lambda cost: cost.peak_host_bytes),
+    CHECKPOINT,
+)
+SUMMARY = (
+    ("tokens/s", SPEED),
+    ("trainable\nparameters", TRAINABLE),
+    ("frozen\nparameters", FROZEN),
+    (
+        "gradients +\noptimizer state",
+        _counted("", lambda cost: cost.states.gradient_bytes + cost.states.optimizer_state_bytes),
     ),
-    Measure("MFU", lambda variant: _median(variant.cost.mfu), _none, _share),
-    Measure("HFU", lambda variant: _median(variant.cost.hfu), _none, _share),
-    _by_count("weights that train", lambda cost: cost.states.weight_bytes, byte_count),
-    _by_count("frozen bank", lambda cost: cost.states.frozen_bytes, byte_count),
-    _by_count("gradients", lambda cost: cost.states.gradient_bytes, byte_count),
-    _by_count("optimizer state", lambda cost: cost.states.optimizer_state_bytes, byte_count),
-    Measure("these four together", _states, _expected_states, byte_count),
-    Measure("peak memory of a device", lambda variant: variant.cost.peak_device_bytes, _none, byte_count),
-    Measure("peak memory of a host process", lambda variant: variant.cost.peak_host_bytes, _none, byte_count),
-    _by_count("checkpoint", lambda cost: cost.states.checkpoint_bytes, byte_count),
+    ("checkpoint", CHECKPOINT),
 )
