@@ -10,7 +10,9 @@ from typing import Any
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.trend import Trend
-from pretrain.study.gaps import gap_content
+from pretrain.study.gaps import TEST_KEYS, gap_content
+
+_GAP_KEYS = ("mean", "sd", "low", "high", "perplexity_ratio", "equivalent_within", *TEST_KEYS)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -105,23 +107,6 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
         row[f"{at}.tokens"] = reach.tokens.mean if reach.tokens else None
     row |= _flat(_fields(variant.cost), "cost")
     return row | (_flat(_fields(variant.theory), "theory") if variant.theory else {})
-
-
-_GAP_KEYS = (
-    "mean",
-    "sd",
-    "low",
-    "high",
-    "perplexity_ratio",
-    "equivalent_within",
-    "cohens_dz",
-    "t",
-    "t_p",
-    "t_p_holm",
-    "wilcoxon",
-    "wilcoxon_p",
-    "wilcoxon_p_holm",
-)
 
 
 def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
