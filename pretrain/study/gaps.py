@@ -67,7 +67,7 @@ POINTS = Scale("points", factor=100, digits=2)
 
 @dataclass(frozen=True)
 class PairedGap:
-    """A variant's values minus the baseline's, over the seeds that both have.
+    """Differences of a variant's values to the baseline's, over the seeds that both have.
 
     What n or equal differences leave undefined is None. `*_holm` are adjusted over all comparisons of the
     report.

@@ -303,8 +303,8 @@ def diversity_report(
 
 
 def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdict:
-    found = [summary(run.trained) for run in runs]
-    cosines, divergences = ([numbers[key] for numbers in found] for key in ("cosine_max", "divergence"))
+    summaries = [summary(run.trained) for run in runs]
+    cosines, divergences = ([numbers[key] for numbers in summaries] for key in ("cosine_max", "divergence"))
     text = f"cosine {seeds_text(cosines)}, KL {seeds_text(divergences)}"
     held = 0
     for cosine, divergence in zip(cosines, divergences, strict=True):
@@ -320,8 +320,8 @@ def _summary_table(groups: dict[str, list[RunDiversity]]) -> Table:
     rows = []
     for group, runs in groups.items():
         for state in ("trained", "untrained"):
-            found = [summary(getattr(run, state)) for run in runs]
-            cells = [seeds_text([numbers[key] for numbers in found], digits) for key, _, digits in MEASURES]
+            numbers = [summary(getattr(run, state)) for run in runs]
+            cells = [seeds_text([one[key] for one in numbers], digits) for key, _, digits in MEASURES]
             rows.append((group, str(len(runs)), state, *cells))
     header = ("variant", "n", "state", *(title for _, title, _ in MEASURES))
     return text_table("Whole model, mean ± sd over seeds", header, rows)
