@@ -11,14 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.finetuning.records import SUFFIXES, Record, column, read_records, text_column
 
-_T = TypeVar("_T")
 TRAIN = "train"
 VALIDATION = "validation"
 MISMATCHED = "validation_mismatched"
@@ -165,21 +162,6 @@ def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     if not found:
         raise UserError(f"{', '.join(map(str, paths))}: there are no examples")
     return found
-
-
-def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
-    """The examples to train on, and those by which training is ended, drawn by the seed.
-
-    The examples that are reported must not choose the weights they are reported of.
-
-    Raises:
-        UserError: there are too few for both.
-    """
-    count = min(most, max(1, round(part * len(examples))))
-    if len(examples) < 2 * count:
-        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
-    order = np.random.default_rng(seed).permutation(len(examples))
-    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
 
 
 def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list[Example]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from pretrain.finetuning.classification_data import Example, Task
@@ -36,6 +37,11 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the labels of examples that have one each: `[items]`."""
+        return np.array([item["labels"] for item in self.items])
 
 
 def encode_examples(

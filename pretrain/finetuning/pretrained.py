@@ -13,15 +13,14 @@ from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.export.cache import exported_apart
-from pretrain.export.select_checkpoint import FACTS
 from pretrain.finetuning.frozen_rows import Rows
+from pretrain.study.models import FACTS, model_digest, require_trust
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
     *("run", "seed", "step", "variant", "attention", "parameters"),
     *("sequence_length", "data", "model", "frozen_rows"),
 )
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,11 @@ def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
     trusted = trust_code or directory != path
-    if not trusted and (own_code := sorted(directory.glob("*.py"))):
-        raise UserError(
-            f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
-        )
-    return Pretrained(path, directory, _facts(directory / FACTS), _digest(directory), trusted)
+    require_trust(directory, trusted)
+    facts = _facts(directory / FACTS)
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
+    return Pretrained(path, directory, facts, model_digest(directory), trusted)
 
 
 def group_models(models: Sequence[Pretrained]) -> list[str]:
@@ -135,20 +134,3 @@ def _facts(path: Path) -> Mapping[str, Any]:
         raise UserError(f"{path} cannot be read ({error}); export the run again") from error
     facts: Mapping[str, Any] = found
     return facts
-
-
-def _digest(directory: Path) -> str:
-    files = [*sorted(directory.glob("*.safetensors")), directory / "config.json"]
-    if len(files) < 2:
-        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
-    files += [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode())
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()

@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,42 @@ from transformers import (
 
 from pretrain.errors import UserError
 from pretrain.finetuning.encoding import Item
-from pretrain.finetuning.settings import Settings
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
 
 Collator = Callable[[Sequence[Item]], dict[str, torch.Tensor]]
 Judge = Callable[[np.ndarray, np.ndarray], float]
 """(labels, outputs) -> how good they are; more is better."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyperparameters of a fine-tuning: AdamW with a linear warmup and a linear decay to zero.
+
+    Attributes:
+        learning_rate: its peak.
+        epochs: passes over the training examples, at most.
+        batch_size: examples of a step.
+        warmup: the part of all steps in which the rate rises.
+        weight_decay: of matrices.
+        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at least one.
+        patience: evaluations without a better one that end the training; 0: none do.
+    """
+
+    learning_rate: float = 5e-5
+    epochs: int = 5
+    batch_size: int = 32
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    evaluate_every: int = 500
+    patience: int = 3
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def steps_between_looks(self, examples: int) -> int:
+        """Return the steps between two evaluations: no more than an epoch has."""
+        return min(self.evaluate_every, -(-examples // self.batch_size))
 
 
 @dataclass(frozen=True)

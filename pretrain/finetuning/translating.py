@@ -1,8 +1,9 @@
-"""A language model that is taught to go on after a prompt with the translation, and does so greedily.
+"""Translation by a language model: prompts, greedy decoding, BLEU and chrF by sacreBLEU.
 
     [end of document] prompt translation [end of document]
 
-Only the translation and its end have a part in the loss.
+The model learns to continue the prompt with the translation. Only the translation and its end have a part in
+the loss.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +21,8 @@ from pretrain.finetuning.models import Tokenizer
 from pretrain.finetuning.translation_data import Pair
 
 SOURCE = "{source}"
+RESAMPLES = 1000
+Words = Literal["13a", "intl", "char", "zh", "none"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,35 @@ def translate(
                 end = row.index(tokenizer.start) if tokenizer.start in row else len(row)
                 found[index] = tokenizer.text(row[:end]).strip()
     return found
+
+
+@dataclass(frozen=True)
+class TranslationScores:
+    """Scores of a whole test set, as sacreBLEU prints them: 0 to 100.
+
+    Attributes:
+        standard_error: of BLEU over the choice of sentences, from the interval of its bootstrap.
+        signature: of BLEU: says which BLEU it is.
+    """
+
+    bleu: float
+    chrf: float
+    standard_error: float
+    signature: str
+
+
+def translation_scores(
+    translations: list[str], references: list[str], words: Words = "13a"
+) -> TranslationScores:
+    """Compare translations with one reference each.
+
+    Args:
+        words: sacreBLEU's way to cut texts into words.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    bleu = BLEU(tokenize=words, force=True)  # no warning of texts that look as if they had been cut before
+    score = bleu.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
+    chrf = CHRF().corpus_score(translations, [references])
+    error = score._ci / 1.96  # half of a 95 % interval
+    return TranslationScores(float(score.score), float(chrf.score), float(error), str(bleu.get_signature()))

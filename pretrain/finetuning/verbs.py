@@ -13,7 +13,7 @@ from pretrain.errors import UserError
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
     from pretrain.finetuning.pretrained import Pretrained
-    from pretrain.finetuning.settings import Settings
+    from pretrain.finetuning.training import Settings
     from pretrain.study.report import Report
 
 
@@ -78,21 +78,20 @@ def glue(
     Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks sst2,rte
     """
     from pretrain.finetuning.classification_data import find_tasks, read_task
-    from pretrain.finetuning.settings import Settings
 
     found = [read_task(task, data) for task in find_tasks(tasks)]
     opened, groups = _open("evaluate glue", ("accelerate", "sklearn"), models, trust_code)
-    from pretrain.finetuning.glue import run_glue
-    from pretrain.finetuning.plan import Plan
+    from pretrain.finetuning.glue import glue_fine_tunings
+    from pretrain.finetuning.plan import Plan, run_on_exports
     from pretrain.finetuning.report import find_baseline, fine_tuned_report
-    from pretrain.finetuning.trials import TrialFiles
+    from pretrain.finetuning.training import Settings
     from pretrain.reporting.progress import WorkDisplay
 
     base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
     plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
     with WorkDisplay(len(opened) * len(found) * seeds) as work:
-        trials, details = run_glue(plan, found, TrialFiles(out), work.begin)
+        trials, details = run_on_exports(glue_fine_tunings(plan, found), seeds, out, work.begin)
     content = _content(settings, opened, groups, details)
     notes = [*_constant_scores(found), *_notes(opened, train_query_key)]
     report = fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content)
@@ -128,16 +127,15 @@ def translation(
 
     Example: python -m pretrain evaluate translation runs/orthogonal --train train.tsv --test test.tsv
     """
-    from pretrain.finetuning.settings import Settings
     from pretrain.finetuning.translation_data import read_pairs
 
     learned = read_pairs("--train", train, source, target)
     translated = read_pairs("--test", test, source, target)
     opened, groups = _open("evaluate translation", ("accelerate", "sacrebleu"), models, trust_code)
-    from pretrain.finetuning.plan import Plan
+    from pretrain.finetuning.plan import Plan, run_on_exports
     from pretrain.finetuning.report import find_baseline, fine_tuned_report
-    from pretrain.finetuning.translation import Texts, run_translation
-    from pretrain.finetuning.trials import TrialFiles
+    from pretrain.finetuning.training import Settings
+    from pretrain.finetuning.translation import Texts, translation_fine_tunings
     from pretrain.reporting.progress import WorkDisplay
 
     base = find_baseline(baseline, groups, [model.name for model in opened])
@@ -145,7 +143,7 @@ def translation(
     plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
     texts = Texts(learned, translated, prompt.replace("\\n", "\n"), words.value)
     with WorkDisplay(len(opened) * seeds) as work:
-        trials, details = run_translation(plan, texts, TrialFiles(out), work.begin)
+        trials, details = run_on_exports(translation_fine_tunings(plan, texts), seeds, out, work.begin)
     notes = [f"sacreBLEU's signature: {details[0]['signature']}", *_notes(opened, train_query_key)]
     if untranslated := details[0]["untranslated"]:
         notes.append(f"{untranslated} texts were too long to translate and count as empty translations")

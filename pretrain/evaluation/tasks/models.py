@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,9 @@ from typing import Any
 import yaml
 
 from pretrain.errors import UserError
-from pretrain.export.select_checkpoint import FACTS, find_checkpoint
+from pretrain.export.select_checkpoint import find_checkpoint
 from pretrain.runs.directory import RunDirectory, step_of
-
-_WEIGHTS = ("*.safetensors", "*.bin")
-_CONTENT = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.py")
-"""The files of a model that say what it computes; export.json says where it comes from, and is left out."""
+from pretrain.study.models import FACTS, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def _subject(path: Path, step: int | None) -> Subject:
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{run.config} is no run's configuration ({error}); restore the file") from error
         return Subject(path, name, variant, seed, checkpoint, content)
-    if not (path / "config.json").is_file() or not any(list(path.glob(kind)) for kind in _WEIGHTS):
+    if not (path / "config.json").is_file() or not any(list(path.glob(kind)) for kind in WEIGHTS):
         raise UserError(
             f"{path} is neither a run (it has no config.yaml) nor a model of transformers (config.json and "
             "weights); give one of these"
@@ -112,14 +108,3 @@ def model_directory(subject: Subject) -> Path:
     from pretrain.export.cache import exported_apart
 
     return exported_apart(subject.path, subject.step)
-
-
-def fingerprint(directory: Path) -> str:
-    """SHA-256 of all files that make the model what it is."""
-    digest = hashlib.sha256()
-    for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)} - {directory / FACTS}):
-        digest.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example
 from pretrain.finetuning.encoding import Encoded
+from pretrain.study.models import model_digest
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
@@ -32,10 +33,10 @@ class BertDirectory:
     config: BertConfig
     tokenizer: PreTrainedTokenizerBase
 
-    def identity(self) -> dict[str, str]:
-        """SHA-256 of its files."""
-        names = ("config.json", *WEIGHTS, *TOKENIZERS)
-        return {name: sha256_file(self.path / name) for name in names if (self.path / name).is_file()}
+    @cached_property
+    def digest(self) -> str:
+        """Return the identity of the directory."""
+        return model_digest(self.path)
 
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
         """The model with a classifier of two labels in float32, and the names of what was made anew.
@@ -85,7 +86,7 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
     """
     if not path.is_dir():
         raise UserError(
-            f"--model {path} is not a directory; download one, or make one with evaluate bert-small"
+            f"--model {path} is not a directory; download one, or make one with benchmarks/bert_small.py"
         )
     kind = _read_config(path).get("model_type")
     if kind != "bert":

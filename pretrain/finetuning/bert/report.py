@@ -11,8 +11,8 @@ import numpy as np
 from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.compare.text import p_value
 from pretrain.finetuning.bert.arms import Arm, Condition, Norm
-from pretrain.finetuning.bert.experiment import Experiment, Result
-from pretrain.finetuning.plan import ASIDE
+from pretrain.finetuning.bert.experiment import ReservoirTest, Result
+from pretrain.finetuning.trials import ASIDE
 from pretrain.reporting.statistics import spread
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import interval, mean_sd, number, share, signed
@@ -49,7 +49,7 @@ def compare_arms(results: Results) -> list[Comparison]:
     return [Comparison(arm, control, gap) for (arm, control), gap in zip(pairs, gaps, strict=True) if gap]
 
 
-def reservoir_report(experiment: Experiment, results: Results, tolerance: float) -> Report:
+def reservoir_report(test: ReservoirTest, results: Results, tolerance: float) -> Report:
     """`tolerance`: the part of the accuracy of `unfrozen` at the same seed that an arm may lose."""
     comparisons = compare_arms(results)
     return Report(
@@ -59,10 +59,10 @@ def reservoir_report(experiment: Experiment, results: Results, tolerance: float)
         "and keys, trained, at the same seed.",
         verdicts=_verdicts(comparisons, results, tolerance),
         tables=[_accuracies(results), _differences(comparisons), *_put_in(results)],
-        notes=_notes(experiment, results),
+        notes=_notes(test, results),
         content={
             "tolerance": tolerance,
-            "experiment": experiment.identity(),
+            "experiment": test.identity(),
             "comparisons": [
                 {"arm": c.arm.name, "control": c.control.name, **_gap_content(c.gap)} for c in comparisons
             ],
@@ -171,13 +171,13 @@ def _put_in(results: Results) -> list[Table]:
     return [text_table("Frobenius norm of a head's rows, mean (smallest to largest)", header, rows)]
 
 
-def _notes(experiment: Experiment, results: Results) -> list[str]:
+def _notes(test: ReservoirTest, results: Results) -> list[str]:
     runs = [run for found in results.values() for run in found]
-    config = experiment.bert.config
+    config = test.bert.config
     notes = [
         f"The BERT: {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_attention_heads} "
         "heads; scores are q·k / √head_dim, as ever.",
-        _scale_note(experiment),
+        _scale_note(test),
         "Whatever is replaced has zero biases; frozen queries and keys have frozen biases.",
         "Every arm has the same learning rate, epochs and examples set aside; the seed decides the new head, "
         "the order of the examples, dropout and the bank, so arms of one seed are pairs.",
@@ -191,13 +191,13 @@ def _notes(experiment: Experiment, results: Results) -> list[str]:
     if new := sorted({name for run in runs for name in run.made_anew}):
         notes.append(f"Not in the directory, made anew by the seed: {', '.join(new)}.")
     if cut := max(run.shortened for run in runs):
-        notes.append(f"{cut} examples were cut to {experiment.longest} pieces.")
+        notes.append(f"{cut} examples were cut to {test.longest} pieces.")
     return notes
 
 
-def _scale_note(experiment: Experiment) -> str:
-    config = experiment.bert.config
-    if experiment.norm is Norm.match:
+def _scale_note(test: ReservoirTest) -> str:
+    config = test.bert.config
+    if test.norm is Norm.match:
         return (
             "Each head's rows were multiplied by one number, which gives them the Frobenius norm of what "
             "they replaced, so that only directions and the lengths within a head differ."
