@@ -196,8 +196,8 @@ def main() -> None:
         rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in side]
         (options.out / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
     print(
-        f"{options.out}: model ({model.num_parameters():,} parameters, held-out loss {loss:.3f} nats a masked "
-        f"piece), train.jsonl ({len(examples[0]):,} sentences), validation.jsonl ({len(examples[1]):,})"
+        f"{options.out}: model ({model.num_parameters():,} parameters, held-out loss {loss:.3f} nats a "
+        f"masked piece), train.jsonl ({len(examples[0]):,}), validation.jsonl ({len(examples[1]):,} sentences)"
     )
 
 

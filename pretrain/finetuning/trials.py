@@ -1,6 +1,6 @@
 """Fine-tunings: one procedure for every kind of task, and the loop over them that keeps each result on disk.
 
-    set aside → seed → load → freeze → remember → train → compare with what was remembered → judge
+set aside → seed → load → freeze → remember → train → compare with what was remembered → judge
 """
 
 from __future__ import annotations

@@ -41,6 +41,4 @@ def require_trust(directory: Path, trusted: bool) -> None:
         UserError: there is code that is not trusted.
     """
     if not trusted and (code := sorted(directory.glob("*.py"))):
-        raise UserError(
-            f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code"
-        )
+        raise UserError(f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code")
