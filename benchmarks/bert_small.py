@@ -195,10 +195,8 @@ def main() -> None:
     for name, side in zip(("train", "validation"), examples, strict=True):
         rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in side]
         (options.out / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
-    print(
-        f"{options.out}: model ({model.num_parameters():,} parameters, held-out loss {loss:.3f} nats a "
-        f"masked piece), train.jsonl ({len(examples[0]):,}), validation.jsonl ({len(examples[1]):,} sentences)"
-    )
+    sizes = " and ".join(f"{len(side):,}" for side in examples)
+    print(f"{model.num_parameters():,} parameters, held-out loss {loss:.3f} nats, {sizes} sentences")
 
 
 if __name__ == "__main__":

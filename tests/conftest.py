@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +40,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A shard directory of the Python installation's own prose under a 512-piece tokenizer."""
-    directory = tmp_path_factory.mktemp("data")
-    data_pipeline("demo-corpus", directory / "corpus")
-    return make_shards(directory)
+    """Return a shard directory of the Python installation's own prose under a 512-piece tokenizer.
+
+    The processes of pytest-xdist share one: the first to ask makes the shards, the others wait for them.
+    """
+    with shared_directory(tmp_path_factory, "tiny") as (directory, made):
+        if not made:
+            data_pipeline("demo-corpus", directory / "corpus")
+            make_shards(directory)
+    return directory / "shards"
+
+
+@contextmanager
+def shared_directory(factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
+    """Lock a directory that all processes of this run of pytest share; also say whether its content is made.
+
+    The content counts as made once the first `with` block has ended without an exception.
+    """
+    own = factory.getbasetemp()
+    directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"shared-{name}"
+    directory.mkdir(exist_ok=True)
+    marker = directory / "made"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory, marker.exists()
+        marker.touch()
 
 
 def make_shards(directory: Path, model_type: str = "bpe") -> Path:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.compare.labels import Groups, settings_of
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
+from pretrain.study.seeds import Groups, settings_of
 
 # Settings that name or place a run, or are what is compared; everything else that differs is reported.
 EXPECTED_TO_DIFFER = (

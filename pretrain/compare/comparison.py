@@ -20,13 +20,12 @@ from pretrain.compare.comparability import (
 )
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
-from pretrain.compare.labels import Group, Groups, group_runs
-from pretrain.compare.significance import FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers
-from pretrain.errors import UserError
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
+from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
+from pretrain.study.seeds import Group, Groups, group_runs, refuse_twice
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] =
         UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
             differ in what is not the subject, or one variant has two runs with one seed.
     """
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("a run was given twice: give each run directory once")
+    refuse_twice(paths)
     runs = _named_apart([read_finished_run(path) for path in paths])
     found = find_subjects(runs, subjects)
     refuse_incomparable(runs, found)
@@ -144,9 +142,9 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
             source: spread([math.exp(loss) for loss in losses.values()])
             for source, losses in by_source.items()
         },
-        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base)),
+        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base), NATS),
         source_gaps={
-            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source))
+            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source), NATS)
             for source, losses in by_source.items()
         },
         reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),

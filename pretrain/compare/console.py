@@ -9,10 +9,11 @@ from rich.text import Text
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.tables import cost_change
-from pretrain.compare.text import NOT_FINITE, gap_sentence, p_value
+from pretrain.compare.text import NOT_FINITE
 from pretrain.compare.trend_text import trend_sentences
 from pretrain.reporting.tables import Table, rich_table
 from pretrain.reporting.text import byte_count, interval, mean_sd, number, percent, signed
+from pretrain.study.tables import gap_sentence, p_value
 
 LONG_LABEL = 20
 """A label of more characters is broken before its adapters."""

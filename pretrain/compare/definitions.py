@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pretrain.compare import convergence
-from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, LEVEL
 from pretrain.reporting.text import share
+from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL
 
 _TAIL = (1 - CONFIDENCE) / 2
 

@@ -19,6 +19,7 @@ from pretrain.compare.report import report_markdown
 from pretrain.compare.trend import Trend
 from pretrain.reporting.content import strict_json
 from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.study.gaps import gap_content
 
 
 def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
@@ -52,7 +53,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 def _variant_fields(variant: Variant) -> dict[str, Any]:
     fields = _fields(replace(variant, runs=())) | {"runs": _runs([variant])}
     if variant.gap is not None:
-        fields["gap"]["equivalent_within"] = variant.gap.equivalent_within
+        fields["gap"] = gap_content(variant.gap) | {"equivalent_within": variant.gap.equivalent_within}
+    sources = variant.source_gaps.items()
+    fields["source_gaps"] = {source: gap_content(gap) if gap else None for source, gap in sources}
     return fields
 
 

@@ -13,10 +13,10 @@ from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.compare.labels import Group
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, style_of
 from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
+from pretrain.study.seeds import Group
 
 _POINTS = 400
 _MOST_BANDS = 3

@@ -18,9 +18,9 @@ from pretrain.compare.tables import (
     stability_table,
     validation_table,
 )
-from pretrain.compare.text import gap_sentence
 from pretrain.compare.trend_text import trend_sentences, trend_table
 from pretrain.reporting.tables import markdown
+from pretrain.study.tables import gap_sentence
 
 
 def report_markdown(comparison: Comparison, plots: Sequence[str], command: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.cost import Cost, Quartiles
-from pretrain.compare.text import NOT_FINITE, margin, p_value, quartile_text, verdict
+from pretrain.compare.text import NOT_FINITE, quartile_text
 from pretrain.compare.theory import Theory
 from pretrain.reporting.statistics import Spread
 from pretrain.reporting.tables import Table
@@ -21,6 +21,7 @@ from pretrain.reporting.text import (
     share,
     signed,
 )
+from pretrain.study.tables import margin, p_value, verdict
 
 
 def validation_table(comparison: Comparison) -> Table:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.compare.significance import PairedGap, adjust, paired_gap
+from pretrain.study.gaps import SCORES, PairedGap, adjust, paired_gap
 
 TARGET_TOKENS = 100e9
 """What a line over `tokens` is continued to: the pretraining that small runs are to say something about."""
@@ -134,8 +134,6 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
 
 def _over_seeds(seeds: Sequence[int], values: np.ndarray) -> PairedGap:
     """Mean, interval and test against zero; there are two seeds at least."""
-    found = paired_gap(
-        "0", dict(zip(seeds, values.tolist(), strict=True)), dict.fromkeys(seeds, 0.0), nats=False
-    )
+    found = paired_gap("0", dict(zip(seeds, values.tolist(), strict=True)), dict.fromkeys(seeds, 0.0), SCORES)
     assert found is not None
     return found

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
 
 from pretrain.compare.comparison import Comparison
-from pretrain.compare.significance import CONFIDENCE
 from pretrain.compare.trend import Trend
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, style_of
 from pretrain.reporting.text import share, signed
+from pretrain.study.gaps import CONFIDENCE
 
 _APART = 0.015
 """Between two variants, as a part of the axis: shifted so much, their intervals do not hide each other."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pretrain.compare.significance import CONFIDENCE
-from pretrain.compare.text import p_value, slope_verdict
+from pretrain.compare.text import slope_verdict
 from pretrain.compare.trend import Point, Trend
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, interval, number, share, signed
+from pretrain.study.gaps import CONFIDENCE
+from pretrain.study.tables import p_value
 
 
 def value_text(value: float) -> str:

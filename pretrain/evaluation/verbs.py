@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
     from pretrain.ranks.groups import ParallelContext
     from pretrain.runs.finished import FinishedRun
-    from pretrain.study.report import Report
 
 evaluate = typer.Typer(
     no_args_is_help=True,
@@ -49,6 +48,8 @@ def diversity(
 
     Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
     """
+    from pretrain.study.report import finish
+
     with _loaded(runs) as (found, models, groups, context):
         from pretrain.evaluation.heads.attention_maps import chosen_layer, observe_maps
         from pretrain.evaluation.heads.diversity import RunDiversity, measure_diversity
@@ -69,7 +70,7 @@ def diversity(
                     measure_diversity(untrained, trained.data, samples),
                 )
             )
-    _finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
+    finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
 
 
 @evaluate.command()
@@ -88,6 +89,8 @@ def length(
 
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
+    from pretrain.study.report import finish
+
     with _loaded(runs) as (_, models, groups, _):
         from pretrain.evaluation.heads.length import measure_lengths
         from pretrain.evaluation.heads.length_report import length_report
@@ -95,7 +98,7 @@ def length(
         measured = [
             measure_lengths(trained, group, samples) for trained, group in zip(models, groups, strict=True)
         ]
-    _finish(length_report(measured, tolerance), out)
+    finish(length_report(measured, tolerance), out)
 
 
 @evaluate.command()
@@ -122,6 +125,7 @@ def approximation(
     silence_expected_warnings()
     from pretrain.evaluation.heads.approximation import Experiment, run_experiment
     from pretrain.evaluation.heads.approximation_report import approximation_report
+    from pretrain.study.report import finish
 
     experiment = Experiment(
         variants=tuple(variants.split(",")),
@@ -131,7 +135,7 @@ def approximation(
         steps=steps,
         learning_rate=learning_rate,
     )
-    _finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
+    finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
 
 
 evaluate.command()(glue)
@@ -160,14 +164,15 @@ def _loaded(
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.evaluation.heads.groups import group_names
     from pretrain.evaluation.heads.trained_model import load_trained_model
     from pretrain.ranks.single_process import one_process
     from pretrain.reporting.progress import WorkDisplay
     from pretrain.runs.finished import read_finished_run
+    from pretrain.study.seeds import group_by_method
 
     found = [read_finished_run(path) for path in runs]
-    groups = group_names(found)
+    groups = group_by_method(found)
+    names = [groups.name_of(run) for run in found]
     fingerprints = {run.data_fingerprint for run in found}
     if len(fingerprints) > 1:
         raise UserError(
@@ -181,14 +186,4 @@ def _loaded(
                 work.begin(run.name)
                 yield load_trained_model(run.path, context)
 
-        yield found, models(), groups, context
-
-
-def _finish(report: Report, out: Path) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    path = write_report(report, out)
-    print_report(report, Console())
-    typer.echo(f"written: {path}")
+        yield found, models(), names, context

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from pretrain.errors import UserError
 from pretrain.export.cache import exported_apart
 from pretrain.finetuning.frozen_rows import Rows
 from pretrain.study.models import FACTS, model_digest, require_trust
+from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
@@ -60,16 +59,23 @@ class Pretrained:
         """What was frozen when the pretraining ended."""
         return self.facts.get("frozen_rows", {})
 
-    @cached_property
+    @property
+    def variant(self) -> str:
+        """Return the variant; of a model without export.json its name."""
+        return str(self.facts.get("variant", self.path.name))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the section `attention` of the run's configuration; empty where it is not known."""
+        return {"attention": self.facts.get("attention", {})}
+
+    @property
     def method(self) -> str:
-        """Variant and adapters; for somebody else's model its name."""
-        if not self.facts:
-            return self.path.name
-        adapters = self.facts["attention"].get("adapters") or ()
-        return "+".join([str(self.facts["variant"]), *adapters])
+        """Return variant and adapters."""
+        return method_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """What makes models of one method differ other than in their seeds."""
+        """Return the settings, other than seeds, in which models of one method can differ."""
         facts = self.facts
         if not facts:
             return {}
@@ -102,25 +108,19 @@ def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
     return Pretrained(path, directory, facts, model_digest(directory), trusted)
 
 
-def group_models(models: Sequence[Pretrained]) -> list[str]:
-    """For each model its group: the method, and the settings in which groups of that method differ.
+def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> Groups[Pretrained]:
+    """Group models by method, and by the settings in which models of one method differ.
+
+    Args:
+        baseline: name of a group, its variant, or the name of a model; None: the first model's group.
 
     Raises:
-        UserError: a model is given twice, or two of a group have the same seed.
+        UserError: a model is given twice, two of a group have the same seed, or no such baseline.
     """
-    if len({model.directory.resolve() for model in models}) < len(models):
-        raise UserError("a model was given twice: give each directory once")
-    names = []
-    for model in models:
-        others = [other.settings() for other in models if other.method == model.method]
-        own = model.settings()
-        differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
-        told = ", ".join(f"{key}={own[key]}" for key in differing)
-        names.append(f"{model.method} ({told})" if told else model.method)
-    for (name, seed), count in Counter((n, m.seed) for n, m in zip(names, models, strict=True)).items():
-        if count > 1:
-            raise UserError(f"two models of {name} have the same seed {seed}; leave one of them out")
-    return names
+    refuse_twice((model.directory for model in models), "model", "directory")
+    return group_by_settings(
+        models, [model.method for model in models], [model.settings() for model in models], baseline
+    )
 
 
 def _facts(path: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
-from tests.distributed.workers.import import REFUSED
+from tests.distributed.workers.import_weights import REFUSED
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -39,7 +39,7 @@ def found(tiny_shards: Path, root: Path) -> dict[str, Any]:
         "source": tiny_overrides(tiny_shards, root, "source", **QUIET, **GROUPED),
         "overrides": without_model(tiny_shards, root, "imported", data__sequence_length=48),
     }
-    answer: dict[str, Any] = run_ranks(1, "tests.distributed.workers.import:import_all", payload)
+    answer: dict[str, Any] = run_ranks(1, "tests.distributed.workers.import_weights:import_all", payload)
     assert answer["source"] == "finished"
     return answer
 
@@ -55,8 +55,8 @@ def trained(found: dict[str, Any], tiny_shards: Path, root: Path) -> list[str]:
     one = {"runs": [run("one"), run("one", **more), run("one", "other", **more)]}
     two = {"runs": [run("two", **PARALLEL), run("two", **more, **PARALLEL)]}
     return [
-        *run_ranks(1, "tests.distributed.workers.import:train_all", one),
-        *run_ranks(2, "tests.distributed.workers.import:train_all", two),
+        *run_ranks(1, "tests.distributed.workers.import_weights:train_all", one),
+        *run_ranks(2, "tests.distributed.workers.import_weights:train_all", two),
     ]
 
 

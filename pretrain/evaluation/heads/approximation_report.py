@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from pretrain.compare.significance import CONFIDENCE, paired_gap
 from pretrain.evaluation.heads.approximation import (
     BANDWIDTH,
     BATCH,
@@ -20,6 +19,7 @@ from pretrain.evaluation.heads.approximation import (
     errors,
 )
 from pretrain.reporting.tables import Table
+from pretrain.study.gaps import CONFIDENCE, SCORES, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _ratio_table(experiment: Experiment, trials: Sequence[Trial]) -> Table:
 def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
     """Of errors at the same seeds; the interval is taken on a logarithmic scale, as ratios spread."""
     logarithms, others = (dict(enumerate(map(math.log, values))) for values in (own, reference))
-    gap = paired_gap("", logarithms, others, nats=False)
+    gap = paired_gap("", logarithms, others, SCORES)
     assert gap is not None
     mean = f"{math.exp(gap.mean):.2f}"
     if gap.low is None or gap.high is None:

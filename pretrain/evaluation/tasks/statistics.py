@@ -19,11 +19,11 @@ from pathlib import Path
 
 from scipy import stats
 
-from pretrain.compare.labels import Group, Groups
-from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
-from pretrain.evaluation.tasks.models import Subject
+from pretrain.evaluation.tasks.models import ModelUnderTest
 from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
+from pretrain.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
+from pretrain.study.seeds import Group, Groups
 
 Scores = Mapping[Path, Mapping[str, TaskScores]]
 """{path of the subject: {name in the report: scores}}"""
@@ -80,7 +80,7 @@ class TaskComparison:
     item_tests: tuple[ItemTest, ...]
 
 
-def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
+def compare_tasks(groups: Groups[ModelUnderTest], scores: Scores) -> TaskComparison:
     """Everything of every task, metric and variant; corrected over all contrasts, and over all item tests."""
     first = next(iter(scores.values()))
     results: list[Result] = []
@@ -98,7 +98,7 @@ def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
                     base.name,
                     _values(group, scores, task, metric),
                     _values(base, scores, task, metric),
-                    nats=False,
+                    SCORES,
                 )
                 contrasts.append(
                     Contrast(task, metric, group.name, score.higher_is_better, metric == main, gap)
@@ -123,13 +123,13 @@ def right_or_wrong(items: Sequence[float]) -> bool:
     return bool(items) and set(items) <= {0.0, 1.0}
 
 
-def _values(group: Group[Subject], scores: Scores, task: str, metric: str) -> dict[int, float]:
+def _values(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> dict[int, float]:
     """{seed: score}, without those that are not finite."""
     values = {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _result(group: Group[Subject], scores: Scores, task: str, metric: str) -> Result:
+def _result(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> Result:
     found = [scores[one.path][task] for one in group.runs]
     errors = spread_of_all([one.scores[metric].stderr for one in found])
     score = spread([one.scores[metric].value for one in found])
@@ -138,7 +138,9 @@ def _result(group: Group[Subject], scores: Scores, task: str, metric: str) -> Re
     return Result(task, metric, group.name, better, score, errors.mean if errors else None, found[0].items)
 
 
-def model_pairs(group: Group[Subject], base: Group[Subject]) -> list[tuple[Subject, Subject]]:
+def model_pairs(
+    group: Group[ModelUnderTest], base: Group[ModelUnderTest]
+) -> list[tuple[ModelUnderTest, ModelUnderTest]]:
     """Models of equal seed; of two groups of one model each, these two."""
     by_seed = {one.seed: one for one in base.runs}
     pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
@@ -148,7 +150,7 @@ def model_pairs(group: Group[Subject], base: Group[Subject]) -> list[tuple[Subje
 
 
 def _item_tests(
-    group: Group[Subject], base: Group[Subject], scores: Scores, task: str, metric: str
+    group: Group[ModelUnderTest], base: Group[ModelUnderTest], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
     found = []
     for model, other in model_pairs(group, base):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pretrain.finetuning.bert.arms import Norm, arms, find_conditions, layers_of
-
-if TYPE_CHECKING:
-    from pretrain.study.report import Report
 
 
 def bert_reservoir(
@@ -54,6 +51,7 @@ def bert_reservoir(
     from pretrain.finetuning.bert.report import reservoir_report
     from pretrain.finetuning.training import Settings
     from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.report import finish
 
     settings = Settings(learning_rate, epochs, batch_size, warmup, patience=0)
     bert = open_bert(model, max_length)
@@ -64,14 +62,4 @@ def bert_reservoir(
     chosen = arms(find_conditions(conditions), ranges)
     with WorkDisplay(len(chosen) * seeds) as work:
         results = run_test(test, chosen, range(1, seeds + 1), out, work.begin)
-    _publish(reservoir_report(test, results, tolerance), out)
-
-
-def _publish(report: Report, out: Path) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    path = write_report(report, out)
-    print_report(report, Console())
-    typer.echo(f"written: {path}")
+    finish(reservoir_report(test, results, tolerance), out)

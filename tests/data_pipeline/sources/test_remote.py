@@ -21,7 +21,8 @@ from moto.server import ThreadedMotoServer
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_all_inputs, find_inputs, remote, stores
+from data_pipeline.sources import remote, stores
+from data_pipeline.sources.discovery import find_all_inputs, find_inputs
 from tests.data_pipeline.helpers import (
     Workshop,
     arguments,

@@ -17,7 +17,8 @@ import fsspec.config
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_all_inputs, find_inputs, remote, stores
+from data_pipeline.sources import remote, stores
+from data_pipeline.sources.discovery import find_all_inputs, find_inputs
 from tests.data_pipeline.helpers import Workshop, arguments, assert_same_source, run, run_apart
 from tests.data_pipeline.sources import gs_server
 from tests.data_pipeline.sources.gs_server import Bucket

@@ -14,10 +14,10 @@ from scipy import stats
 
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.files import write_comparison
-from pretrain.compare.significance import holm
 from pretrain.compare.trend import Trend, subject_numbers
 from pretrain.compare.trend_text import trend_sentences
 from pretrain.errors import UserError
+from pretrain.study.gaps import holm
 from tests.fabricated_runs import write_run
 
 COMMAND = [("python", "-m", "pretrain", "compare")]

@@ -19,7 +19,6 @@ from pretrain.evaluation.heads.diversity import (
     weight_diversity,
 )
 from pretrain.evaluation.heads.diversity_report import Limits, diversity_report
-from pretrain.evaluation.heads.groups import group_names
 from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut
 from pretrain.evaluation.heads.length_report import length_report
 from pretrain.evaluation.heads.measures import (
@@ -32,6 +31,7 @@ from pretrain.evaluation.heads.measures import (
 from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import seeds_text
+from pretrain.study.seeds import group_by_method
 
 
 def test_principal_angles_of_known_planes() -> None:
@@ -216,11 +216,18 @@ def test_groups_are_seeds_of_one_another() -> None:
         finished("e", "orthogonal", adapters=["core", "low_rank"]),
     ]
     rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
-    assert group_names(runs) == ["vanilla", rope, rope, learned, "orthogonal+core+low_rank"]
-    with pytest.raises(UserError, match=r"same run\.seed=1"):
-        group_names([*runs, finished("f", "vanilla")])
+    groups = group_by_method(runs)
+    assert [groups.name_of(run) for run in runs] == [
+        "vanilla",
+        rope,
+        rope,
+        learned,
+        "orthogonal+core+low_rank",
+    ]
+    with pytest.raises(UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"):
+        group_by_method([*runs, finished("f", "vanilla")])
     with pytest.raises(UserError, match="given twice"):
-        group_names([*runs, runs[0]])
+        group_by_method([*runs, runs[0]])
 
 
 def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:

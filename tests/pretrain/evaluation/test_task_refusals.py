@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pretrain.errors import UserError
+from pretrain.evaluation.tasks import index as task_index
+from pretrain.evaluation.tasks import models as subjects
 from pretrain.evaluation.tasks.models import read_subjects
-from pretrain.evaluation.tasks.run import index as task_index
-from pretrain.evaluation.tasks.run import models as subjects
 from pretrain.evaluation.tasks.verb import tasks
 from pretrain.export import cache
 from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks

@@ -16,11 +16,11 @@ import torch
 import yaml
 from scipy import stats
 
-from pretrain.compare.significance import holm
 from pretrain.evaluation.tasks.harness import load_tasks, require_harness
 from pretrain.evaluation.tasks.models import fingerprint
 from pretrain.evaluation.tasks.statistics import mcnemar
 from pretrain.evaluation.tasks.verb import tasks
+from pretrain.study.gaps import holm
 from tests.pretrain.evaluation.tiny_models import WORDS, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")

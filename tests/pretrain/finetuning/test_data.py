@@ -10,14 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from pretrain.errors import UserError
-from pretrain.finetuning.classification_data import (
-    TASKS,
-    Example,
-    find_tasks,
-    read_examples,
-    read_task,
-    set_aside,
-)
+from pretrain.finetuning.classification_data import TASKS, Example, find_tasks, read_examples, read_task
 from pretrain.finetuning.translation_data import read_pairs
 
 # Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
@@ -140,15 +133,6 @@ def test_folders_and_tasks_that_are_not_there(tmp_path: Path) -> None:
     (folder / "train.jsonl").write_text("")
     with pytest.raises(UserError, match=r"train.jsonl and train.tsv for one split"):
         read_task(TASKS["sst2"], tmp_path)
-
-
-def test_what_is_set_aside_is_drawn_by_the_seed() -> None:
-    kept, aside = set_aside(range(100), 0.1, 1000, seed=1)
-    assert len(aside) == 10 and sorted([*kept, *aside]) == list(range(100)) and kept == sorted(kept)
-    assert set_aside(range(100), 0.1, 1000, seed=1)[1] == aside != set_aside(range(100), 0.1, 1000, seed=2)[1]
-    assert len(set_aside(range(100), 0.1, 3, seed=1)[1]) == 3
-    with pytest.raises(UserError, match="1 training examples are too few"):
-        set_aside(range(1), 0.1, 3, seed=1)
 
 
 def test_pairs_from_every_form(tmp_path: Path) -> None:

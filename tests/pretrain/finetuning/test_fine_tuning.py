@@ -18,10 +18,10 @@ pytest.importorskip("sklearn")
 pytest.importorskip("sacrebleu")
 
 from pretrain.errors import UserError
-from pretrain.finetuning.pretrained import group_models, open_pretrained
-from pretrain.finetuning.report import Trial, compare_trials, find_baseline, fine_tuned_report
+from pretrain.finetuning.pretrained import Pretrained, group_models, open_pretrained
+from pretrain.finetuning.report import Trial, compare_trials, fine_tuned_report
 from pretrain.finetuning.verbs import glue, translation
-from pretrain.study.report import report_markdown
+from pretrain.study.report import page_text
 from tests.command_line import assert_refused, cli
 from tests.tiny_exports import tiny_export
 
@@ -76,20 +76,13 @@ def test_the_report_says_what_was_compared() -> None:
         ("b, sst2", "yes (2 of 2)"),
         ("b, cola", "not testable"),  # 95 % of nothing
     ]
-    text = report_markdown(report)
+    text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
     assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
-    assert "| sst2 | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | – | no |" in text
+    assert "| sst2 | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | n < 5 | n < 5 | no |" in text
     assert "not of their methods" in text and "below 5 pairs" in text
     alone = fine_tuned_report("E3", "Fine-tuning", trials[:2], "a", 0.05, [], {})
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1
-
-
-def test_the_baseline_is_a_group_or_a_model() -> None:
-    assert find_baseline(None, ["a", "b"], ["x", "y"]) == "a"
-    assert find_baseline("b", ["a", "b"], ["x", "y"]) == find_baseline("y", ["a", "b"], ["x", "y"]) == "b"
-    with pytest.raises(UserError, match="--baseline z: no model and no group has that name; there are a, b"):
-        find_baseline("z", ["a", "b"], ["x", "y"])
 
 
 @pytest.fixture(scope="module")
@@ -111,23 +104,33 @@ def arguments(exports: Path, *names: str) -> dict[str, Any]:
     return {"models": [exports / name for name in names], "out": exports / "out"}
 
 
+def group_names(models: list[Pretrained]) -> list[str]:
+    groups = group_models(models)
+    return [groups.name_of(model) for model in models]
+
+
 def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path) -> None:
-    names = ("vanilla-1", "vanilla-2", "orthogonal-1")
-    models = [open_pretrained(exports / name, False) for name in names]
-    assert group_models(models) == ["vanilla", "vanilla", "orthogonal"]
+    models = [open_pretrained(exports / name, False) for name in ("vanilla-1", "vanilla-2", "orthogonal-1")]
+    assert group_names(models) == ["vanilla", "vanilla", "orthogonal"]
+    assert group_models(models).baseline == "vanilla"
+    assert group_models(models, "orthogonal").baseline == group_models(models, "orthogonal-1").baseline
+    with pytest.raises(
+        UserError, match=r"--baseline z is none of .* give one of these: 'vanilla', 'orthogon"
+    ):
+        group_models(models, "z")
     other = tmp_path / "longer"
     shutil.copytree(exports / "orthogonal-2", other)
     facts = json.loads((other / "export.json").read_text()) | {"step": 9}
     (other / "export.json").write_text(json.dumps(facts))
-    found = group_models([*models, open_pretrained(other, False)])
-    assert found[2:] == ["orthogonal (step=0)", "orthogonal (step=9)"]
+    names = group_names([*models, open_pretrained(other, False)])
+    assert names[2:] == ["orthogonal (step=0)", "orthogonal (step=9)"]
     with pytest.raises(UserError, match="a model was given twice"):
         group_models([models[0], models[0]])
     (other / "export.json").unlink()  # somebody else's
     foreign = open_pretrained(other, False)
-    assert group_models([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
+    assert group_names([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
     shutil.copytree(exports / "vanilla-1", tmp_path / "again")
-    with pytest.raises(UserError, match="two models of vanilla have the same seed 1"):
+    with pytest.raises(UserError, match="are both 'vanilla' with run.seed=1: give one of them"):
         group_models([models[0], open_pretrained(tmp_path / "again", False)])
 
 
@@ -190,7 +193,7 @@ def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path
     assert_refused(done, "--tasks: there is no task 'sst3'; there are cola, sst2")
     data = {"data": exports / "data"}
     shutil.copytree(exports / "vanilla-1", tmp_path / "model")
-    with pytest.raises(UserError, match="--baseline gaussian: no model and no group has that name"):
+    with pytest.raises(UserError, match="--baseline gaussian is none of the variants and runs given"):
         glue(**arguments(exports, "vanilla-1"), **data, baseline="gaussian")
     with pytest.raises(UserError, match="data is neither a run directory nor an export"):
         glue(**arguments(exports, "data"), **data)
