@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example, Task
 
+_T = TypeVar("_T")
+ASIDE, MOST_ASIDE = 0.1, 1000
+"""Share of the training examples that decides when a training ends, and their largest number."""
 IGNORED = -100
 """The label of a token that has no part in the loss."""
 Ids = list[int]
@@ -81,6 +85,21 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
         next_longest = max([length for i, length in enumerate(lengths) if i != longest], default=0)
         lengths[longest] = max(room - others, min(next_longest, lengths[longest] - 1), 0)
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+
+def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
+    """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
+
+    The examples that are reported must not choose the weights they are reported of.
+
+    Raises:
+        UserError: there are too few for both.
+    """
+    count = min(most, max(1, round(part * len(examples))))
+    if len(examples) < 2 * count:
+        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
+    order = np.random.default_rng(seed).permutation(len(examples))
+    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
 
 
 @dataclass(frozen=True)

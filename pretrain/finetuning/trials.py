@@ -6,7 +6,7 @@ set aside → seed → load → freeze → remember → train → compare with w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,17 +16,12 @@ import numpy as np
 from torch import nn
 
 import pretrain
-from pretrain.errors import UserError
-from pretrain.finetuning.encoding import Collate, Encoded
+from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, Collate, Encoded, set_aside
 from pretrain.finetuning.frozen_rows import Rows, freeze, remember, what_changed
 from pretrain.finetuning.packages import package_versions
 from pretrain.finetuning.training import Examples, Judge, Outcome, Settings, begin, fine_tune
 from pretrain.ranks.devices import use_cuda
 from pretrain.study.cache import ResultCache
-
-_T = TypeVar("_T")
-ASIDE, MOST_ASIDE = 0.1, 1000
-"""Share of the training examples that decides when a training ends, and their largest number."""
 
 
 @dataclass(frozen=True)
@@ -160,21 +155,6 @@ def fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
     )
     weights = what_changed(model, one.frozen_rows, before, one.head)
     return one.result(seed, FineTuned(model, facts, len(train), len(aside), outcome, outputs, weights))
-
-
-def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
-    """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
-
-    The examples that are reported must not choose the weights they are reported of.
-
-    Raises:
-        UserError: there are too few for both.
-    """
-    count = min(most, max(1, round(part * len(examples))))
-    if len(examples) < 2 * count:
-        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
-    order = np.random.default_rng(seed).permutation(len(examples))
-    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
 
 
 def environment(*packages: str) -> dict[str, Any]:

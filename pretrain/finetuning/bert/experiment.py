@@ -7,7 +7,7 @@ of a seed share all of these: the surgery has random streams of its own, so no o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
 from pretrain.finetuning.bert.arms import Arm, Norm
 from pretrain.finetuning.bert.directory import BertDirectory
+from pretrain.finetuning.bert.report import Result
 from pretrain.finetuning.bert.surgery import frozen_rows, install
 from pretrain.finetuning.classification_data import TASKS, read_examples
 from pretrain.finetuning.glue import task_judge
@@ -57,36 +58,6 @@ class ReservoirTest:
             "max_length": self.longest,
             "settings": self.settings.as_dict(),
         }
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one fine-tuning.
-
-    Attributes:
-        accuracy, standard_error: on the validation examples, which no choice was made by.
-        majority: the accuracy of always saying the most frequent label.
-        best_step: step whose weights are judged, chosen by the examples set aside.
-        proof: tensors that were frozen and are the same bit for bit, and tensors that changed.
-        made_anew: tensors that the directory does not have.
-    """
-
-    condition: str
-    layers: str
-    seed: int
-    accuracy: float
-    standard_error: float
-    majority: float
-    items: int
-    shortened: int
-    steps: int
-    best_step: int
-    seconds: float
-    device: str
-    trainable_parameters: int
-    proof: dict[str, Any]
-    made_anew: list[str]
-    replaced: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

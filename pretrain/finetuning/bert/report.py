@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pretrain.finetuning.bert.arms import Arm, Condition, Norm
-from pretrain.finetuning.bert.experiment import ReservoirTest, Result
-from pretrain.finetuning.trials import ASIDE
+from pretrain.finetuning.encoding import ASIDE
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number, share
 from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
@@ -20,7 +19,9 @@ from pretrain.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, WILCOXON_HOLM, G
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Results = Mapping[Arm, Sequence[Result]]
+    from pretrain.finetuning.bert.experiment import ReservoirTest
+
+Results = Mapping[Arm, Sequence["Result"]]
 _GAP_COLUMNS = (
     replace(PAIRS, title="n"),
     replace(GAP, title="points"),
@@ -30,6 +31,36 @@ _GAP_COLUMNS = (
     replace(WILCOXON_HOLM, title="Wilcoxon p"),
     GapColumn("claim", lambda gap: _claim(gap)),
 )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Result of one fine-tuning.
+
+    Attributes:
+        accuracy, standard_error: on the validation examples, which no choice was made by.
+        majority: the accuracy of always saying the most frequent label.
+        best_step: step whose weights are judged, chosen by the examples set aside.
+        proof: tensors that were frozen and are the same bit for bit, and tensors that changed.
+        made_anew: tensors that the directory does not have.
+    """
+
+    condition: str
+    layers: str
+    seed: int
+    accuracy: float
+    standard_error: float
+    majority: float
+    items: int
+    shortened: int
+    steps: int
+    best_step: int
+    seconds: float
+    device: str
+    trainable_parameters: int
+    proof: dict[str, Any]
+    made_anew: list[str]
+    replaced: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import yaml
 from scipy import stats
 
 from pretrain.evaluation.tasks.harness import load_tasks, require_harness
-from pretrain.evaluation.tasks.models import fingerprint
 from pretrain.evaluation.tasks.statistics import mcnemar
 from pretrain.evaluation.tasks.verb import tasks
 from pretrain.study.gaps import holm
+from pretrain.study.models import model_digest
 from tests.pretrain.evaluation.tiny_models import WORDS, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
@@ -232,9 +232,9 @@ def test_other_data_and_other_weights_are_measured(
     data.write_text(data.read_text().replace('"gold": 1', '"gold": 0', 1))
     assert load_tasks(["choice"], files, None, None)[0].tasks[0].asked != asked
     model = shutil.copytree(place / "vanilla-1", tmp_path / "model")
-    assert fingerprint(model) == fingerprint(place / "vanilla-1") != fingerprint(place / "vanilla-2")
+    assert model_digest(model) == model_digest(place / "vanilla-1") != model_digest(place / "vanilla-2")
     (model / "export.json").unlink()
-    assert fingerprint(model) == fingerprint(place / "vanilla-1")
+    assert model_digest(model) == model_digest(place / "vanilla-1")
 
 
 def test_two_models_without_seeds_are_compared_by_items(place: Path, tmp_path: Path) -> None:

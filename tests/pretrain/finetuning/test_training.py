@@ -21,7 +21,7 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
-from pretrain.finetuning.encoding import Collate, encode_examples, shorten
+from pretrain.finetuning.encoding import Collate, encode_examples
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
 from pretrain.finetuning.glue import glue_fine_tunings
 from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, load_tokenizer
@@ -33,9 +33,9 @@ from pretrain.finetuning.training import Examples, Settings, begin, fine_tune
 from pretrain.finetuning.translating import Prompt, translate
 from pretrain.finetuning.translation import Texts, translation_fine_tunings
 from pretrain.finetuning.translation_data import Pair
-from pretrain.finetuning.trials import set_aside
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
 
+pytestmark = pytest.mark.distributed
 Done = tuple[list[Trial], list[dict[str, Any]]]
 SST2 = TASKS["sst2"]
 QUICK = Settings(learning_rate=5e-3, epochs=4, batch_size=16)
@@ -205,26 +205,6 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
             torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-6)
     assert (together[0] - together[1]).abs().max() > 1e-3
     assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
-
-
-def test_pairs_are_cut_where_they_are_longer() -> None:
-    assert shorten([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
-    assert shorten([[1] * 9, [2] * 7], 8) == [[1] * 4, [2] * 4]
-    assert shorten([[1] * 3], 8) == [[1] * 3]
-    words = {"a b c d": [5, 6, 7, 8], "e": [9], "\n": [1]}
-    found = encode_examples(
-        TASKS["rte"], [Example("a b c d", "e", 1)], lambda texts: [words[text] for text in texts], 2, 6
-    )
-    assert found.shortened == 1 and found.items[0] == {"input_ids": [2, 5, 6, 7, 1, 9], "labels": 1}
-
-
-def test_what_is_set_aside_is_drawn_by_the_seed() -> None:
-    kept, aside = set_aside(range(100), 0.1, 1000, seed=1)
-    assert len(aside) == 10 and sorted([*kept, *aside]) == list(range(100)) and kept == sorted(kept)
-    assert set_aside(range(100), 0.1, 1000, seed=1)[1] == aside != set_aside(range(100), 0.1, 1000, seed=2)[1]
-    assert len(set_aside(range(100), 0.1, 3, seed=1)[1]) == 3
-    with pytest.raises(UserError, match="1 training examples are too few"):
-        set_aside(range(1), 0.1, 3, seed=1)
 
 
 def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretrained], sst2: TaskData) -> None:
