@@ -1,4 +1,4 @@
-"""Texts to ids as the exported model saw them in training, and lists of ids to padded batches.
+"""Encoding of texts as the exported model saw them in training, and padded batches.
 
     [end of document] first sentence [newline] second sentence
 
@@ -25,7 +25,7 @@ IGNORED = -100
 """The label of a token that has no part in the loss."""
 Ids = list[int]
 Item = Mapping[str, Any]
-"""What a model is given of one example: `input_ids`, `labels`, and lists as long as `input_ids`."""
+"""Example as a model reads it: `input_ids`, `labels`, and lists as long as `input_ids`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def encode_examples(
     start: int,
     longest: int,
 ) -> Encoded:
-    """For a model that reads from left to right.
+    """Encode examples for a model that reads from left to right.
 
     Args:
         to_ids: ids of texts, without any that mark their ends.
@@ -77,7 +77,7 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """The same lists cut so that they have `room` ids together: the longest gives first."""
+    """Cut lists so that they have `room` ids together; the longest is cut first."""
     lengths = [len(part) for part in parts]
     while sum(lengths) > room:
         longest = lengths.index(max(lengths))
@@ -104,7 +104,7 @@ def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tupl
 
 @dataclass(frozen=True)
 class Collate:
-    """Items to one batch, padded at the end.
+    """Collator of items into one batch, padded at the end.
 
     Attributes:
         pad_id: what `input_ids` are filled up with.
@@ -113,7 +113,7 @@ class Collate:
     pad_id: int
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """`[items, longest]` int64 each, and `attention_mask`; labels that are no lists are `[items]`."""
+        """Return `[items, longest]` int64 each, and `attention_mask`; single labels are `[items]`."""
         longest = max(len(item["input_ids"]) for item in items)
         fill = {"input_ids": self.pad_id, "labels": IGNORED}
         batch: dict[str, torch.Tensor] = {}

@@ -25,7 +25,7 @@ PACKAGES = ("accelerate", "sklearn")
 
 @dataclass(frozen=True)
 class GlueFineTuning(ExportFineTuning):
-    """An export and a task of GLUE."""
+    """Fine-tuning of an export on a task of GLUE."""
 
     glue_task: Task
 

@@ -18,7 +18,7 @@ from pretrain.study.cache import content_digest
 
 @dataclass(frozen=True)
 class Plan:
-    """Models, their groups, and how each is trained on a task.
+    """Plan of all fine-tunings: models, their groups, seeds and settings.
 
     Attributes:
         seeds: 1 … this: of a new head, the order of examples, dropout, and which examples are set aside.
@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class ExportFineTuning(FineTuning):
-    """An export and a task.
+    """Fine-tuning of an export on a task.
 
     Attributes:
         task: name in the report.

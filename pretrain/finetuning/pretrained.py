@@ -1,4 +1,4 @@
-"""The models to fine-tune: exports of runs, or directories of transformers, and what is known of them."""
+"""Models to fine-tune: exports of runs, or directories of transformers, with the facts of export.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDED_FACTS = (
 
 @dataclass(frozen=True)
 class Pretrained:
-    """One model.
+    """Model to fine-tune.
 
     Attributes:
         path: as the user gave it.
@@ -46,17 +46,17 @@ class Pretrained:
 
     @property
     def seed(self) -> int | None:
-        """Of the pretraining, where it is known."""
+        """Return the seed of the pretraining, where it is known."""
         return self.facts.get("seed")
 
     @property
     def place(self) -> str:
-        """What tells models of one name apart in the names of files."""
+        """Return letters that tell models of one name apart in the names of files."""
         return hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:8]
 
     @property
     def frozen_rows(self) -> Rows:
-        """What was frozen when the pretraining ended."""
+        """Return the rows that were frozen when the pretraining ended."""
         return self.facts.get("frozen_rows", {})
 
     @property
@@ -91,7 +91,7 @@ class Pretrained:
 
 
 def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
-    """A run's export, made if need be, or the directory of an export.
+    """Open a run's export, made if need be, or the directory of an export.
 
     Raises:
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
@@ -127,10 +127,9 @@ def _facts(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if missing := [key for key in NEEDED_FACTS if key not in found]:
+        facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if missing := [key for key in NEEDED_FACTS if key not in facts]:
             raise ValueError(f"it has no '{missing[0]}'")
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); export the run again") from error
-    facts: Mapping[str, Any] = found
     return facts

@@ -1,4 +1,4 @@
-"""One fine-tuning with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
+"""Training with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
 
 The Trainer would keep the best weights in checkpoints. Here they are copied in memory, so that a training
 writes nothing; and its bars and logs are switched off.
@@ -35,7 +35,7 @@ from pretrain.ranks.gpu_settings import use_arithmetic
 
 Collator = Callable[[Sequence[Item]], dict[str, torch.Tensor]]
 Judge = Callable[[np.ndarray, np.ndarray], float]
-"""(labels, outputs) -> how good they are; more is better."""
+"""(labels, outputs) -> a score; more is better."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Examples:
-    """What a model is trained on, and what is used of it to end the training.
+    """Examples to train on, and examples that decide when the training ends.
 
     Attributes:
         judge: of the examples set aside; None: their loss, less is better.
@@ -84,10 +84,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training went. The model has the weights of `best_step`.
+    """Course of a training. The model has the weights of `best_step`.
 
     Attributes:
-        looks: (step, value) of the examples set aside: the judge's, or minus the loss.
+        looks: (step, value) of every evaluation of the examples set aside: the judge's, or minus the loss.
     """
 
     steps: int
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def begin(seed: int) -> None:
-    """Seed everything that is drawn from now on: the new head before the data's order and dropout.
+    """Seed all random numbers: of the new head first, then of the data's order and dropout.
 
     Call it before the model is made.
     """
@@ -124,7 +124,7 @@ def fine_tune(
 
     Args:
         seed: of the order of the data, and of dropout.
-        judged: what to give the outputs of, in the end.
+        judged: {name: examples} to compute the outputs of, after the training.
 
     Returns:
         The outcome, and {name: outputs `[items, …]` float32} of what is judged.
@@ -168,7 +168,7 @@ def fine_tune(
 
 
 class _BestWeights(TrainerCallback):
-    """Keeps what trains of the best look, and ends the training when none of `patience` looks is better."""
+    """Callback that keeps the best weights, and ends the training after `patience` evaluations without."""
 
     def __init__(self, patience: int) -> None:
         self.looks: list[tuple[int, float]] = []
@@ -211,8 +211,8 @@ def _judging(judge: Judge | None) -> Callable[[EvalPrediction], dict[str, float]
     if judge is None:
         return None
 
-    def compute(found: EvalPrediction) -> dict[str, float]:
-        return {"judged": judge(np.asarray(found.label_ids), np.asarray(found.predictions))}
+    def compute(made: EvalPrediction) -> dict[str, float]:
+        return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
 
     return compute
 

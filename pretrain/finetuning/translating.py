@@ -27,7 +27,7 @@ Words = Literal["13a", "intl", "char", "zh", "none"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text before a translation.
+    """Text before a translation.
 
     Attributes:
         template: has SOURCE in it, which becomes the text to translate.
@@ -42,12 +42,12 @@ class Prompt:
             raise UserError(f"--prompt '{self.template}' must have {SOURCE} in it, once")
 
     def ids(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[Ids]:
-        """Of each pair's prompt, with the end of the document before it."""
+        """Return the ids of each pair's prompt, with the end of a document before the prompt."""
         texts = [self.template.replace(SOURCE, pair.source) for pair in pairs]
         return [[tokenizer.start, *ids] for ids in tokenizer.ids(texts)]
 
     def encode(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Encoded:
-        """Pairs to train on; those that are too long are left out and counted.
+        """Encode pairs to train on; those that are too long are left out and counted.
 
         Raises:
             UserError: all are too long.
@@ -66,7 +66,7 @@ class Prompt:
         return Encoded(items, len(pairs) - len(items))
 
     def answer_length(self, train: Encoded) -> int:
-        """Tokens that a translation may have: twice as many as the longest it learned from."""
+        """Return the most tokens of a translation: twice as many as the longest of the training pairs."""
         longest = max(sum(label != IGNORED for label in item["labels"]) for item in train.items)
         return min(2 * longest, self.longest // 2)
 
@@ -74,13 +74,13 @@ class Prompt:
 def translate(
     model: Any, prompts: Sequence[Ids], tokenizer: Tokenizer, longest: int, new_tokens: int, batch_size: int
 ) -> list[str]:
-    """Each prompt's translation: always the likeliest token, until a document ends.
+    """Translate each prompt by greedy decoding, until a document ends.
 
     Args:
         longest: ids of a prompt and its translation at most; a prompt that leaves no room for `new_tokens`
             has the translation "".
     """
-    found = [""] * len(prompts)
+    translations = [""] * len(prompts)
     fitting = [index for index, ids in enumerate(prompts) if len(ids) + new_tokens <= longest]
     fitting.sort(key=lambda index: len(prompts[index]))  # so that few are padded much
     device = next(model.parameters()).device
@@ -104,8 +104,8 @@ def translate(
             )
             for index, row in zip(batch, output[:, width:].tolist(), strict=True):
                 end = row.index(tokenizer.start) if tokenizer.start in row else len(row)
-                found[index] = tokenizer.text(row[:end]).strip()
-    return found
+                translations[index] = tokenizer.text(row[:end]).strip()
+    return translations
 
 
 @dataclass(frozen=True)

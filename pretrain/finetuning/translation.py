@@ -37,7 +37,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class TranslationFineTuning(ExportFineTuning):
-    """An export and pairs of texts. `sources` are the ids of the prompts of the test set."""
+    """Fine-tuning of an export on pairs of texts. `sources` are the ids of the prompts of the test set."""
 
     texts: Texts
     tokenizer: Tokenizer

@@ -26,7 +26,7 @@ from pretrain.study.cache import ResultCache
 
 @dataclass(frozen=True)
 class FineTuned:
-    """A model after its training, and what a task judges.
+    """Model after its training, with everything that the result is made of.
 
     Attributes:
         facts: as `FineTuning.load` returned them.
@@ -46,7 +46,7 @@ class FineTuned:
 
 @dataclass(frozen=True)
 class FineTuning(ABC):
-    """A model and a task: everything of a fine-tuning but its seed.
+    """Fine-tuning of a model on a task, without the seed.
 
     Attributes:
         identity: everything that decides the result, beside the seed; as JSON gives it back.
@@ -95,7 +95,7 @@ F = TypeVar("F", bound=FineTuning)
 
 @dataclass(frozen=True)
 class Finished(Generic[F]):
-    """A finished fine-tuning. `kept`: its result was on disk already."""
+    """Result of a fine-tuning with one seed. `kept`: its result was on disk already."""
 
     fine_tuning: F
     seed: int

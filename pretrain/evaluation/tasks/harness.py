@@ -1,7 +1,7 @@
-"""lm-evaluation-harness by its Python interface: tasks, a model, what it measured of one on the other.
+"""Interface to lm-evaluation-harness: tasks with their data, and a model that is evaluated on them.
 
-Its own code scores, aggregates and estimates errors. What this file adds is a digest of what a task asks, and
-that what goes wrong is one sentence.
+The harness scores, aggregates and estimates errors. This file adds a digest of a task's requests, and turns
+every failure into one sentence.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 PACKAGES = ("lm-eval", "transformers", "torch")
-"""Those whose version is a part of a result."""
+"""Packages with a version that the report names."""
 BOOTSTRAP = 1000
-"""Resamples for the standard error of what is no mean, such as a perplexity (a mean's has a formula)."""
+"""Resamples for the standard error of a metric that is no mean, such as a perplexity."""
 HUB_SECONDS = 10.0
 """Longest time for the hub's first answer."""
 _LOCAL = {"arrow", "csv", "json", "pandas", "parquet", "text", "xml"}
@@ -46,7 +46,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task of the harness. `asked` is a digest of all that a model is asked, and of how answers count."""
+    """Task of the harness. `asked` is a digest of all requests, and of how answers are scored."""
 
     name: str
     version: str
@@ -57,7 +57,7 @@ class LoadedTask:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one name of the report stands for: a task, or a group that the harness makes one number of."""
+    """Name in the report with its tasks: a single task, or a group with a number of its own."""
 
     name: str
     tasks: tuple[LoadedTask, ...]
@@ -65,10 +65,10 @@ class Measured:
 
 
 def require_harness(device: str) -> dict[str, str]:
-    """Import the harness, quietly; returns the versions of PACKAGES.
+    """Import the harness quietly and return the versions of PACKAGES.
 
     Args:
-        device: cpu or cuda: what the models will compute on.
+        device: cpu or cuda, for the models.
 
     Raises:
         UserError: the extra `eval` is not installed.
@@ -100,7 +100,7 @@ def require_harness(device: str) -> dict[str, str]:
 def load_tasks(
     names: Sequence[str], include_path: Path | None, shots: int | None, limit: int | None
 ) -> list[Measured]:
-    """Load the tasks of these names with their data, and what each asks.
+    """Load the tasks of these names with their data and their requests.
 
     Args:
         include_path: a directory with task files of one's own.
@@ -221,7 +221,7 @@ def _remedy() -> str:
 
 
 def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
-    """A group that has a number of its own is one; of any other every part is."""
+    """Yield a group that has a number of its own, or the parts of one that has none."""
     if group is None:
         yield from (Measured(name, (task,)) for name, task in tasks.items())
     elif group.has_aggregation:
@@ -234,7 +234,7 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 
 
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
-    """As the harness prepares a task before it evaluates it."""
+    """Prepare a task as the harness does before an evaluation."""
     given = task.get_config("num_fewshot")
     if given is None or (shots is not None and given != 0):  # a task that says 0 keeps it, as in the harness
         task.set_config("num_fewshot", shots or 0)
@@ -250,7 +250,7 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
 
 
 def _digest(task: Task, config: Mapping[str, Any]) -> str:
-    """Of every request, of every item, and of what makes scores of the answers."""
+    """Return the SHA-256 of every request and item, and of the way answers are scored."""
     counts = {
         key: config.get(key) for key in ("output_type", "metric_list", "filter_list", "process_results")
     }
@@ -262,7 +262,7 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
 
 
 class Harness:
-    """A model of transformers as the harness sees it.
+    """Model of transformers in the harness.
 
     Args:
         directory: of the model, in Hugging Face's form.
@@ -288,7 +288,7 @@ class Harness:
                 raise UserError(f"transformers cannot load {directory}: {_reason(error)}") from error
 
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
-        """One task, by the harness's own evaluation.
+        """Evaluate one task.
 
         Raises:
             UserError: the device's memory does not hold a batch, or the task's own code failed.
@@ -313,13 +313,13 @@ class Harness:
                 raise UserError(
                     f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or leave it out"
                 ) from error
-        found = task_scores(results, loaded.name, self._cut(loaded.task))
-        if not found.scores:
+        scores = task_scores(results, loaded.name, self._cut(loaded.task))
+        if not scores.scores:
             raise UserError(f"--tasks {loaded.name} has no score that is a number; leave it out")
-        return found
+        return scores
 
     def _cut(self, task: Task) -> int:
-        """Requests of context and continuation that are longer than what the model reads at once."""
+        """Return how many requests are longer than the model's context."""
         pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
         lengths = (sum(map(len, self._model._encode_pair(*pair))) for pair in pairs if pair[0])
         return sum(length > self._model.max_length + 1 for length in lengths)
@@ -331,6 +331,6 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's bars and notices: a display of our own shows where it is."""
+    """Suppress the harness's bars and notices; `WorkDisplay` shows progress."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

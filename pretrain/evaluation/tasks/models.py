@@ -19,7 +19,7 @@ from pretrain.study.seeds import refuse_twice
 
 @dataclass(frozen=True)
 class ModelUnderTest:
-    """A model to evaluate, before it is loaded.
+    """Model to evaluate, before it is loaded.
 
     Attributes:
         step: of the run's checkpoint; None for a directory that is no run.
@@ -40,7 +40,9 @@ class ModelUnderTest:
 
 
 def read_models(paths: Sequence[Path], step: int | None) -> list[ModelUnderTest]:
-    """Read the models in `paths` without loading or exporting them; models of one name are called by their paths.
+    """Read the models in `paths`, without loading or exporting them.
+
+    Models of one name are called by their paths.
 
     Args:
         step: of the checkpoint of every run; None: the newest of each.

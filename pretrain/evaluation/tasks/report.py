@@ -35,7 +35,7 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class TaskReport:
-    """A comparison on tasks, and what it was made of. `command` is cut where a line may break."""
+    """Comparison on tasks with its inputs. `command` is cut where a line may break."""
 
     comparison: TaskComparison
     groups: Groups[ModelUnderTest]

@@ -1,4 +1,4 @@
-"""Evaluation of models on tasks: results that are on disk are kept, the rest is measured and written at once."""
+"""Evaluation of models on tasks: results on disk are kept, the rest is measured and written at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pretrain.study.models import model_digest
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is evaluated.
+    """Settings of an evaluation.
 
     Attributes:
         limit: items of each task, the first so many; None: all.

@@ -1,4 +1,4 @@
-"""A BERT from a directory of Hugging Face, offline: refused with one sentence where it cannot serve."""
+"""BERT from a directory of Hugging Face, offline; unsuitable directories are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _NEW = ("bert.pooler.", "classifier.")
-"""What a pretrained BERT may lack: it is then made anew, by the seed of the fine-tuning."""
+"""Tensors that a pretrained BERT may lack: they are made anew, by the seed of the fine-tuning."""
 
 
 @dataclass(frozen=True)
 class BertDirectory:
-    """What is the same for all fine-tunings of an experiment."""
+    """Configuration and tokenizer of a BERT, the same for all fine-tunings."""
 
     path: Path
     config: BertConfig
@@ -39,7 +39,7 @@ class BertDirectory:
         return model_digest(self.path)
 
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
-        """The model with a classifier of two labels in float32, and the names of what was made anew.
+        """Load the model with a classifier of two labels in float32; also return the names of new tensors.
 
         Raises:
             UserError: the weights cannot be read, or lack more than pooler and classifier.
@@ -56,8 +56,8 @@ class BertDirectory:
             )
         except Exception as error:  # safetensors and the unpickler raise their own
             raise UserError(f"--model {self.path}: its weights cannot be read: {_line(error)}") from error
-        model, found = loaded
-        made = sorted([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
+        model, info = loaded
+        made = sorted([*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])])
         missing = [name for name in made if not name.startswith(_NEW)]
         if missing:
             raise UserError(
@@ -67,7 +67,7 @@ class BertDirectory:
         return model, made
 
     def encode(self, examples: Sequence[Example], longest: int) -> Encoded:
-        """[CLS] sentence [SEP] of each, cut to `longest` ids."""
+        """Encode each sentence as [CLS] sentence [SEP], cut to `longest` ids."""
         whole = self.tokenizer([e.first for e in examples], truncation=False, verbose=False)["input_ids"]
         cut = self.tokenizer([e.first for e in examples], truncation=True, max_length=longest)["input_ids"]
         shortened = sum(len(ids) > longest for ids in whole)
@@ -129,5 +129,4 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a library says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

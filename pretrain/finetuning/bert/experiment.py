@@ -1,4 +1,4 @@
-"""The head-wise test: one BERT, fine-tuned with queries and keys replaced in several ways, paired by seed.
+"""Head-wise test: one BERT, fine-tuned with queries and keys replaced in several ways, paired by seed.
 
 The seed decides the new head, the order of the data, the examples set aside, dropout, and the bank. All arms
 of a seed share all of these: the surgery has random streams of its own, so no other random number moves.
@@ -34,7 +34,7 @@ _JUDGED = "validation"
 
 @dataclass(frozen=True)
 class ReservoirTest:
-    """Everything that a fine-tuning depends on, but for its arm and seed.
+    """Settings of the test: everything that a fine-tuning depends on, but for its arm and seed.
 
     Attributes:
         longest: ids of an example.
@@ -62,7 +62,7 @@ class ReservoirTest:
 
 @dataclass(frozen=True)
 class ArmFineTuning(FineTuning):
-    """The BERT and an arm of the test."""
+    """Fine-tuning of the BERT in one arm of the test."""
 
     test: ReservoirTest
     arm: Arm
