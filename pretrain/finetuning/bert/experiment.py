@@ -16,9 +16,8 @@ from torch import nn
 
 from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
-from pretrain.finetuning.bert.arms import Arm, Norm
+from pretrain.finetuning.bert.arms import Arm, Norm, Result
 from pretrain.finetuning.bert.directory import BertDirectory
-from pretrain.finetuning.bert.report import Result
 from pretrain.finetuning.bert.surgery import frozen_rows, install
 from pretrain.finetuning.classification_data import TASKS, read_examples
 from pretrain.finetuning.glue import task_judge

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pretrain.finetuning.bert.arms import Arm, Condition, Norm
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm, Result
 from pretrain.finetuning.encoding import ASIDE
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number, share
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pretrain.finetuning.bert.experiment import ReservoirTest
 
-Results = Mapping[Arm, Sequence["Result"]]
+Results = Mapping[Arm, Sequence[Result]]
 _GAP_COLUMNS = (
     replace(PAIRS, title="n"),
     replace(GAP, title="points"),
@@ -31,36 +31,6 @@ _GAP_COLUMNS = (
     replace(WILCOXON_HOLM, title="Wilcoxon p"),
     GapColumn("claim", lambda gap: _claim(gap)),
 )
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one fine-tuning.
-
-    Attributes:
-        accuracy, standard_error: on the validation examples, which no choice was made by.
-        majority: the accuracy of always saying the most frequent label.
-        best_step: step whose weights are judged, chosen by the examples set aside.
-        proof: tensors that were frozen and are the same bit for bit, and tensors that changed.
-        made_anew: tensors that the directory does not have.
-    """
-
-    condition: str
-    layers: str
-    seed: int
-    accuracy: float
-    standard_error: float
-    majority: float
-    items: int
-    shortened: int
-    steps: int
-    best_step: int
-    seconds: float
-    device: str
-    trainable_parameters: int
-    proof: dict[str, Any]
-    made_anew: list[str]
-    replaced: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.finetuning.bert.arms import Condition, arms, layers_of
-from pretrain.finetuning.bert.report import Result, compare_arms
+from pretrain.finetuning.bert.arms import Condition, Result, arms, layers_of
+from pretrain.finetuning.bert.report import compare_arms
 
 
 def test_arms_have_one_baseline_and_every_condition_in_every_range() -> None:
