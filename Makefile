@@ -13,9 +13,16 @@ define environment
 endef
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# What the program and its comparisons need (61 packages), and what the tests and the other verbs need beside it (174 in all).
+$(VENV)/core: pyproject.toml constraints.txt
+	@echo "Installing the program into $(VENV): about 60 packages, a minute or two, 1.4 GB with the CPU build of torch."
 	$(call environment,$(VENV))
-	$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
+	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[compare]'
+	@touch $@
+
+$(VENV)/installed: $(VENV)/core
+	@echo "Installing what tests and all verbs need: about 110 packages more, two minutes."
+	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 help: ## list the targets
@@ -23,22 +30,28 @@ help: ## list the targets
 
 # --- demo: real text to two trained models, offline, on 4 local processes -------------------------------------------
 DEMO := demo
-demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json ## text to two trained models and their comparison, offline
+demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json ## text to two trained models and their comparison, offline, about five minutes
+	@echo "5/5 The comparison: $(DEMO)/comparison/report.md (seconds)."
 	@$(RUN) -m pretrain compare $(DEMO)/runs/vanilla $(DEMO)/runs/orthogonal --baseline vanilla --out $(DEMO)/comparison
-	@echo "Watch both runs:  $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
+	@echo "The commands of the pages need the environment:  source $(VENV)/bin/activate"
+	@echo "Watch both runs:                                 $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
-$(DEMO)/corpus: | $(VENV)/installed
-	$(RUN) -m data_pipeline demo-corpus $@
+$(DEMO)/corpus: | $(VENV)/core
+	@echo "1/5 Text from this Python's own documentation (seconds)."
+	@$(RUN) -m data_pipeline demo-corpus $@
 
 $(DEMO)/tokenizer.model: | $(DEMO)/corpus
-	$(RUN) -m data_pipeline train-tokenizer $(DEMO)/corpus --out $(DEMO)/tokenizer --vocab-size 4096
+	@echo "2/5 A tokenizer of 4,096 pieces (seconds)."
+	@$(RUN) -m data_pipeline train-tokenizer $(DEMO)/corpus --out $(DEMO)/tokenizer --vocab-size 4096
 
 $(DEMO)/shards/manifest.json: $(DEMO)/tokenizer.model
-	$(RUN) -m data_pipeline tokenize $(DEMO)/corpus --tokenizer $< --out $(DEMO)/shards --name demo --workers 2
-	$(RUN) -m data_pipeline verify $(DEMO)/shards
+	@echo "3/5 Text to token shards, and their check (seconds)."
+	@$(RUN) -m data_pipeline tokenize $(DEMO)/corpus --tokenizer $< --out $(DEMO)/shards --name demo --workers 2
+	@$(RUN) -m data_pipeline verify $(DEMO)/shards
 
 $(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
-	$(RUN) -m pretrain train demo attention.variant=$* run.name=$* --local-ranks 4
+	@echo "4/5 Training $* on 4 processes (a minute and a half)."
+	@$(RUN) -m pretrain train demo attention.variant=$* run.name=$* --local-ranks 4
 
 demo-clean: ## remove what demo and results made
 	rm -rf $(DEMO)

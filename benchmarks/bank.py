@@ -1,4 +1,4 @@
-"""What making the frozen bank costs, and whether its bits depend on the CPU.
+"""The cost of making the frozen bank, and a check that its bits do not depend on the CPU.
 
     python -m benchmarks.bank [--json FILE]
 
@@ -113,7 +113,7 @@ def print_bits() -> None:
 
 
 def measure_bits() -> dict[str, int]:
-    """How many different results the heads of `print_bits` have over CORE_TYPES, with 1 and 4 threads."""
+    """Count the different results that the heads of `print_bits` have over CORE_TYPES and threads."""
     seen = []
     for core in CORE_TYPES:
         for threads in ("1", "4"):

@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint, written behind it and not, side by side in one process.
+"""Seconds for which training stands still for a checkpoint, synchronous and asynchronous, side by side.
 
     OMP_NUM_THREADS=1 python -m benchmarks.checkpoint --directory runs
     torchrun --nproc-per-node 2 benchmarks/checkpoint.py --directory runs --deepspeed zero3
@@ -98,7 +98,7 @@ def own_directory(parent: Path, context: ParallelContext) -> Iterator[Path]:
 
 
 class Bench:
-    """One engine, and the checkpoints of a run that it pretends to be."""
+    """An engine, and the checkpoints of a run that it stands for."""
 
     def __init__(self, shape: Shape, deepspeed: str, directory: Path, context: ParallelContext) -> None:
         settings = f"deepspeed.config={deepspeed} run.directory={directory}"
@@ -133,7 +133,7 @@ class Bench:
         return time.perf_counter() - started
 
     def measure(self, rounds: int) -> dict[str, Any]:
-        """One process; the other ranks do the same beside it."""
+        """Measure on this rank; the other ranks do the same beside it."""
         found: dict[str, list[float]] = {
             name: [] for name in ("synchronous", "stall", "write", "step", "step beside a save")
         }

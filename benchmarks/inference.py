@@ -1,4 +1,4 @@
-"""How fast exported models read a prompt and write after it: a frozen one beside an ordinary one.
+"""Speed of exported models, reading a prompt and writing after it: a frozen one beside an ordinary one.
 
     python -m benchmarks.inference [--config small] [--variants vanilla orthogonal] [--json FILE]
     python -m benchmarks.inference --exports exported/vanilla exported/orthogonal
@@ -34,7 +34,7 @@ from pretrain.export.packages import require_transformers
 
 @dataclass
 class Measured:
-    """One model, and tokens per second of every round."""
+    """A model, and tokens per second of every round."""
 
     name: str
     model: Any
@@ -85,7 +85,7 @@ def clock(device: torch.device) -> float:
 
 
 def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, rounds: int) -> None:
-    """One round to warm up, then `rounds` that count, each in another order."""
+    """Run one round to warm up, then `rounds` that count, each in another order."""
     for number in range(rounds + 1):
         turn = number % len(models)
         for one in (*models[turn:], *models[:turn]):
@@ -108,7 +108,7 @@ def row(one: Measured, first: Measured) -> dict[str, Any]:
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """One line a model."""
+    """Print one line a model."""
     print(f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}")
     for one in rows:
         line = f"{one['model']:24}"

@@ -6,12 +6,15 @@ import importlib.util
 import subprocess
 import sys
 
+import pytest
+
 from tests.ranks import ROOT, rank_environment
 
 # A contestant of benchmarks.data.tokenizing, run as a process of its own only where its package is installed.
 OPTIONAL = {"benchmarks.data.datasets_map": "datasets"}
 
 
+@pytest.mark.distributed
 def test_every_benchmark_can_be_imported() -> None:
     absent = {name for name, package in OPTIONAL.items() if importlib.util.find_spec(package) is None}
     paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "benchmarks").rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Seconds of something, less those of the same with next to nothing to do."""
+"""The seconds of a large input less those of a small one, so that imports do not count."""
 
 from __future__ import annotations
 

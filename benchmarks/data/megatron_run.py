@@ -1,4 +1,4 @@
-"""One of Megatron-LM's preprocessing tools, as it is, several times in one process.
+"""A preprocessing tool of Megatron-LM, unchanged, run several times in one process.
 
 On a file of one document for each worker, then on the corpus; what is printed is the difference, so that
 imports (eight seconds and more of CPU, and no two times the same) and the loading of the tokenizer do not

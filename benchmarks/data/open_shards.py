@@ -1,4 +1,4 @@
-"""What a directory of 100 billion tokens costs to open, and what tokenising holds while it runs.
+"""The cost of opening a directory of 100 billion tokens, and the memory that tokenising holds.
 
     python -m benchmarks.data.open_shards [--tokens 1e11] [--units 100 1000] [--directory DIR] [--json FILE]
 
@@ -37,7 +37,7 @@ LENGTH = 512
 
 
 def timed(what: dict[str, float], name: str, action: Callable[[], Any]) -> Any:
-    """What an action returns; its seconds go to `what`."""
+    """Return what an action returns, and print its seconds as `what`."""
     started = time.perf_counter()
     result = action()
     what[name] = time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""What the order of samples costs, and how much faster samples are read than training consumes them.
+"""The cost of the order of samples, and the speed of reading them beside that of training.
 
     python -m benchmarks.data.samples [--tokens 1e9] [--sequence-length 512] [--directory DIR] [--json FILE]
 

@@ -1,4 +1,8 @@
-"""What `benchmarks/data/tokenizing.py` measures.
+"""Speed of tokenising beside the bare tokenizer, Megatron-LM's tool and datasets.map.
+
+    python -m benchmarks.data.tokenizing [--megabytes 80] [--repetitions 3] [--unigram] [--json FILE]
+        [--also [preprocess_data] [huge_pages] [sentencepiece] [datasets] [memory]]
+        [--megatron-lm CHECKOUT [--megatron-python PYTHON]]
 
 One corpus of real text in SlimPajama's format, one SentencePiece model of 32,000 pieces for each type, and on
 them, in turns, so that other work on the machine disturbs all alike:
@@ -105,7 +109,7 @@ def _watch(pid: int, peaks: list[float]) -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where the work is, and the command of each contestant."""
+    """The working directory, and the command of each contestant."""
 
     work: Path
     megatron: Path | None

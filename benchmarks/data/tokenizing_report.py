@@ -1,4 +1,4 @@
-"""What the runs of `tokenize_rates.py` amount to: the tables, and the same as a JSON value."""
+"""The tables of benchmarks.data.tokenizing, and the same as a JSON value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("gigatoken", "sentencepiece", "datasets", "numpy", "zstandard", "or
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement: seconds, MB.
+    """A measurement: seconds, MB.
 
     rss_mb: the largest sum over the processes at one time; largest_mb: the largest of one process.
     """

@@ -1,4 +1,4 @@
-"""What one card reaches: products, attention and memory traffic, measured here; for gpu_check.py.
+"""The rates of one card: products, attention and memory traffic; a stage of benchmarks.gpu.check.
 
     python -m benchmarks.gpu.card --json rates.json --card card.json
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def facts() -> dict[str, Any]:
-    """What the card and its software call themselves."""
+    """Return the names of the card and of its software."""
     if not torch.cuda.is_available():
         return {"name": "CPU", "torch": torch.__version__, "threads": torch.get_num_threads()}
     properties = torch.cuda.get_device_properties(0)

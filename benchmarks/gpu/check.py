@@ -1,4 +1,4 @@
-"""Everything that a GPU must show before its numbers count, in at most eight minutes on one GPU, offline.
+"""All checks that a GPU must pass before its numbers count: eight minutes on one GPU, offline.
 
     make gpu-wheels                                              # where there is a network: other packages
     make gpu-check                                               # on the GPU machine
@@ -31,9 +31,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import trainings as gpu_trainings
+from benchmarks.gpu import trainings
 from benchmarks.gpu.page import write_page
-from benchmarks.gpu.stage import ROOT, Found, Memo, Room, StageError
+from benchmarks.gpu.stage import ROOT, StageContext, StageError, StageReport, StageResult
 
 SECONDS = 480.0
 PATIENCE_ON_CPU = 6
@@ -67,27 +67,27 @@ class Stage:
     """A name, what it does, and the seconds after which it must be over."""
 
     name: str
-    work: Callable[[Room], Found]
+    work: Callable[[StageContext], StageResult]
     seconds: float
 
 
-def card(room: Room) -> Found:
-    """The rates of this card."""
-    file, described = room.work / "card-rates.json", room.work / "card.json"
-    room.run(
+def card(context: StageContext) -> StageResult:
+    """Measure the rates of this card."""
+    file, described = context.work / "card-rates.json", context.work / "card.json"
+    context.run(
         "card", [sys.executable, "-m", "benchmarks.gpu.card", "--json", str(file), "--card", str(described)]
     )
     found = json.loads(file.read_text())
-    return Found(found, {"every rate was measured": not found["failed"]})
+    return StageResult(found, {"every rate was measured": not found["failed"]})
 
 
-def compile_layers(room: Room) -> Found:
-    """Every kind of attention compiled: no break, and the numbers of eager layers."""
-    file = room.work / "compile.json"
-    words = ["--seconds", f"{room.seconds_left - TO_START:.0f}", "--json", str(file)]
-    words += ["--variants", "orthogonal"] if room.small else []
-    found = _measured(room, "compile", [sys.executable, "-m", "benchmarks.gpu.compile", *words], file)
-    near = 0.02 if room.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
+def compile_layers(context: StageContext) -> StageResult:
+    """Compile every kind of attention: no graph break, and the numbers of eager layers."""
+    file = context.work / "compile.json"
+    words = ["--seconds", f"{context.seconds_left - TO_START:.0f}", "--json", str(file)]
+    words += ["--variants", "orthogonal"] if context.small else []
+    found = _measured(context, "compile", [sys.executable, "-m", "benchmarks.gpu.compile", *words], file)
+    near = 0.02 if context.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
     checks = {
         name: entry["breaks"] == 0
         and entry["graphs"] > 0
@@ -96,14 +96,16 @@ def compile_layers(room: Room) -> Found:
         and entry.get("gradients", 0.0) <= 10 * near
         for name, entry in found["variants"].items()
     }
-    return Found(found, checks | dict.fromkeys(found["failed"], False))
+    return StageResult(found, checks | dict.fromkeys(found["failed"], False))
 
 
-def structured(room: Room) -> Found:
-    """The kernel of structured banks beside two products and the dense one, forward and backward."""
-    file = room.work / "structured.json"
-    words = ["--seconds", f"{max(1.0, room.seconds_left - TO_START):.0f}", "--json", str(file)]
-    found = _measured(room, "structured", [sys.executable, "-m", "benchmarks.gpu.structured", *words], file)
+def structured(context: StageContext) -> StageResult:
+    """Time the kernel of structured banks beside two products and the dense one, both ways."""
+    file = context.work / "structured.json"
+    words = ["--seconds", f"{max(1.0, context.seconds_left - TO_START):.0f}", "--json", str(file)]
+    found = _measured(
+        context, "structured", [sys.executable, "-m", "benchmarks.gpu.structured", *words], file
+    )
     checks = {
         # By norm. Angles of bf16 are rounded too.
         f"{size}, {name}, {way}": apart
@@ -112,33 +114,40 @@ def structured(room: Room) -> Found:
         for name in ("forward", "backward", "rotated")
         for way, apart in passes.get(name, {}).get("apart", {}).items()
     }
-    return Found(found, checks | dict.fromkeys(found["failed"], False))
+    return StageResult(found, checks | dict.fromkeys(found["failed"], False))
 
 
-def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[Room], Found]:
-    """Steps of one shape; `more` are further arguments of gpu_steps.py."""
+def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[StageContext], StageResult]:
+    """Return the stage that times steps of one shape; `more` goes to benchmarks.gpu.steps."""
 
-    def work(room: Room) -> Found:
-        file = room.work / f"{name}.json"
-        seconds = f"{max(1.0, room.seconds_left - TO_START):.0f}"
-        words = ["--shape", SMALL_SHAPE if room.small else shape, "--seconds", seconds, "--json", str(file)]
+    def work(context: StageContext) -> StageResult:
+        file = context.work / f"{name}.json"
+        seconds = f"{max(1.0, context.seconds_left - TO_START):.0f}"
+        words = [
+            "--shape",
+            SMALL_SHAPE if context.small else shape,
+            "--seconds",
+            seconds,
+            "--json",
+            str(file),
+        ]
         further = (
             ["--look-inside", "--contenders", *SMALL_CONTENDERS, "--settings", *SMALL_SWITCHES]
-            if room.small
+            if context.small
             else more
         )
         command = [sys.executable, "-m", "benchmarks.gpu.steps", *words, *further]
-        found = _measured(room, name, command, file)
-        return Found(found, {"nothing failed": not found["failed"]})
+        found = _measured(context, name, command, file)
+        return StageResult(found, {"nothing failed": not found["failed"]})
 
     return work
 
 
-def _measured(room: Room, name: str, command: Sequence[str], file: Path) -> Any:
-    """What the command wrote, also if it was then killed or failed: the report says so beside it."""
+def _measured(context: StageContext, name: str, command: Sequence[str], file: Path) -> Any:
+    """Return what the command wrote, also if it was then killed or failed: the report says so."""
     failure = None
     try:
-        room.run(name, command)
+        context.run(name, command)
     except StageError as error:
         failure = str(error)
         if not file.exists():
@@ -150,15 +159,15 @@ def _measured(room: Room, name: str, command: Sequence[str], file: Path) -> Any:
 
 
 WAVES: tuple[tuple[Stage, ...], ...] = (
-    (Stage("shards", gpu_trainings.shards, 60), Stage("card", card, 60)),
+    (Stage("shards", trainings.shards, 60), Stage("card", card, 60)),
     (
-        Stage("parity", gpu_trainings.parity, 110),
-        Stage("demo", gpu_trainings.demo, 110),
-        Stage("resume_compiled", gpu_trainings.resume_compiled, 110),
+        Stage("parity", trainings.parity, 110),
+        Stage("demo", trainings.demo, 110),
+        Stage("resume_compiled", trainings.resume_compiled, 110),
         Stage("compile", compile_layers, 110),
-        Stage("resume_eager", gpu_trainings.resume_eager, 110),
-        Stage("documents", gpu_trainings.documents, 110),
-        Stage("profile", gpu_trainings.profile, 110),
+        Stage("resume_eager", trainings.resume_eager, 110),
+        Stage("documents", trainings.documents, 110),
+        Stage("profile", trainings.profile, 110),
     ),
     (Stage("structured", structured, 60),),
     (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", ["--look-inside"]), 110),),
@@ -178,20 +187,20 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     patience = PATIENCE_ON_CPU if small else 1
     seconds = patience * SECONDS if arguments.seconds is None else arguments.seconds
-    memo = Memo(out / "gpu-check.json")
-    memo.values |= {
+    report = StageReport(out / "gpu-check.json")
+    report.values |= {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpu": gpu,
         "small": small,
     }
-    memo.values |= {
+    report.values |= {
         "commit": commit(),
         "python": sys.version.split()[0],
         "seconds_allowed": seconds,
     }
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as work:
-        room = Room(
+        context = StageContext(
             work=Path(work),
             shards=Path(work) / "shards" if arguments.shards is None else arguments.shards.absolute(),
             until=started + seconds,
@@ -200,15 +209,15 @@ def main() -> None:
             at_once=max(1, min(8, (os.cpu_count() or 1) // 2)),
             environment=environment(),
         )
-        run_waves(room, memo, arguments.stages, ["shards"] if arguments.shards else [])
-        if (room.work / "card.json").exists():
-            shutil.copy(room.work / "card.json", out / "card.json")
-    memo.values["seconds"] = time.monotonic() - started
-    memo.write()
+        run_waves(context, report, arguments.stages, ["shards"] if arguments.shards else [])
+        if (context.work / "card.json").exists():
+            shutil.copy(context.work / "card.json", out / "card.json")
+    report.values["seconds"] = time.monotonic() - started
+    report.write()
     if on_gpu:
-        write_page(memo.values, out / "README.md")
-    bad = [name for name, stage in memo.values["stages"].items() if stage["state"] != "ok"]
-    print(f"{memo.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}", flush=True)
+        write_page(report.values, out / "README.md")
+    bad = [name for name, stage in report.values["stages"].items() if stage["state"] != "ok"]
+    print(f"{report.values['seconds']:.0f} s; {', '.join(bad) or 'no stage'} not ok; see {out}", flush=True)
     sys.exit(1 if bad else 0)
 
 
@@ -228,40 +237,40 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_waves(room: Room, memo: Memo, wanted: Sequence[str], made: Sequence[str]) -> None:
-    """All stages; the waves one after another."""
+def run_waves(context: StageContext, report: StageReport, wanted: Sequence[str], made: Sequence[str]) -> None:
+    """Run all stages, the waves one after another."""
     for wave in WAVES:
         chosen = [stage for stage in wave if stage.name in wanted and stage.name not in made]
         if not chosen:
             continue
-        if room.small:  # a CPU has not the cores of a GPU machine
+        if context.small:  # a CPU has not the cores of a GPU machine
             for stage in chosen:
-                run_stage(stage, room, memo)
+                run_stage(stage, context, report)
             continue
-        shared = room
+        shared = context
         if len(chosen) > 1:  # else every process of theirs would take all cores
-            shared = replace(room, environment={"OMP_NUM_THREADS": "2", **room.environment})
+            shared = replace(context, environment={"OMP_NUM_THREADS": "2", **context.environment})
         with ThreadPoolExecutor(len(chosen)) as pool:
-            list(pool.map(run_stage, chosen, [shared] * len(chosen), [memo] * len(chosen)))
+            list(pool.map(run_stage, chosen, [shared] * len(chosen), [report] * len(chosen)))
 
 
-def run_stage(stage: Stage, room: Room, memo: Memo) -> None:
-    """One stage, to its report; raises nothing."""
-    if room.seconds_left < LEAST:
-        memo.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})
+def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
+    """Run a stage and report it; raise nothing."""
+    if context.seconds_left < LEAST:
+        report.put(stage.name, {"state": "no time was left for it", "seconds": 0.0})
         return
     started = time.monotonic()
-    patience = PATIENCE_ON_CPU if room.small else 1
+    patience = PATIENCE_ON_CPU if context.small else 1
     entry: dict[str, Any]
     try:
-        found = stage.work(replace(room, until=min(room.until, started + patience * stage.seconds)))
+        found = stage.work(replace(context, until=min(context.until, started + patience * stage.seconds)))
         state = "ok" if all(found.checks.values()) else "failed"
         entry = {"state": state, "checks": found.checks, "found": found.values}
     except StageError as error:
         entry = {"state": "failed", "error": str(error)}
     except Exception:
         entry = {"state": "failed", "error": traceback.format_exc()}
-    memo.put(stage.name, entry | {"seconds": time.monotonic() - started})
+    report.put(stage.name, entry | {"seconds": time.monotonic() - started})
     print(f"{stage.name}: {entry['state']} ({time.monotonic() - started:.0f} s)", flush=True)
     for name, holds in entry.get("checks", {}).items():
         if not holds:
@@ -271,7 +280,7 @@ def run_stage(stage: Stage, room: Room, memo: Memo) -> None:
 
 
 def environment() -> dict[str, str]:
-    """That of every process: no launcher's variables, and few workers where many processes compile."""
+    """Return the environment of all stages: no launcher's variables, few workers where many compile."""
     inherited = {
         key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
     }
@@ -283,7 +292,7 @@ def environment() -> dict[str, str]:
 
 
 def gpu_of_torch() -> tuple[bool, str]:
-    """Whether torch has a GPU, and its name; asked in a process of its own, so that this one holds none."""
+    """Return whether torch has a GPU, and its name, asked in another process so that this one holds none."""
     question = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
     done = subprocess.run([sys.executable, "-c", question], capture_output=True, text=True, timeout=120)
     if done.returncode:
@@ -293,7 +302,7 @@ def gpu_of_torch() -> tuple[bool, str]:
 
 
 def commit() -> str:
-    """Of the checkout, or "unknown" where there is no git."""
+    """Return the commit of the checkout, or "unknown" where there is no git."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=20

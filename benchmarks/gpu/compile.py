@@ -1,8 +1,9 @@
-"""Whether layers of every kind of attention compile without a break, and give what eager layers give.
+"""Layers of every kind of attention, compiled: graph breaks, and the difference from eager layers.
 
     python -m benchmarks.gpu.compile --seconds 50 --json compile.json
 
-For gpu_check.py. bf16 and inductor on a GPU; fp32 on the CPU, where the graphs run with torch's own kernels.
+A stage of benchmarks.gpu.check. bf16 and inductor on a GPU; fp32 on the CPU, where the graphs run with
+torch's own kernels.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def compare(variant: str, dropout: float, context: ParallelContext) -> dict[str, float]:
-    """One micro batch, forward and backward, eager and compiled.
+    """Run one micro batch forward and backward, eager and compiled.
 
     Returns:
         graphs, breaks, seconds of the first compiled pass; without dropout also how far loss and gradients

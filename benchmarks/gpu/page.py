@@ -1,4 +1,4 @@
-"""The report of gpu_check.py as a page for people."""
+"""The report of benchmarks.gpu.check as a page for people."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _switch_row(words: str, entry: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _failures(stages: Mapping[str, Any]) -> list[str]:
-    """What was not so, and the end of each traceback."""
+    """Return the checks that failed, and the end of each traceback."""
     lines: list[str] = []
     for name, stage in stages.items():
         not_so = [check for check, holds in stage.get("checks", {}).items() if not holds]

@@ -1,4 +1,4 @@
-"""What a stage of gpu_check.py works with: a folder, an end, commands, and what it found.
+"""The context of a stage of benchmarks.gpu.check (folder, deadline, commands) and its result.
 
 Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or hangs,
 takes nothing with it.
@@ -27,16 +27,16 @@ class StageError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a stage measured, and whether what must hold does."""
+class StageResult:
+    """The values that a stage measured, and its checks."""
 
     values: dict[str, Any]
     checks: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where a stage works, and until when.
+class StageContext:
+    """The working directory of a stage, its deadline and its environment.
 
     Attributes:
         until: of `time.monotonic`.
@@ -114,7 +114,7 @@ class Room:
         return self.work / f"{name}.log"
 
 
-class Memo:
+class StageReport:
     """The one report of all stages, written after each; stages that run together share it."""
 
     def __init__(self, file: Path) -> None:

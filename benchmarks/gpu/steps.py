@@ -1,4 +1,4 @@
-"""Training steps of one shape on this device, beside plain PyTorch, and each switch alone; for gpu_check.py.
+"""Training steps of one shape beside plain PyTorch, and each switch alone; a stage of benchmarks.gpu.check.
 
     python -m benchmarks.gpu.steps --shape 24x1024x25x512x32000 --seconds 100 --json steps.json
 
@@ -26,18 +26,22 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
-from benchmarks.step.contenders import (  # noqa: E402
+from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
     AGAIN,
     COMPILED,
+    WARM_UP_ROUNDS,
     Contender,
     Layout,
     Shape,
+    batches,
     benchmark_config,
     build_contender,
     contender_name,
+    ratio,
+    take_turns,
+    waiting,
 )
 from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
-from benchmarks.step.turns import WARM_UP_ROUNDS, batches, ratio, take_turns, waiting  # noqa: E402
 from pretrain.config.counting import (  # noqa: E402
     count_attention,
     executed_flops_per_token,
@@ -117,7 +121,7 @@ class Session:
         shutdown_distributed(self._context)
 
     def _attempt(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
-        """One measurement: what fails is recorded, what no time is left for is named."""
+        """Make one measurement; record it if it fails, name it if no time is left for it."""
         if time.monotonic() > self._until:
             self.found["left_out"].append(name)
         else:
@@ -175,7 +179,7 @@ class Session:
             }
 
     def _switch(self, settings: str) -> None:
-        """One setting against its default, both engines of the same variant."""
+        """Time one setting against its default, both engines of the same variant."""
         name = contender_name(SWITCHED, settings)
         try:
             self._build(SWITCHED, settings)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.structured --seconds 30 --json structured.json
 
-For gpu_check.py. One layer's product and, apart, its input gradient, for the tokens of a micro batch of
-`large`, in the precision and at the hidden sizes of SIZES; and heads with their rotation, which the kernel
-can do in the same pass. All ways take turns. Without a GPU: small sizes, and the operator's own products.
+A stage of benchmarks.gpu.check. One layer's product and, apart, its input gradient, for the tokens of a
+micro batch of `large`, in the precision and at the hidden sizes of SIZES; and heads with their rotation,
+which the kernel can do in the same pass. All ways take turns. Without a GPU: small sizes, and the
+operator's own products.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 class Layer:
-    """One layer's frozen rows, dense and as factors, and what goes in: `[length * batch, hidden_size]`."""
+    """The frozen rows of one layer, dense and as factors, and an input `[length * batch, hidden_size]`."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, batch: int, length: int) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

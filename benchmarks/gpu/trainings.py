@@ -1,4 +1,4 @@
-"""The stages of gpu_check.py that train: whole runs by the program's own command, as a user starts them."""
+"""The stages of benchmarks.gpu.check that train: whole runs by the program's own command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stage import Found, Room, StageError
+from benchmarks.gpu.stage import StageContext, StageError, StageResult
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""
@@ -24,32 +24,34 @@ SAME_DOCUMENTS = 0.05
 """bf16 attention by two kernels, nats."""
 
 
-def shards(room: Room) -> Found:
+def shards(context: StageContext) -> StageResult:
     """The demo's corpus, tokenizer and shards, made offline from the Python that runs."""
-    corpus, tokenizer = room.work / "corpus", room.work / "tokenizer"
+    corpus, tokenizer = context.work / "corpus", context.work / "tokenizer"
     verbs = (
         ["demo-corpus", corpus],
         ["train-tokenizer", corpus, "--out", tokenizer, "--vocab-size", "4096"],
-        ["tokenize", corpus, "--tokenizer", f"{tokenizer}.model", "--out", room.shards, "--name", "demo"],
+        ["tokenize", corpus, "--tokenizer", f"{tokenizer}.model", "--out", context.shards, "--name", "demo"],
     )
     for words in verbs:
-        room.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
-    return Found({"manifest": json.loads((room.shards / "manifest.json").read_text())["fingerprint"]})
+        context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
+    return StageResult(
+        {"manifest": json.loads((context.shards / "manifest.json").read_text())["fingerprint"]}
+    )
 
 
-def parity(room: Room) -> Found:
+def parity(context: StageContext) -> StageResult:
     """The first steps of four variants in fp32, no TF32, on the CPU and on the GPU."""
-    variants = MAIN_VARIANTS[1:2] if room.small else MAIN_VARIANTS
-    steps = 5 if room.small else PARITY_STEPS
+    variants = MAIN_VARIANTS[1:2] if context.small else MAIN_VARIANTS
+    steps = 5 if context.small else PARITY_STEPS
     sides = [(variant, device) for variant in variants for device in ("cpu", "auto")]
 
     def side(variant: str, device: str) -> list[float]:
         name = f"parity-{variant}-{device}"
         settings = [f"attention.variant={variant}", f"run.device={device}", "performance.compile=none"]
-        train(room, name, [*settings, f"schedule.steps={steps}"])
-        return column(room, name, "loss/train")
+        train(context, name, [*settings, f"schedule.steps={steps}"])
+        return column(context, name, "loss/train")
 
-    with ThreadPoolExecutor(room.at_once) as pool:
+    with ThreadPoolExecutor(context.at_once) as pool:
         curves = dict(zip(sides, pool.map(lambda pair: _or_error(side, *pair), sides), strict=True))
     found: dict[str, Any] = {}
     checks: dict[str, bool] = {}
@@ -68,17 +70,17 @@ def parity(room: Room) -> Found:
             "gpu": gpu,
         }
         checks[variant] = apart[0] <= SAME_FIRST_LOSS * cpu[0] and max(apart) <= SAME_LOSS
-    return Found(found, checks)
+    return StageResult(found, checks)
 
 
-def demo(room: Room) -> Found:
+def demo(context: StageContext) -> StageResult:
     """The demo in bf16 by its defaults, 200 steps, and what the audit found in its engine."""
-    steps = 20 if room.small else 200
-    settings = [f"schedule.steps={steps}", "attention.variant=orthogonal", *room.precision]
-    train(room, "demo", settings)
-    losses, last = column(room, "demo", "loss/train"), records(room, "demo")[-1]
-    audit = json.loads((room.runs / "demo/audit.json").read_text())
-    return Found(
+    steps = 20 if context.small else 200
+    settings = [f"schedule.steps={steps}", "attention.variant=orthogonal", *context.precision]
+    train(context, "demo", settings)
+    losses, last = column(context, "demo", "loss/train"), records(context, "demo")[-1]
+    audit = json.loads((context.runs / "demo/audit.json").read_text())
+    return StageResult(
         {
             "losses": losses[:: max(1, steps // 20)],
             "last": {tag: value for tag, value in last.items() if not isinstance(value, str)},
@@ -93,92 +95,94 @@ def demo(room: Room) -> Found:
     )
 
 
-def documents(room: Room) -> Found:
+def documents(context: StageContext) -> StageResult:
     """Documents that stand alone: the flash kernel for any lengths beside a mask of all pairs."""
     curves = {}
     for way in ("flash", "mask"):
         settings = ["data.reset_at_document_end=true", f"performance.document_attention={way}"]
-        settings += ["performance.compile=none", "schedule.steps=10", *room.precision]
-        train(room, f"documents-{way}", settings)
-        curves[way] = column(room, f"documents-{way}", "loss/train")
+        settings += ["performance.compile=none", "schedule.steps=10", *context.precision]
+        train(context, f"documents-{way}", settings)
+        curves[way] = column(context, f"documents-{way}", "loss/train")
     apart = [abs(one - other) for one, other in zip(curves["flash"], curves["mask"], strict=True)]
-    return Found({"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS})
+    return StageResult({"largest": max(apart), **curves}, {"flash is mask": max(apart) <= SAME_DOCUMENTS})
 
 
-def profile(room: Room) -> Found:
+def profile(context: StageContext) -> StageResult:
     """telemetry.profile, in the program's own run."""
-    train(room, "profile", ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *room.precision])
-    written = sorted(path.name for path in (room.runs / "profile/profile").iterdir())
-    kernels = json.loads((room.runs / "profile/profile/kernels_rank_0.json").read_text())
-    return Found({"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written})
+    train(
+        context, "profile", ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *context.precision]
+    )
+    written = sorted(path.name for path in (context.runs / "profile/profile").iterdir())
+    kernels = json.loads((context.runs / "profile/profile/kernels_rank_0.json").read_text())
+    return StageResult({"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written})
 
 
-def resume_compiled(room: Room) -> Found:
+def resume_compiled(context: StageContext) -> StageResult:
     """Kill and resume with run.deterministic, as a run is by default."""
-    return _resume(room, "resume-compiled", [])
+    return _resume(context, "resume-compiled", [])
 
 
-def resume_eager(room: Room) -> Found:
+def resume_eager(context: StageContext) -> StageResult:
     """The same with layers that are not compiled."""
-    return _resume(room, "resume-eager", ["performance.compile=none"])
+    return _resume(context, "resume-eager", ["performance.compile=none"])
 
 
-def _resume(room: Room, name: str, settings: Sequence[str]) -> Found:
+def _resume(context: StageContext, name: str, settings: Sequence[str]) -> StageResult:
     """A run that nobody disturbs beside one that is killed behind a checkpoint and goes on from it."""
-    steps, every = (40, 8) if room.small else (240, 40)
+    steps, every = (40, 8) if context.small else (240, 40)
     common = [
         *("run.deterministic=true", "model.dropout=0.1", "data.global_batch_size=8"),
-        *(f"schedule.steps={steps}", f"checkpoint.every={every}", *room.precision, *settings),
+        *(f"schedule.steps={steps}", f"checkpoint.every={every}", *context.precision, *settings),
     ]
     with ThreadPoolExecutor(2) as pool:
-        straight = pool.submit(train, room, f"{name}-straight", common)
-        killed_at = _kill_behind(room, f"{name}-killed", common, 2 * every)
+        straight = pool.submit(train, context, f"{name}-straight", common)
+        killed_at = _kill_behind(context, f"{name}-killed", common, 2 * every)
         straight.result()
-    train(room, f"{name}-killed", common, start="again")
+    train(context, f"{name}-killed", common, start="again")
     found: dict[str, Any] = {"killed_after_step": killed_at}
     checks = {}
     for tag in ("loss/train", "optim/grad_norm"):
-        ours, theirs = (column(room, f"{name}-{kind}", tag) for kind in ("killed", "straight"))
+        ours, theirs = (column(context, f"{name}-{kind}", tag) for kind in ("killed", "straight"))
         found[f"{tag}: last"] = [ours[-1], theirs[-1]]
         found[f"{tag}: largest difference"] = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         checks[f"{tag} is the same in all {steps} steps"] = ours == theirs and len(ours) == steps
-    digests = [_digests(room.runs / f"{name}-{kind}", steps) for kind in ("killed", "straight")]
+    digests = [_digests(context.runs / f"{name}-{kind}", steps) for kind in ("killed", "straight")]
     checks["the last checkpoint is the same to the bit"] = digests[0] == digests[1] != {}
     checks["it was killed before its end"] = killed_at < steps
-    return Found(found, checks)
+    return StageResult(found, checks)
 
 
-def _kill_behind(room: Room, name: str, settings: Sequence[str], step: int) -> int:
+def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step: int) -> int:
     """Start a run, kill it once the checkpoint of `step` is complete; the last step that it recorded."""
-    done = room.runs / name / f"checkpoints/step_{step:08d}/COMPLETE"
-    with room.started(name, training(room, name, settings)) as process:
+    done = context.runs / name / f"checkpoints/step_{step:08d}/COMPLETE"
+    with context.started(name, training(context, name, settings)) as process:
         while not done.exists():
             if process.poll() is not None:
                 raise StageError(
-                    f"{name} ended with {process.poll()} before it was killed:\n{room.tail(name)}"
+                    f"{name} ended with {process.poll()} before it was killed:\n{context.tail(name)}"
                 )
-            room.require_time()
+            context.require_time()
             time.sleep(0.01)
-    return int(records(room, name)[-1]["step"])
+    return int(records(context, name)[-1]["step"])
 
 
-def train(room: Room, name: str, settings: Sequence[str], start: str = "") -> None:
+def train(context: StageContext, name: str, settings: Sequence[str], start: str = "") -> None:
     """Train to the end; what it printed is in a log of that name."""
-    room.run(f"{name}{start and f'-{start}'}", training(room, name, settings))
+    context.run(f"{name}{start and f'-{start}'}", training(context, name, settings))
 
 
-def training(room: Room, name: str, settings: Sequence[str]) -> list[str]:
+def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
     """The command of a run of the demo on one rank."""
-    tokenizer = json.loads((room.shards / "manifest.json").read_text())["tokenizer"]
+    tokenizer = json.loads((context.shards / "manifest.json").read_text())["tokenizer"]
     fixed = [
         f"run.name={name}",
-        f"run.directory={room.runs}",
-        f"data.directory={room.shards}",
+        f"run.directory={context.runs}",
+        f"data.directory={context.shards}",
         f"model.vocab_size={tokenizer['vocab_size']}",
         *("parallel.tensor_model_parallel_size=1", "data.validate_every=0", "data.validation_samples=16"),
         *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
     ]
-    if room.small:
+    if context.small:
         fixed += [
             "model.num_layers=2",
             "model.hidden_size=32",
@@ -194,20 +198,20 @@ def last_of_each(settings: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in chosen.items()]
 
 
-def records(room: Room, name: str) -> list[dict[str, Any]]:
-    """What the run recorded, whole lines only, each step as it was recorded last."""
-    lines = (room.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
+def records(context: StageContext, name: str) -> list[dict[str, Any]]:
+    """Return what the run recorded, whole lines only, each step as it was recorded last."""
+    lines = (context.runs / name / "metrics.jsonl").read_text().split("\n")[:-1]
     found = {entry["step"]: entry for entry in map(json.loads, filter(None, lines))}
     return [found[step] for step in sorted(found)]
 
 
-def column(room: Room, name: str, tag: str) -> list[float]:
-    """One quantity, step by step."""
-    return [record[tag] for record in records(room, name) if tag in record]
+def column(context: StageContext, name: str, tag: str) -> list[float]:
+    """Return one quantity, step by step."""
+    return [record[tag] for record in records(context, name) if tag in record]
 
 
 def _or_error(work: Any, *arguments: Any) -> Any:
-    """What the work gives, or the sentence of its failure: the other variants are still worth knowing."""
+    """Return what the work gives, or the sentence of its failure: the other variants still count."""
     try:
         return work(*arguments)
     except Exception as error:

@@ -38,7 +38,7 @@ class Step:
 
 
 def sweeps(pages: Sequence[Page], quick: bool, jobs: int) -> list[Step]:
-    """What trains the pages' runs, the longest first. No run is in two of them, so all may go at once."""
+    """Return the sweeps that train the pages' runs, the longest first; no run is in two of them."""
     groups: dict[tuple[str, str], list[str]] = {}
     taken: set[Path] = set()
     for page in pages:
@@ -55,7 +55,7 @@ def sweeps(pages: Sequence[Page], quick: bool, jobs: int) -> list[Step]:
 
 
 def reports(page: Page, out: Path, quick: bool) -> list[Step]:
-    """What writes the page. With `quick` everything is compared with the first run, whatever the subject."""
+    """Return the steps that write the page. With `quick` everything is compared with the first run."""
     runs = runs_of(page, quick)
     steps = []
     for report in page.reports[: 1 if quick else None]:
@@ -132,7 +132,7 @@ def make(pages: Sequence[Page], out: Path, quick: bool, jobs: int, training: boo
 
 
 def lacks(page: Page, quick: bool) -> str:
-    """What --no-training leaves the page out for, in a sentence; "" if nothing."""
+    """Say in a sentence why --no-training leaves the page out; "" if it does not."""
     if not page.runs:
         return f"page {page.name} is left out: its report trains models of its own"
     runs = runs_of(page, quick)

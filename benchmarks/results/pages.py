@@ -47,7 +47,7 @@ class Page:
 
     @property
     def in_quick(self) -> bool:
-        """Whether --quick makes it: its runs may be too many, or too long."""
+        """Made by --quick too; not if its runs are too many, or too long."""
         return bool(self.quick) or not self.runs
 
 
@@ -150,7 +150,7 @@ PAGES = (
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """One run of a grid, and where it lies."""
+    """A run of a grid, and its directory."""
 
     grid: str
     cell: str

@@ -1,11 +1,14 @@
-"""What `step_time.py` measures: our engines and the plain peer, each as forward, backward, update."""
+"""The contenders of benchmarks.step.measure: our engines and the plain peer, and their turns."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
 from pretrain.config.load import config_from_draft
@@ -24,7 +27,7 @@ AGAIN = " again"
 
 @dataclass(frozen=True)
 class Shape:
-    """One model and what a rank is given in a step."""
+    """The shape of a model, and of the batch that a rank is given in a step."""
 
     layers: int
     hidden: int
@@ -51,7 +54,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Layout:
-    """How our engines are spread."""
+    """The parallel layout of our engines."""
 
     tensor_parallel: int
     data_parallel: int
@@ -182,7 +185,7 @@ class Plain:
 
 
 def contender_name(kind: str, settings: str) -> str:
-    """How a contender with these settings is called; keys go without their sections."""
+    """Return the name of a contender with these settings; keys go without their sections."""
     short = ", ".join(word.partition(".")[2] for word in settings.split())
     return f"{kind} ({short})" if short else kind
 
@@ -195,3 +198,62 @@ def build_contender(
     if variant not in ("plain", COMPILED):
         return Ours(benchmark_config(shape, variant, layout, settings), context)
     return Plain(benchmark_config(shape, "vanilla", layout), context.device, compiled=variant == COMPILED)
+
+
+WARM_UP_ROUNDS = 3
+
+
+def take_turns(
+    contenders: dict[str, Contender],
+    batch: Callable[[], torch.Tensor],
+    rounds: int,
+    now: Callable[[], float],
+    wait: Callable[[], None],
+) -> dict[str, list[float]]:
+    """Return the seconds of every contender's step, round by round; who begins rotates."""
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for round_number in range(rounds + WARM_UP_ROUNDS):
+        tokens = batch()
+        for offset in range(len(names)):
+            name = names[(round_number + offset) % len(names)]
+            contender = contenders[name]
+            wait()
+            started = now()
+            contender.backward(contender.forward(tokens))
+            contender.update()
+            wait()
+            seconds = now() - started
+            if round_number >= WARM_UP_ROUNDS:
+                times[name].append(seconds)
+    return times
+
+
+def ratio(mine: list[float], base: list[float]) -> dict[str, float]:
+    """Return quartiles of the ratio of one round's two times."""
+    ratios = [one / other for one, other in zip(mine, base, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": median, "low": low, "high": high}
+
+
+def batches(shape: Shape, context: ParallelContext) -> Callable[[], torch.Tensor]:
+    """Return a function that makes new random tokens, `[batch, length + 1]`, on this rank's device."""
+    generator = torch.Generator().manual_seed(context.data_parallel_rank)
+    size = (shape.batch, shape.length + 1)
+
+    def batch() -> torch.Tensor:
+        return torch.randint(0, shape.vocabulary, size, generator=generator).to(context.device)
+
+    return batch
+
+
+def waiting(context: ParallelContext) -> Callable[[], None]:
+    """Return a function that brings all ranks, and their GPUs, to the same point."""
+
+    def wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if context.world_size > 1:
+            dist.barrier()
+
+    return wait

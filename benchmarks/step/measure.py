@@ -1,4 +1,4 @@
-"""What a training step costs, measured side by side in one process: the arbiter of every claim about speed.
+"""The cost of a training step, measured side by side in one process: the arbiter of claims about speed.
 
     OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE --plot FILE
     python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
@@ -30,18 +30,25 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
-from benchmarks.step.contenders import (  # noqa: E402
+from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
     AGAIN,
     Contender,
     Layout,
     Shape,
+    batches,
     benchmark_config,
     build_contender,
     contender_name,
+    ratio,
+    take_turns,
+    waiting,
 )
-from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
-from benchmarks.step.plot import write_plot  # noqa: E402
-from benchmarks.step.turns import batches, ratio, take_turns, waiting  # noqa: E402
+from benchmarks.step.parts import (  # noqa: E402
+    PARTS,
+    seconds_by_kernel,
+    seconds_by_part,
+    write_plot,
+)
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
 from pretrain.config.counting import count_attention, executed_flops_per_token, model_flops_per_token  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402

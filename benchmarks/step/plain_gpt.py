@@ -16,7 +16,7 @@ from pretrain.config.tree import Config
 
 
 class Block(nn.Module):
-    """One pre-LN layer; activations `[batch, seq, hidden]`."""
+    """A pre-LN layer; activations `[batch, seq, hidden]`."""
 
     def __init__(self, hidden: int, heads: int, ffn: int, epsilon: float) -> None:
         super().__init__()

@@ -4,7 +4,7 @@
 
 Each way takes turns with the others on the same tensors, forward and backward. Printed: the median over
 rounds of (its CPU time / the first way's of the same round), and what autograd keeps of the loss. Whole steps
-under a switch: step_time.py.
+under a switch: benchmarks.step.measure.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def report(title: str, ways: Ways, rounds: int, kept: Mapping[str, float] | None
 
 
 def bytes_kept(way: Callable[[], torch.Tensor]) -> int:
-    """What autograd keeps for backward, weights and inputs included."""
+    """Return the bytes that autograd keeps for backward, weights and inputs included."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

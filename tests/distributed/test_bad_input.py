@@ -73,8 +73,9 @@ class Cases:
     def _run(
         overrides: list[str], ranks: int | None, environment: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        launched = ["--local-ranks", str(ranks)] if ranks else []
-        return cli(["train", "demo", *overrides, *launched], TIMEOUT, environment)
+        if ranks:
+            return train_on_warm_ranks(overrides, ranks, TIMEOUT)
+        return cli(["train", "demo", *overrides], TIMEOUT, environment)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +92,9 @@ def refused(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Refu
             "environment", environment={"RANK": "1", "LOCAL_RANK": "1"}
         ),
         "too few ranks": lambda: cases.fresh("few", parallel__tensor_model_parallel_size=2),
-        "another model shape": lambda: cases.resumed("shape", model__num_layers=3),
-        "another bank": lambda: cases.resumed("bank", attention__seed=7),
-        "other data": lambda: cases.resumed("data", data__directory=_other_shards(cases)),
+        "another model shape": lambda: cases.resumed("shape", ranks=1, model__num_layers=3),
+        "another bank": lambda: cases.resumed("bank", ranks=1, attention__seed=7),
+        "other data": lambda: cases.resumed("data", ranks=1, data__directory=_other_shards(cases)),
     }
     with ThreadPoolExecutor(max_workers=3) as pool:
         running = {case: pool.submit(command) for case, command in commands.items()}
@@ -181,7 +182,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path
         cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it"
     )
 
-    done = cli(["train", "demo", *overrides])
+    done = train_on_warm_ranks(overrides, ranks=1)
     assert done.returncode == 0, done.stderr
     assert (run / "state").read_text() == "finished\n"
     assert logged_steps(run) == list(range(1, 61))

@@ -10,20 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import check as gpu_check
+from benchmarks.gpu.card import attention_curve, card_of
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.stage import StageContext, StageReport, StageResult
 from pretrain.plan.devices import find_gpu
 from tests.ranks import ROOT, rank_environment
 
 STAGES = ("card", "parity", "structured", "large_2048")
 
 
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-
-def test_the_check_runs_on_a_cpu(
-    benchmarks: None, tiny_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.full
+def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "benchmarks.gpu.check", "--out", str(out), "--shards", str(tiny_shards)]
     done = subprocess.run(
@@ -54,9 +52,6 @@ def test_the_check_runs_on_a_cpu(
     assert len(structured["checks"]) == 28 and not structured["found"]["failed"]
     assert structured["found"]["sizes"].keys() == {"128, bfloat16", "192, float32"}
 
-    from gpu_card import card_of
-    from gpu_page import write_page
-
     # The card and the page of a GPU are made of the same values.
     rates = stages["card"]["found"]["rates"]
     card, notes = card_of(rates, {"name": "NVIDIA H200", "memory_bytes": 150e9, "power.limit": "700.00"})
@@ -69,43 +64,45 @@ def test_the_check_runs_on_a_cpu(
     assert "| orthogonal |" in page and "`deepspeed.config=zero1`" in page and "What failed" not in page
 
 
-def test_attention_is_fitted_through_what_was_measured(benchmarks: None) -> None:
-    from gpu_card import attention_curve
-
+def test_attention_is_fitted_through_what_was_measured() -> None:
     most, half = attention_curve({length: 300 * length / (length + 500) for length in (512, 2048, 8192)})
     assert (most, half) == (pytest.approx(300), pytest.approx(500))
 
 
 def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
-    benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gpu_check
-    from gpu_page import write_page
-    from gpu_stage import Found, Memo, Room
-
-    def broken(room: Room) -> Found:
+    def broken(context: StageContext) -> StageResult:
         raise ZeroDivisionError("a mistake of ours")
 
-    def fails(room: Room) -> Found:
-        room.run("fails", [sys.executable, "-c", "raise SystemExit('no kernel image')"])
-        return Found({})
+    def fails(context: StageContext) -> StageResult:
+        context.run("fails", [sys.executable, "-c", "raise SystemExit('no kernel image')"])
+        return StageResult({})
 
-    def hangs(room: Room) -> Found:
-        room.run("hangs", [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(300)"])
-        return Found({})
+    def hangs(context: StageContext) -> StageResult:
+        context.run(
+            "hangs", [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(300)"]
+        )
+        return StageResult({})
 
-    def wrong(room: Room) -> Found:
-        return Found({"number": 2}, {"two is three": False, "two is two": True})
+    def wrong(context: StageContext) -> StageResult:
+        return StageResult({"number": 2}, {"two is three": False, "two is two": True})
 
-    works = {"broken": broken, "fails": fails, "hangs": hangs, "wrong": wrong, "good": lambda _: Found({})}
+    works = {
+        "broken": broken,
+        "fails": fails,
+        "hangs": hangs,
+        "wrong": wrong,
+        "good": lambda _: StageResult({}),
+    }
     waves = tuple(
         (gpu_check.Stage(name, work, 3 / gpu_check.PATIENCE_ON_CPU),) for name, work in works.items()
     )
     monkeypatch.setattr(gpu_check, "WAVES", waves)
-    memo = Memo(tmp_path / "report.json")
+    report = StageReport(tmp_path / "report.json")
     until = time.monotonic() + 100
-    room = Room(tmp_path / "work", tmp_path, until, False, True, 1, gpu_check.environment())
-    gpu_check.run_waves(room, memo, list(works), [])
+    context = StageContext(tmp_path / "work", tmp_path, until, False, True, 1, gpu_check.environment())
+    gpu_check.run_waves(context, report, list(works), [])
     stages = json.loads((tmp_path / "report.json").read_text())["stages"]
     states = dict.fromkeys(works, "failed") | {"good": "ok"}
     assert {name: stage["state"] for name, stage in stages.items()} == states
@@ -115,9 +112,9 @@ def test_a_stage_that_fails_or_hangs_is_recorded_and_the_next_one_runs(
     assert stages["hangs"]["seconds"] < 30
 
     facts = {"gpu": "a", "date": "d", "commit": "c", "python": "3", "seconds": 1.0, "seconds_allowed": 2.0}
-    write_page(memo.values | facts, tmp_path / "page.md")
+    write_page(report.values | facts, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert "no kernel image" in page and "* not so: two is three" in page
 
-    gpu_check.run_waves(gpu_check.replace(room, until=time.monotonic()), memo, ["good"], [])
-    assert memo.values["stages"]["good"]["state"] == "no time was left for it"
+    gpu_check.run_waves(gpu_check.replace(context, until=time.monotonic()), report, ["good"], [])
+    assert report.values["stages"]["good"]["state"] == "no time was left for it"

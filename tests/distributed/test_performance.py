@@ -174,6 +174,7 @@ def test_cross_entropy_under_zero(stage: int) -> None:
             assert other == pytest.approx(reference, rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not which("g++"), reason="inductor needs a C++ compiler")
 def test_kernels_of_inductor_train_to_the_same_losses() -> None:
     runs = [
