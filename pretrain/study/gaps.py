@@ -67,7 +67,7 @@ POINTS = Scale("points", factor=100, digits=2)
 
 @dataclass(frozen=True)
 class PairedGap:
-    """A variant's values minus the baseline's, over the seeds that both have.
+    """Differences of a variant's values to the baseline's, over the seeds that both have.
 
     What n or equal differences leave undefined is None. `*_holm` are adjusted over all comparisons of the
     report.
@@ -131,14 +131,14 @@ class PairedGap:
 
 
 _PERPLEXITIES = ("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
-_TESTS = ("cohens_dz", "t", "t_p", "t_p_holm", "wilcoxon", "wilcoxon_p", "wilcoxon_p_holm")
+TEST_KEYS = ("cohens_dz", "t", "t_p", "t_p_holm", "wilcoxon", "wilcoxon_p", "wilcoxon_p_holm")
 
 
 def gap_content(gap: PairedGap) -> dict[str, Any]:
     """Return the gap as JSON; ratios of perplexities only where the values are losses."""
     keys = ("baseline", "seeds", "differences", "mean", "sd", "low", "high")
     return {
-        key: getattr(gap, key) for key in (*keys, *(_PERPLEXITIES if gap.scale.of_losses else ()), *_TESTS)
+        key: getattr(gap, key) for key in (*keys, *(_PERPLEXITIES if gap.scale.of_losses else ()), *TEST_KEYS)
     }
 
 

@@ -47,7 +47,6 @@ class Document:
         summary: the parts printed on the terminal.
         figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
         files: {file name: content}; None removes an older file of that name.
-        lines: whether tables on the terminal have a line between any two rows.
     """
 
     page: Sequence[Block]
@@ -56,7 +55,6 @@ class Document:
     figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
     files: Mapping[str, str | bytes | None] = field(default_factory=dict)
     content_file: str = "report.json"
-    lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,15 +155,19 @@ def finish(study: Document | Report, out: Path, console: Console | None = None, 
         path = write(document, out)
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    show(document, console or Console())
+    show(document.summary, console or Console())
     typer.echo(f"written: {path}{remark}")
 
 
-def show(document: Document, console: Console) -> None:
-    """Print the summary."""
-    for block in document.summary:
+def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> None:
+    """Print parts of a page, without its figures.
+
+    Args:
+        lines: draw a line between any two rows of a table.
+    """
+    for block in blocks:
         if isinstance(block, Table):
-            console.print(rich_table(block, between_rows=document.lines))
+            console.print(rich_table(block, between_rows=lines))
         elif isinstance(block, str):
             console.print(Text(block))
         elif not isinstance(block, Picture):

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -34,10 +35,18 @@ class Member(Protocol):
     def config(self) -> Mapping[str, Any]: ...
 
 
+class HasGroup(Protocol):
+    """Result of one member, which carries the name of its group."""
+
+    @property
+    def group(self) -> str: ...
+
+
 R = TypeVar("R", bound=Member)
+Result = TypeVar("Result", bound=HasGroup)
 
 _NOT_IN_A_LABEL = {"variant", "adapters", "seed"}
-_METHOD_SECTIONS = ("model", "attention", "optimizer", "schedule", "data", "precision")
+_METHOD_SECTIONS = ("model.", "attention.", "optimizer.", "schedule.", "data.", "precision.")
 _NOT_THE_METHOD = (
     "attention.adapters",  # in the name anyway
     "attention.seed",
@@ -76,6 +85,11 @@ class Groups(Generic[R]):
     groups: tuple[Group[R], ...]
     compared_with: Mapping[str, str]
 
+    @property
+    def runs(self) -> list[R]:
+        """Return every run, group by group."""
+        return [run for group in self.groups for run in group.runs]
+
     def named(self, name: str) -> Group[R]:
         """Return the group of that name."""
         return next(group for group in self.groups if group.name == name)
@@ -87,6 +101,14 @@ class Groups(Generic[R]):
     def name_of(self, run: R) -> str:
         """Return the name of the run's group."""
         return next(g.name for g in self.groups if run.path in {member.path for member in g.runs})
+
+
+def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return {group: its results}, groups and results in the order given."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.group, []).append(result)
+    return groups
 
 
 def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run directory") -> None:
@@ -126,13 +148,11 @@ def group_runs(
         UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
     """
     methods = [method_of(run) for run in runs]
-    settings = [
-        {key: setting_text(run.config["attention"].get(key)) for key in sorted(known - _NOT_IN_A_LABEL)}
-        for run, known in zip(runs, _attention_keys(runs, methods), strict=True)
-    ]
-    labels = [" ".join([m, *texts]) for m, texts in zip(methods, _telling(methods, settings), strict=True)]
+    attention = [run.config["attention"] for run in runs]
+    telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
+    labels = [" ".join([method, *texts]) for method, texts in zip(methods, telling, strict=True)]
     strata = _strata(subjects or {}, len(runs))
-    groups = _collect(runs, labels, strata, subjects is not None)
+    groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
     label, compared_with = _find_baseline(groups, baseline)
     first = _first_positions(subjects or {}, strata)
     order = sorted(groups, key=lambda g: (first[g.stratum], compared_with[g.name] != g.name))
@@ -155,10 +175,10 @@ def group_by_settings(
     Raises:
         UserError: no such baseline, or two members of a group with one seed.
     """
-    telling = _telling(methods, settings)
+    telling = _telling_settings(methods, settings)
     names = [f"{m} ({', '.join(texts)})" if texts else m for m, texts in zip(methods, telling, strict=True)]
-    groups = _collect(members, names, [""] * len(members), False)
-    label, compared_with = _find_baseline(groups, groups[0].name if baseline is None else baseline)
+    groups = _collect(members, names, [""] * len(members))
+    label, compared_with = _find_baseline(groups, names[0] if baseline is None else baseline)
     return Groups(label, tuple(groups), compared_with)
 
 
@@ -172,35 +192,29 @@ def group_by_method(runs: Sequence[R]) -> Groups[R]:
     settings = [
         {
             key: value
-            for key, value in sorted(settings_of(run).items())
-            if key.startswith(tuple(f"{section}." for section in _METHOD_SECTIONS))
-            and key not in _NOT_THE_METHOD
+            for key, value in settings_of(run).items()
+            if key.startswith(_METHOD_SECTIONS) and key not in _NOT_THE_METHOD
         }
         for run in runs
     ]
     return group_by_settings(runs, [method_of(run) for run in runs], settings)
 
 
-def _attention_keys(runs: Sequence[Member], methods: Sequence[str]) -> list[set[str]]:
-    """Return for each run the keys of the attention that runs of its method have."""
-    known: dict[str, set[str]] = defaultdict(set)
-    for run, method in zip(runs, methods, strict=True):
-        known[method] |= run.config["attention"].keys()
-    return [known[method] for method in methods]
-
-
-def _telling(methods: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def _telling_settings(
+    methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
+) -> list[list[str]]:
     """Return for each member `key=value` of the settings in which members of its method differ."""
-    texts = []
+    telling = []
     for method, own in zip(methods, settings, strict=True):
         alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
-        differing = [key for key in own if any(other.get(key) != own[key] for other in alike)]
-        texts.append([f"{key.rpartition('.')[2]}={own[key]}" for key in differing])
-    return texts
+        keys = sorted({key for other in alike for key in other}.difference(left_out))
+        differing = [key for key in keys if len({setting_text(other.get(key)) for other in alike}) > 1]
+        telling.append([f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing])
+    return telling
 
 
 def _collect(
-    runs: Sequence[R], labels: Sequence[str], strata: Sequence[str], may_name: bool
+    runs: Sequence[R], labels: Sequence[str], strata: Sequence[str], *, may_name_subject: bool = False
 ) -> list[Group[R]]:
     members: dict[tuple[str, str], list[R]] = defaultdict(list)
     for run, label, stratum in zip(runs, labels, strata, strict=True):
@@ -209,21 +223,18 @@ def _collect(
     for (label, stratum), own in members.items():
         by_seed = sorted(own, key=lambda run: -1 if run.seed is None else run.seed)
         groups.append(Group(label, stratum, tuple(by_seed)))
-        _refuse_one_seed_twice(groups[-1], may_name)
+        _refuse_one_seed_twice(groups[-1], may_name_subject)
     return groups
 
 
-def _refuse_one_seed_twice(group: Group[Any], may_name: bool) -> None:
-    for first, second in zip(group.runs, group.runs[1:], strict=False):
+def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
+    for first, second in pairwise(group.runs):
         if first.seed == second.seed:
             ours, theirs = settings_of(first), settings_of(second)
-            differing = [
-                key
-                for key in sorted(ours.keys() | theirs.keys())
-                if ours.get(key) != theirs.get(key) and not key.startswith("run.")
-            ]
+            keys = sorted(key for key in ours.keys() | theirs.keys() if not key.startswith("run."))
+            differing = [key for key in keys if ours.get(key) != theirs.get(key)]
             remedy = "give one of them"
-            if differing and may_name:
+            if differing and may_name_subject:
                 remedy += f", or say --subject {differing[0]} if that is what is compared"
             raise UserError(
                 f"{first.path} and {second.path} are both '{group.name}' with run.seed={first.seed}: {remedy}"
