@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,9 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
         UserError: transformers cannot load it, or it marks no end of a document.
     """
     directory = str(pretrained.directory)
-    load = _loading(pretrained)
-    program = load(lambda: AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted))
-    config = load(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted))
+    with _loading(pretrained):
+        program = AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted)
     start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
     if start is None:
         raise UserError(f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them")
@@ -82,11 +83,11 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
     if list(pretrained.directory.glob("*.py")):
         model = _classifier_around(load_language_model(pretrained), facts)
     else:
-        model, info = _loading(pretrained)(
-            lambda: AutoModelForSequenceClassification.from_pretrained(
+        with _loading(pretrained):
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 str(pretrained.directory), dtype=torch.float32, output_loading_info=True, **facts
             )
-        )
+        model, info = loaded
         if missing := sorted(name for name in info["missing_keys"] if not name.startswith(HEAD)):
             raise UserError(f"{pretrained.directory} has no weight {missing[0]}; export the run again")
     return _prepared(model)
@@ -98,11 +99,10 @@ def load_language_model(pretrained: Pretrained) -> Any:
     Raises:
         UserError: transformers cannot load it.
     """
-    model = _loading(pretrained)(
-        lambda: AutoModelForCausalLM.from_pretrained(
+    with _loading(pretrained):
+        model = AutoModelForCausalLM.from_pretrained(
             str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
         )
-    )
     return _prepared(model)
 
 
@@ -135,12 +135,10 @@ def _prepared(model: Any) -> Any:
     return model
 
 
-def _loading(pretrained: Pretrained) -> Callable[[Callable[[], Any]], Any]:
-    def load(make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error
-
-    return load
+@contextmanager
+def _loading(pretrained: Pretrained) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error
