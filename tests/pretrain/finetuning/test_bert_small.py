@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-pytestmark = pytest.mark.distributed
-
 from data_pipeline.demo_corpus import build_corpus
 from data_pipeline.sources.records import Document
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.distributed
 
 
 def documents(texts: str, source: str) -> list[Document]:
@@ -77,7 +77,7 @@ def test_a_small_bert_learns_and_can_be_tested(
     monkeypatch.setattr(sys, "argv", ["bert_small", str(part), "--out", str(out), "--steps", "60"])
     bert_small.main()
     said = capsys.readouterr().out
-    assert float(said.partition("held-out loss ")[2].split()[0]) < 6.2  # ln 800 is 6.68
+    assert float(said.partition("held-out loss ")[2].split()[0]) < 6.35  # 95 % of ln 800
     bert = open_bert(out / "model", 24)
     _, made_anew = bert.classifier()
     assert len(made_anew) == 4 and bert.config.num_hidden_layers == 1
