@@ -10,7 +10,7 @@ import typer
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.verb import tasks
-from pretrain.finetuning.bert.verbs import bert_reservoir, bert_small
+from pretrain.finetuning.bert.verbs import bert_reservoir
 from pretrain.finetuning.verbs import glue, translation
 
 if TYPE_CHECKING:
@@ -129,7 +129,6 @@ def approximation(
 evaluate.command()(glue)
 evaluate.command()(translation)
 evaluate.command()(bert_reservoir)
-evaluate.command()(bert_small)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -10,10 +10,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from pretrain.errors import UserError
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified, find_checkpoint
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified, find_checkpoint
 from pretrain.export.verb import export_on_cpu
 from pretrain.ranks.devices import MACHINE, VISIBLE, cpu_was_asked_for, nvidia_devices
 from pretrain.runs.directory import RunDirectory
+from pretrain.study.models import FACTS
 
 
 def exported(path: Path, step: int | None = None) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER, RunDirectory, step_of
 
-FACTS = "export.json"
 CHECKPOINT_FACT = "checkpoint_modified_ns"
 """The key of export.json by which a kept export knows that its checkpoint is still the same."""
 
