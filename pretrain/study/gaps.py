@@ -14,6 +14,9 @@ becomes max over j ≤ i of min(1, (m - j + 1) p_j).
 
 from __future__ import annotations
 
+import pretrain.study.packages  # noqa: F401
+
+# isort: split
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,6 +5,9 @@ A `Document` is any of it; a `Report` is the form of the experiments, which say 
 
 from __future__ import annotations
 
+import pretrain.study.packages  # noqa: F401
+
+# isort: split
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import pretrain.study.packages  # noqa: F401
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 
