@@ -145,8 +145,7 @@ def compare(
     from rich.console import Console
 
     from pretrain.compare.comparison import compare_runs
-    from pretrain.compare.console import print_comparison
-    from pretrain.compare.files import write_comparison
+    from pretrain.compare.report import print_comparison, write_comparison
     from pretrain.runs.finished import holds_no_run
 
     directories = [run for run in runs if not holds_no_run(run)] or runs

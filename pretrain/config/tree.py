@@ -16,7 +16,6 @@ from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config.attention import AttentionSection, written_axes
-from pretrain.config.performance import PerformanceSection
 from pretrain.config.sections import (
     CheckpointSection,
     DataSection,

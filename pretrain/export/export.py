@@ -32,13 +32,14 @@ from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers, versions
 from pretrain.export.projections import folded_adapters
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.study.models import FACTS
 
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1

@@ -16,6 +16,9 @@ from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
 from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser, where PyYAML was built with it, is several times as fast."""
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -208,7 +211,7 @@ class _Document:
             raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
         try:
             text = path.read_text(encoding="utf-8")
-            content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+            content = yaml.load(text, _YAML) if path.suffix == ".yaml" else json.loads(text)
         except (ValueError, yaml.YAMLError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} cannot be read ({reason}); restore the file") from error

@@ -1,7 +1,4 @@
-"""Everything that `compare` writes into its directory, each file whole or not at all.
-
-report.md comparison.json variants.csv runs.csv {loss,gap,trend,memory,throughput}.png tensorboard/
-"""
+"""Numbers of a comparison for programs: comparison.json, variants.csv and runs.csv."""
 
 from __future__ import annotations
 
@@ -9,55 +6,47 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pretrain.compare.comparison import Comparison, Variant
-from pretrain.compare.overlay import link_event_files
-from pretrain.compare.plots import write_plots
-from pretrain.compare.report import report_markdown
 from pretrain.compare.trend import Trend
-from pretrain.reporting.content import strict_json
-from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.study.gaps import TEST_KEYS, gap_content
 
-
-def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
-    """Write all of it into `out` (made if missing).
-
-    Args:
-        command: what the report says it was made by, cut where a line may break.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "comparison.json", as_json(comparison))
-    write_text_atomically(out / "variants.csv", _csv([_variant_row(v) for v in comparison.variants]))
-    write_text_atomically(out / "runs.csv", _csv([_run_row(run) for run in _runs(comparison.variants)]))
-    plots = write_plots(comparison, out)
-    write_text_atomically(out / "report.md", report_markdown(comparison, plots, command))
-    link_event_files(comparison, out / "tensorboard")
+_GAP_KEYS = ("mean", "sd", "low", "high", "perplexity_ratio", "equivalent_within", *TEST_KEYS)
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """The content of comparison.json; numbers that are not finite are null."""
-    content = {
+    """Return the content of comparison.json."""
+    return {
         "baseline": comparison.baseline,
         "subjects": list(comparison.subjects),
         "variants": [_variant_fields(variant) for variant in comparison.variants],
         "trends": [_trend_fields(trend) for trend in comparison.trends],
         "notes": list(comparison.notes),
     }
-    finite: dict[str, Any] = strict_json(content)
-    return finite
+
+
+def variants_csv(comparison: Comparison) -> str:
+    """Return one line for each variant: everything that is one number."""
+    return _csv([_variant_row(variant) for variant in comparison.variants])
+
+
+def runs_csv(comparison: Comparison) -> str:
+    """Return one line for each run, with one column for each source."""
+    return _csv([_run_row(run) for run in _runs(comparison.variants)])
 
 
 def _variant_fields(variant: Variant) -> dict[str, Any]:
     fields = _fields(replace(variant, runs=())) | {"runs": _runs([variant])}
     if variant.gap is not None:
-        fields["gap"]["equivalent_within"] = variant.gap.equivalent_within
+        fields["gap"] = gap_content(variant.gap) | {"equivalent_within": variant.gap.equivalent_within}
+    sources = variant.source_gaps.items()
+    fields["source_gaps"] = {source: gap_content(gap) if gap else None for source, gap in sources}
     return fields
 
 
 def _trend_fields(trend: Trend) -> dict[str, Any]:
-    """A trend; of its slope, the statistics and each seed's own."""
+    """Return a trend; of its slope, the statistics and each seed's own."""
     slope = trend.slope
     kept = {key: getattr(slope, key) for key in ("n", "mean", "sd", "low", "high", "t", "t_p", "t_p_holm")}
     by_seed = {str(seed): value for seed, value in zip(slope.seeds, slope.differences, strict=True)}
@@ -67,7 +56,7 @@ def _trend_fields(trend: Trend) -> dict[str, Any]:
 
 
 def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """What is said of every run, variant by variant."""
+    """Return the facts and results of every run, variant by variant."""
     return [
         {"name": run.name, "variant": variant.name, "seed": run.seed, "path": str(run.path)}
         | _fields(run.result)
@@ -77,7 +66,7 @@ def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """A dataclass as a mapping, in which the fields of ModelSize and StateBytes stand for themselves."""
+    """Return a dataclass as a mapping, with the fields of ModelSize and StateBytes in their place."""
     return _inlined(asdict(record))
 
 
@@ -92,7 +81,6 @@ def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _variant_row(variant: Variant) -> dict[str, Any]:
-    """One line of variants.csv: everything about a variant that is one number."""
     row: dict[str, Any] = {
         "variant": variant.name,
         "label": variant.label,
@@ -121,25 +109,7 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
     return row | (_flat(_fields(variant.theory), "theory") if variant.theory else {})
 
 
-_GAP_KEYS = (
-    "mean",
-    "sd",
-    "low",
-    "high",
-    "perplexity_ratio",
-    "equivalent_within",
-    "cohens_dz",
-    "t",
-    "t_p",
-    "t_p_holm",
-    "wilcoxon",
-    "wilcoxon_p",
-    "wilcoxon_p_holm",
-)
-
-
 def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
-    """One line of runs.csv: what is said of a run, with one column for each source."""
     sources = run["perplexity_by_source"]
     row = {key: value for key, value in run.items() if key != "perplexity_by_source"}
     return row | {f"perplexity.{source}": value for source, value in sources.items()}
@@ -156,7 +126,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows under the union of their columns, in order of first appearance; what a row lacks is empty."""
+    """Return rows under the union of their columns, in order of first appearance; missing cells are empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
