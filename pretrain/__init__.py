@@ -1,4 +1,26 @@
-"""The program: configuration, training loop, checkpoints and telemetry of a pretraining run."""
+"""The program: a pretraining run from configuration to comparison. Read `training.loop` first.
+
+evaluation   experiments on trained models: heads, lengths, approximation, downstream tasks
+finetuning   trained models, and a BERT, fine-tuned on tasks with frozen rows
+export       trained models as Hugging Face directories, and back; text from them
+training     a run, from opening to its last step
+job          answers to the Slurm scripts
+checkpoint   save, verify, resume at any layout
+doctor       the preflight of every node
+sweep        many runs from one grid
+telemetry    metrics.jsonl, TensorBoard, console, profiles
+model        configuration to model, and its loss
+data         configuration to samples
+compare      paired statistics over runs
+plan         memory, time and cost before a run
+study        seeds, gaps, tables, reports and caches that all comparisons share
+config       one typed tree of settings, checked
+reporting    tables, plots and texts
+runs         the run directory on disk
+ranks        process groups, devices, signals
+configs      shipped configurations
+errors       the error that a user can mend
+"""
 
 # Here and not in the package's metadata: jobs on a cluster run a checkout that nobody installed.
 __version__ = "0.2.0"

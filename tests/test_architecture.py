@@ -1,6 +1,7 @@
 """The house rules of the packages: imports go one way, the loop knows no variant, files stay short."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -314,3 +315,46 @@ def test_the_loop_names_no_variant() -> None:
 def test_files_are_short(package: str) -> None:
     lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in modules(package)}
     assert {path: length for path, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+SMALL = 80
+"""Lines below which a module that one other of its own folder imports needs a reason to be apart."""
+APART = {
+    "pretrain/export/importing.py": "the verb `import`; how foreign models are read is source_model",
+    "pretrain/telemetry/weights_and_biases.py": "the only file that knows the optional package wandb",
+    "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",
+    "pretrain/training/update.py": "the decision to leave an update out, which the loop only asks for",
+}
+"""{a small module that one other of its folder imports: why it is one of its own}"""
+
+
+def test_a_small_module_with_one_importer_has_a_reason() -> None:
+    importers: dict[str, set[str]] = {}
+    for module, targets in import_graph().items():
+        for target in targets:
+            importers.setdefault(target, set()).add(module)
+    small = set()
+    for package in PACKAGES:
+        for path in modules(package):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            folder = name.rpartition(".")[0]
+            others = importers.get(name, set())
+            if len(others) == 1 and {other.rpartition(".")[0] for other in others} == {folder}:
+                if len(path.read_text().splitlines()) < SMALL:
+                    small.add(path.relative_to(ROOT).as_posix())
+    assert small == APART.keys()
+
+
+def test_each_folder_says_what_its_files_are() -> None:
+    """Each module and each folder below is named in the docstring of `__init__.py`."""
+    missing = []
+    for package in (*PACKAGES, "benchmarks"):
+        for init in (ROOT / package).rglob("__init__.py"):
+            words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(init.read_text())) or ""))
+            files = {path.stem for path in init.parent.glob("*.py")}
+            folders = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+            missing += [
+                f"{init.parent.relative_to(ROOT)}: {name}"
+                for name in sorted((files | folders) - {"__init__", "__main__"} - words)
+            ]
+    assert missing == []

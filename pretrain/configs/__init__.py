@@ -1,1 +1,1 @@
-"""Shipped configurations, one YAML each."""
+"""Shipped configurations, one YAML each, and `grids` of runs for sweeps."""
