@@ -34,13 +34,14 @@ def project() -> dict[str, Any]:
 
 
 def declared(*extras: str) -> dict[str, Requirement]:
-    """The requirements of the program itself, and those that `extras` add to it, by name."""
+    """The requirements of the program itself, and those that `extras` and the extras in them add, by name."""
     lines = [*project()["dependencies"]]
     for extra in extras:
         lines += project()["optional-dependencies"][extra]
-    found = {canonicalize_name(requirement.name): requirement for requirement in map(Requirement, lines)}
-    found.pop("ora-pretrain", None)  # an extra that contains another one
-    return found
+    requirements = [Requirement(line) for line in lines]
+    contained = {extra for one in requirements if one.name == "ora-pretrain" for extra in one.extras}
+    found = {canonicalize_name(one.name): one for one in requirements if one.name != "ora-pretrain"}
+    return declared(*sorted(contained)) | found if contained else found
 
 
 def pinned(name: str) -> dict[str, list[Version]]:
