@@ -68,7 +68,12 @@ def any_stopped(launcher: psutil.Popen) -> bool:
     return any(rank.status() == psutil.STATUS_STOPPED for rank in launcher.children())
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+# Four new interpreters a start: what differs least from the others is left to `full`. In test_designs.py warm
+# ranks stop and go on under every stage and with every kind of attention.
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3])
 def test_kill_between_and_during_saves_then_resume(
     stage: int, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
 ) -> None:
@@ -99,7 +104,11 @@ def test_kill_between_and_during_saves_then_resume(
 
 @pytest.mark.parametrize(
     ("number", "state"),
-    [(signal.SIGTERM, "stopped\n"), (signal.SIGUSR1, "continue\n"), (signal.SIGINT, "stopped\n")],
+    [
+        (signal.SIGTERM, "stopped\n"),
+        pytest.param(signal.SIGUSR1, "continue\n", marks=FULL),
+        pytest.param(signal.SIGINT, "stopped\n", marks=FULL),
+    ],
 )
 def test_signal_saves_exits_0_and_resumes_exactly(
     number: signal.Signals, state: str, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
