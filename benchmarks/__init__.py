@@ -7,4 +7,5 @@ results     the pages of docs/results
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
 inference   exported models
+bert_small  a small BERT and a test of its sentences, for `evaluate bert-reservoir`
 """

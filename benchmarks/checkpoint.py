@@ -45,7 +45,7 @@ from pretrain.ranks.groups import (  # noqa: E402
     shutdown_distributed,
 )
 from pretrain.runs.position import Position  # noqa: E402
-from pretrain.training.phase_engine import Trainer  # noqa: E402
+from pretrain.training.phase_engine import PhasedEngine  # noqa: E402
 
 WARM_UP_ROUNDS = 1
 PLAIN_STEPS = 3
@@ -105,7 +105,7 @@ class Bench:
         layout = Layout(1, context.data_parallel_size)
         self.config = benchmark_config(shape, "orthogonal", layout, settings)
         self.context = context
-        self.trainer = Trainer(self.config, context)
+        self.trainer = PhasedEngine(self.config, context)
         bank = bank_digests(self.trainer.engine.module, context)
         identity = {"keys": {}, "data": {}, "frozen_bank": {"recipe": None, "sha256": bank}}
         self.checkpoints = Checkpoints(self.config, context, identity, None, DeferredError(context.device))

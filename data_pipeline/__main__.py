@@ -1,4 +1,4 @@
-"""`python -m data_pipeline VERB`: text to tokenised shards. See docs/data.md."""
+"""Command line `python -m data_pipeline VERB`: text to tokenised shards. See docs/data.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from data_pipeline.download_verb import download
 from data_pipeline.errors import DataError
 from data_pipeline.options import (
     Chunks,
@@ -21,8 +20,7 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources.discovery import RecordKeys, select_all_inputs
-from data_pipeline.tokenizing.huge_pages import restart_with_huge_pages
+from data_pipeline.sources.discovery import RecordKeys, parse_chunks, select_all_inputs
 from data_pipeline.tokenizing.verbs import merge_manifests, show_passed_over, tokenize
 
 app = typer.Typer(
@@ -84,17 +82,62 @@ def train_tokenizer(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    found = select_all_inputs(inputs, chunks)
-    report, trained = trainer.train_tokenizer(found.files, out, settings, keys)
+    selected = select_all_inputs(inputs, chunks)
+    report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
         f"  {report['vocab_size']:,} pieces, {report['bytes_per_token']:.2f} bytes/token and "
         f"{report['round_trip_failures']} round-trip failures on {report['held_out_documents']} documents"
     )
-    show_passed_over(found.passed_over)
+    show_passed_over(selected.passed_over)
 
 
-app.command()(download)
+@app.command()
+def download(
+    source: Annotated[str, typer.Argument(help="slimpajama, openwebtext or tinystories.")],
+    out: Annotated[Path, typer.Option(help="The directory for the files.")],
+    hub_id: Annotated[str | None, typer.Option(help="Another repository with the same files.")] = None,
+    mirror: Annotated[
+        Path | None,
+        typer.Option(help="A directory with the same files, in place of the hub."),
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")] = None,
+    splits: Annotated[str, typer.Option(help="The hub's own splits: train,validation,test.")] = "train",
+    chunks: Chunks = "",
+    fraction: Annotated[float, typer.Option(help="Of the files of every chunk, this share.")] = 1.0,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Pattern of names, in place of the source's own (repeatable).")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Files at a time.")] = 8,
+) -> None:
+    """Fetch a corpus from the Hugging Face hub, checked against its listing; again: what is missing.
+
+    Example: python -m data_pipeline download slimpajama --out data/slimpajama --fraction 0.2
+    """
+    from data_pipeline.io.progress import DownloadLine
+    from data_pipeline.sources import hub
+    from data_pipeline.sources.catalogue import Wanted
+
+    if mirror is not None and (hub_id or revision):
+        raise DataError("--mirror takes the place of the hub: leave out --hub-id and --revision")
+    wanted = Wanted(
+        splits=tuple(part.strip() for part in splits.split(",")),
+        include=tuple(include or ()),
+        chunks=parse_chunks(chunks) if chunks else frozenset(),
+        fraction=fraction,
+    )
+    with DownloadLine() as line:
+        if mirror is None:
+            done = hub.download(source, out, wanted, line.update, hub_id, revision, workers)
+        else:
+            done = hub.take_from_mirror(source, out, wanted, mirror, line.update, workers)
+    size = sum(file.size for file in done.files)
+    commit = done.revision or "no known commit"
+    typer.echo(
+        f"{out}: {len(done.files):,} files, {size / 1e9:,.2f} GB of {done.repository} at {commit}, checked"
+    )
+
+
 app.command()(tokenize)
 app.command("merge-manifests")(merge_manifests)
 
@@ -129,8 +172,8 @@ def verify(
         for problem in problems[1:]:
             typer.echo(f"error: {problem}", err=True)
         raise DataError(
-            f"{problems[0]}; delete the damaged files and run the same tokenize command (with --verify it "
-            f"finds them itself): it remakes them"
+            f"{problems[0]}; restore what is damaged and remove what the manifest does not name, or delete "
+            f"{directory} and run the same tokenize command again"
         )
     tokens = sum(shard.tokens for shard in manifest.shards)
     typer.echo(f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says")
@@ -179,6 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["tokenize"]:
-        restart_with_huge_pages()
     main()

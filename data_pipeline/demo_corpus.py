@@ -1,4 +1,4 @@
-"""A corpus of English prose from the running Python installation: no download, the same for the same Python.
+"""Demo corpus of English prose from the running Python: no download, the same for the same Python.
 
 Sources: PydocTopics (the language reference as `help()` shows it), StdlibDocstrings and StdlibComments
 (docstrings and block comments of the standard library's .py files, which are parsed, never imported).
@@ -38,7 +38,7 @@ _WORD = re.compile(r"[\"'(*`\[]*[A-Za-z]+(?:[-'/][A-Za-z]+)*[.\"',;:!?)*`\]]*")
 
 @dataclass(frozen=True)
 class Corpus:
-    """What `build_corpus` made or found: bytes of text and documents per source; whether made now."""
+    """Demo corpus on disk: bytes of text and documents per source; `built`: made now, and not found."""
 
     bytes_per_source: dict[str, int]
     documents_per_source: dict[str, int]
@@ -83,7 +83,7 @@ def _refuse_foreign_files(directory: Path) -> None:
 
 
 def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:
-    """Deal the documents out over the files, so that every file has every source."""
+    """Deal the documents out over the files, so that every file has every source; return counts."""
     sources = list(dict.fromkeys(source for source, _ in documents))
     sizes = {
         source: sum(len(text.encode()) for kind, text in documents if kind == source) for source in sources
@@ -112,7 +112,7 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
 
 
 def collect_documents(library: Path) -> list[tuple[str, str]]:
-    """(source, text) of every document in the standard library at `library`, in a fixed order.
+    """Collect (source, text) of every document in the standard library at `library`, in a fixed order.
 
     Raises:
         DataError: the pydoc topics are missing.
@@ -141,7 +141,7 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
 
 
 def _topics(path: Path) -> list[str]:
-    """The strings of `topics = {...}`, sorted by name; read as a literal, not executed."""
+    """Read the strings of `topics = {...}`, sorted by name, as a literal that is not executed."""
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             topics = ast.literal_eval(node.value)
@@ -150,7 +150,7 @@ def _topics(path: Path) -> list[str]:
 
 
 def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(source text, tree), or nothing for the few files that are deliberately not valid Python or UTF-8."""
+    """Yield (source text, tree), or nothing for the few files that are deliberately no Python or UTF-8."""
     try:
         source = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
@@ -161,7 +161,7 @@ def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Docstrings in the order of the file; expressions are passed over, as none can hold a definition."""
+    """Yield docstrings in the order of the file; expressions are skipped, as none can hold a definition."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring:
@@ -172,7 +172,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def _comment_blocks(source: str) -> Iterator[str]:
-    """Runs of at least two comment lines, without their signs."""
+    """Yield runs of at least two comment lines, without their signs."""
     block: list[str] = []
     for line in [*source.splitlines(), ""]:
         stripped = line.strip()
@@ -185,7 +185,7 @@ def _comment_blocks(source: str) -> Iterator[str]:
 
 
 def _documents(texts: Iterable[str], seen: set[str]) -> Iterator[str]:
-    """Paragraphs of the texts that are prose and new, joined to documents of about 1,000 characters."""
+    """Join paragraphs of the texts that are prose and new to documents of about 1,000 characters."""
     kept: list[str] = []
     for paragraph in _paragraphs(texts):
         key = " ".join(paragraph.split())
@@ -209,7 +209,7 @@ def _paragraphs(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_prose(paragraph: str) -> bool:
-    """At least four words, three quarters of what is between the spaces being words, and no doctest."""
+    """Return whether a paragraph is prose: four or more words, three quarters of its parts, no doctest."""
     parts = paragraph.split()
     if len(parts) < 4 or ">>>" in paragraph:
         return False

@@ -33,18 +33,18 @@ app.add_typer(checkpoint, name="checkpoint")
 
 
 def _print_versions(wanted: bool) -> None:
-    """`--version`: this program's, and those of what it stands on, as a bug report needs them."""
+    """Print the versions of this program and of its main dependencies, as a bug report needs them."""
     if not wanted:
         return
     from platform import python_version
 
     from pretrain.runs.environment import package_versions
 
-    found = package_versions()
+    versions = package_versions()
     others = ", ".join(
-        f"{name} {found[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
+        f"{name} {versions[name] or 'missing'}" for name in ("torch", "megatron-core", "deepspeed")
     )
-    typer.echo(f"ora-pretrain {found['ora-pretrain']} (Python {python_version()}, {others})")
+    typer.echo(f"ora-pretrain {versions['ora-pretrain']} (Python {python_version()}, {others})")
     raise typer.Exit
 
 
@@ -57,7 +57,7 @@ def _program(
         ),
     ] = False,
 ) -> None:
-    """What stands before the verb."""
+    """Options before the verb."""
 
 
 ConfigArgument = Annotated[
@@ -107,14 +107,18 @@ def train(
 
 
 @app.command()
-def show(config: ConfigArgument, overrides: OverridesArgument = None) -> None:
+def show(
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
+    meanings: Annotated[bool, typer.Option("--meanings", help="Print also the meaning of each key.")] = False,
+) -> None:
     """Print the resolved config, each value with where it came from, and the model's true size.
 
     Example: python -m pretrain show large parallel.tensor_model_parallel_size=2
     """
     from pretrain.config.show import render_show
 
-    typer.echo(render_show(config, overrides or []))
+    typer.echo(render_show(config, overrides or [], meanings=meanings))
 
 
 @app.command()
@@ -141,19 +145,18 @@ def compare(
     from rich.console import Console
 
     from pretrain.compare.comparison import compare_runs
-    from pretrain.compare.console import print_comparison
-    from pretrain.compare.files import write_comparison
+    from pretrain.compare.report import print_comparison, write_comparison
     from pretrain.runs.finished import holds_no_run
 
-    found = [run for run in runs if not holds_no_run(run)] or runs
-    comparison = compare_runs(found, baseline, subject or [])
+    directories = [run for run in runs if not holds_no_run(run)] or runs
+    comparison = compare_runs(directories, baseline, subject or [])
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", baseline), ("--out", str(out))]
     command += [("--subject", name) for name in subject or []]
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
-    if len(found) < len(runs):
-        others = ", ".join(str(run) for run in runs if run not in found)
+    if len(directories) < len(runs):
+        others = ", ".join(str(run) for run in runs if run not in directories)
         typer.echo(f"left out, for there is no run in it: {others}")
     typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 
@@ -211,7 +214,7 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
 
 
 def _doctor_on_this_rank(request: Request) -> int:
-    """The preflight's exit code. What must come before torch is imported comes first."""
+    """Run the preflight; return its exit code. Steps that must precede the import of torch come first."""
     # The doctor says itself, in a sentence, what torch's sockets would warn of.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from megatron_patches.engine.compat import silence_expected_warnings
@@ -227,7 +230,7 @@ def _doctor_on_this_rank(request: Request) -> int:
 
 
 def main() -> None:
-    """Entry point: run the verb, and turn a user's mistake into one sentence and exit code 2."""
+    """Run the verb, and turn a user's mistake into one sentence and exit code 2 (entry point)."""
     from data_pipeline.errors import DataError
     from megatron_patches.errors import MethodError
 
@@ -239,7 +242,7 @@ def main() -> None:
 
 
 def _report(error: Exception) -> None:
-    """Every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
+    """Print the error: every rank fails alike, so rank 0 speaks for all, unless the error is one rank's own.
 
     In a Slurm job what all ranks refuse alike is also left in a file, because it must not be tried again.
     """

@@ -39,14 +39,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo corpus, the Python installation's own prose in 8 files, shared as `tiny_shards` are."""
+    with shared_directory(tmp_path_factory, "prose") as (directory, made):
+        if not made:
+            data_pipeline("demo-corpus", directory / "corpus")
+    return directory / "corpus"
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a shard directory of the Python installation's own prose under a 512-piece tokenizer.
 
     The processes of pytest-xdist share one: the first to ask makes the shards, the others wait for them.
     """
     with shared_directory(tmp_path_factory, "tiny") as (directory, made):
         if not made:
-            data_pipeline("demo-corpus", directory / "corpus")
+            (directory / "corpus").symlink_to(prose)
             make_shards(directory)
     return directory / "shards"
 

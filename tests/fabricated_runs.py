@@ -14,10 +14,11 @@ import yaml
 
 from pretrain.config.load import parse_config
 from pretrain.runs import tags
-from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, write_json
+from pretrain.runs.directory import FINISHED, MARKER, RunDirectory
 from pretrain.runs.tags import METRICS, Metric, When
 
 BATCH, LENGTH = 16, 128
+_YAML = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 STEPS = 100
 CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "vanilla", "directory": "runs", "seed": 1},
@@ -99,9 +100,9 @@ def write_run(
     path = root / name
     run = RunDirectory(path)
     _write_checkpoints(run, checkpoint_bytes)
-    run.config.write_text(yaml.safe_dump(files["config"], sort_keys=False))
+    run.config.write_text(yaml.dump(files["config"], Dumper=_YAML, sort_keys=False))
     for stem in ("environment", "data", "audit", "summary"):
-        write_json(path / f"{stem}.json", files[stem])
+        (path / f"{stem}.json").write_text(json.dumps(files[stem], indent=1) + "\n")
     last = {tags.VALIDATION_LOSS.tag: [loss], tags.PERPLEXITY.tag: [perplexity]}
     records = _records(files, last | dict(columns or {}))
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -75,7 +75,7 @@ FLOORS = {
         ("sources",),
         ("tokenizer", "options"),
         ("shards",),
-        ("tokenizing", "demo_corpus", "download_verb"),
+        ("tokenizing", "demo_corpus"),
         ("__main__",),
     ),
 }

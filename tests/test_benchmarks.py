@@ -10,8 +10,8 @@ import pytest
 
 from tests.ranks import ROOT, rank_environment
 
-# A contestant of benchmarks.data.tokenizing, run as a process of its own only where its package is installed.
-OPTIONAL = {"benchmarks.data.datasets_map": "datasets"}
+# Modules run only where their package, of an extra, is installed.
+OPTIONAL = {"benchmarks.data.datasets_map": "datasets", "benchmarks.bert_small": "transformers"}
 
 
 @pytest.mark.distributed

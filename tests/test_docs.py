@@ -22,6 +22,7 @@ PAGES = sorted(
     if not path.is_relative_to(ROOT / "docs/results") or path.name == "README.md"  # else by a command
 )
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
 NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/distributed/mine_worker.py")
 """What a page tells the reader to make."""
@@ -55,7 +56,7 @@ def test_files_that_are_named_exist(name: str) -> None:
         assert known or (ROOT / path).exists(), f"{name} names {path}"
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/extending.md", "docs/method.md"])
+@pytest.mark.parametrize("name", ["docs/architecture.md", "docs/extending.md", "docs/glossary.md", *METHOD])
 def test_names_of_the_code_that_a_guide_gives_are_in_the_code(name: str) -> None:
     sources = [path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.py")]
     files = {path.name for path in sources}
@@ -154,7 +155,7 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
     apps = {module.__name__.split(".")[0]: module.app for module in _programs()}
     if package not in apps:
-        return package, set() if package == "pretrain.job" else None
+        return package, set() if package in ("pretrain.job", "pretrain.config.reference") else None
     command: Any = typer.main.get_command(apps[package])
     path = package
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):

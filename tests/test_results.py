@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.results.__main__ import main, reports, sweeps
 from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
-from pretrain.compare.labels import group_runs, settings_of
+from pretrain.study.seeds import group_runs, settings_of
 from pretrain.sweep.grid import read_grid, shipped_grids
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 from tests.fabricated_runs import write_run

@@ -16,8 +16,8 @@ them, in turns, so that other work on the machine disturbs all alike:
   preprocess_data_fast.py, which is gigatoken with as many threads; if a checkout is given. Its newest one
   needs Python 3.12 and more packages (transformers, gigatoken): --megatron-python names an interpreter that
   has them;
-* huge pages: bare, and Megatron-LM's fast tool, with the setting that our command line gives itself
-  (`data_pipeline/tokenizing/huge_pages.py`);
+* huge pages: bare, and Megatron-LM's fast tool, with the setting of glibc that the pipeline is measured with
+  too, as slurm/tokenize.sh sets it;
 * datasets: load_dataset and map to ids, if `datasets` is installed (pip install '.[bench]').
 
 Seconds are those of the work and its child processes, less those of the same on one document for each worker:
@@ -48,10 +48,10 @@ import zstandard
 
 from benchmarks.data.corpus_text import write_corpus
 from benchmarks.data.tokenizing_report import Measured, Run, report
-from data_pipeline.tokenizing.huge_pages import with_huge_pages
 
 _FILES = 2
 _WORKERS = (1, 2)
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # By model type, the program that is fastest.
 _FASTEST = {"bpe": "gigatoken", "unigram": "batch"}
 # What may be left out, for a run that holds a quiet machine for minutes only.
@@ -119,16 +119,16 @@ class Bench:
         """A program alone."""
         words = [how, str(workers), str(model), *map(str, corpus)]
         command = [sys.executable, "-m", "benchmarks.data.bare_loop", *words]
-        return run(command, with_huge_pages(os.environ) if huge else None)
+        return run(command, _HUGE_PAGES if huge else None)
 
     def pipeline(self, corpus: list[Path], model: Path, workers: int) -> Run:
-        """Ours, into a fresh directory, with huge pages, as its command line does it."""
+        """Ours, into a fresh directory, with huge pages, as slurm/tokenize.sh does it."""
         out = self.work / "out"
         shutil.rmtree(out, ignore_errors=True)
         files = [*self.one_document_each(workers), "--", *corpus]
         words = [str(workers), str(model), str(out), *map(str, files)]
         command = [sys.executable, "-m", "benchmarks.data.pipeline_run", *words]
-        return run(command, with_huge_pages(os.environ))
+        return run(command, _HUGE_PAGES)
 
     def datasets_map(self, corpus: list[Path], model: Path, workers: int) -> Run:
         """load_dataset and map, in a fresh cache."""
@@ -173,7 +173,7 @@ class Bench:
         path = [str(self.megatron), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"PYTHONPATH": os.pathsep.join(path), "RAYON_NUM_THREADS": str(workers)}
         environment |= {"HF_HUB_OFFLINE": "1"}
-        environment = ((with_huge_pages(os.environ) if huge else None) or {}) | environment
+        environment |= _HUGE_PAGES if huge else {}
         taken = run(command, environment)
         # Its ids have two bytes each.
         return replace(taken, tokens=Path(f"{prefix}_text_document.bin").stat().st_size // 2)

@@ -17,7 +17,7 @@ from pretrain.config.tree import Config
 from pretrain.model.build import token_losses
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 
 HEAD_DIM = 64
 COMPILED = "plain compiled"
@@ -121,7 +121,7 @@ class Ours:
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.config = config
-        self.trainer = Trainer(config, context, 0)
+        self.trainer = PhasedEngine(config, context, 0)
         self.engine: Any = self.trainer.engine
         self.model: torch.nn.Module = self.engine.module
         self.zero_stage: int | None = self.engine.zero_optimization_stage()

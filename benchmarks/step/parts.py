@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step.contenders import Contender
 from pretrain.reporting.plots import COLOURS, GREY, label, new_figure, write_figures
-from pretrain.telemetry.kernels import seconds_by_class
+from pretrain.telemetry.profile import seconds_by_class
 
 PARTS = ("data", "forward", "backward", "reduction", "optimizer")
 

@@ -129,22 +129,22 @@ def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def utf8(text: str) -> bytes:
-    """UTF-8, in which the bytes of a file name that is none (surrogates in Python) are JSON escapes."""
+    """Encode a text as UTF-8; surrogates, which file names may have in Python, become JSON escapes."""
     return text.encode(errors="backslashreplace")
 
 
 def to_json(value: Any) -> bytes:
-    """Readable JSON whose bytes depend on the value only (insertion order of keys included)."""
+    """Return readable JSON whose bytes depend on the value only (insertion order of keys included)."""
     return utf8(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def to_checked_json(value: dict[str, Any]) -> bytes:
-    """`to_json`, with the SHA-256 of everything else under the key `checksum`."""
+    """Return the value as `to_json`, with the SHA-256 of everything else under the key `checksum`."""
     return to_json(value | {_CHECKSUM: _checksum(value)})
 
 
 def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
-    """What `to_checked_json` made.
+    """Read a file that `to_checked_json` made.
 
     Args:
         remedy: what to do about a damaged file, as a clause.
@@ -152,10 +152,7 @@ def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
     Raises:
         DataError: the file cannot be read, or is not what was written.
     """
-    try:
-        value = read_json(path)
-    except DataError as error:
-        raise DataError(str(error).replace("delete it and make it again", remedy)) from error
+    value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
     if stated != _checksum(value):
         raise DataError(f"{path} is damaged: its content does not have the checksum that it states; {remedy}")
@@ -167,20 +164,23 @@ def _checksum(value: dict[str, Any]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Args:
+        remedy: what to do about a damaged file, as a clause.
 
     Raises:
         DataError: the file cannot be read or is not a JSON object.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe would never end
-            raise DataError(f"{path} is no regular file; delete it and make it again")
+            raise DataError(f"{path} is no regular file; {remedy}")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not valid JSON ({error}); delete it and make it again") from error
+        raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):
-        raise DataError(f"{path} does not hold a JSON object; delete it and make it again")
+        raise DataError(f"{path} does not hold a JSON object; {remedy}")
     return value

@@ -1,9 +1,9 @@
-"""One worker at a time, also where `flock` does not hold (NFS, Lustre without it): a file with a heartbeat.
+"""Leases: locks that are files with a heartbeat, for file systems without `flock` (NFS, Lustre).
 
-A lease is a file that only one process can create (O_EXCL). Its holder renews it every few seconds, so one
-that was left by a process or a machine that is gone is known by its age, by the file server's own clock, and
-on the same machine at once, by the process that is not there any more. What is done under a lease is
-published atomically and always the same: should two ever hold one, work is done twice and nothing is harmed.
+Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease that was left
+by a process or a machine that is gone is recognised by its age, by the file server's own clock, and on the
+same machine at once, because the process does not exist any more. Work under a lease is published atomically
+and always has the same result: should two processes ever hold one, work is done twice and nothing is harmed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARKS = "/proc/self/ns/pid"
 
 
 class BusyError(DataError):
-    """Someone else holds the lease. `certain`: it is a living process of this machine."""
+    """Refusal of a lease that another process holds. `certain`: a living process of this machine."""
 
     def __init__(self, message: str, certain: bool) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class BusyError(DataError):
 
 @dataclass(frozen=True)
 class Holder:
-    """A process. `space`: its host and, in a container, its own numbering of processes.
+    """Process that holds a lease. `space`: the namespace of its process id, a container's or the host's.
 
     In a Slurm job `job` is the job's number, with the cluster's name where it has one, and `restarts` counts
     how often the job was requeued before; otherwise they are "" and 0.
@@ -69,12 +69,12 @@ class Holder:
         return f"process {self.pid} on {self.host}{job}"
 
     def is_here(self) -> bool:
-        """Whether it is a process of this machine."""
+        """Return whether the holder is a process of this machine."""
         here = Holder.this()
         return (self.host, self.space) == (here.host, here.space)
 
     def is_gone(self) -> bool:
-        """Certainly gone: of this machine and not there any more, or of an earlier start of this job."""
+        """Return whether the holder has certainly ended: on this machine, or before a requeue of this job."""
         here = Holder.this()
         if self.job and self.job == here.job and self.restarts < here.restarts:
             return True
@@ -90,7 +90,7 @@ class Holder:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process of this machine only waits for its parent to take note of its end (a zombie)."""
+    """Return whether a process of this machine is a zombie, which only waits for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (OSError, IndexError):
@@ -98,11 +98,11 @@ def _has_ended(pid: int) -> bool:
 
 
 class Lease:
-    """A context in which this process holds `path`.
+    """Context in which this process holds the lease `path`.
 
     Args:
-        what: what is done under it, for messages.
-        wait_seconds: so long is waited for another holder, at most.
+        what: the work under the lease, for messages: "making x".
+        wait_seconds: longest wait for another holder.
     """
 
     def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
@@ -114,9 +114,11 @@ class Lease:
         self._renewal = threading.Thread(target=self._renew, daemon=True)
 
     def __enter__(self) -> Lease:
-        """Raises:
-        BusyError: another process holds it, and has not let go while this one waited.
-        OSError: the file cannot be written.
+        """Create the lease, after removing one whose holder is gone.
+
+        Raises:
+            BusyError: another process holds the lease, and has not let go while this one waited.
+            OSError: the file cannot be written.
         """
         deadline = time.monotonic() + self._wait
         pause = 0.01
@@ -151,11 +153,11 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether another process has taken it over, since this one was suspended for too long."""
+        """Return whether another process has taken the lease over, since this one was suspended too long."""
         return self._lost
 
     def holder(self) -> Holder | None:
-        """Who holds it now, if anybody does.
+        """Return the present holder, if there is one.
 
         Raises:
             OSError: the file cannot be read.
@@ -164,7 +166,7 @@ class Lease:
         return state[0] if state is not None else None
 
     def age(self) -> float | None:
-        """Seconds since its last renewal, by the file server's clock; None if nobody holds it.
+        """Return the seconds since the last renewal, by the file server's clock; None without a holder.
 
         Raises:
             OSError: the file cannot be read.
@@ -185,7 +187,7 @@ class Lease:
         return True
 
     def _state(self) -> tuple[Holder, bool] | None:
-        """(who holds it, whether it is gone); None: nobody does."""
+        """Return (the holder, whether it is gone); None without a holder."""
         try:
             written = os.stat(self._path).st_mtime
             holder = Holder(**json.loads(self._path.read_bytes()))
@@ -196,7 +198,7 @@ class Lease:
         return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER
 
     def _server_time(self) -> float:
-        """The time by the clock of whoever keeps the files: machines' clocks may differ."""
+        """Return the time by the file server's clock: machines' clocks may differ."""
         probe = temporary_path(self._path)
         try:
             probe.touch()
@@ -205,7 +207,7 @@ class Lease:
             probe.unlink(missing_ok=True)
 
     def _remove_stale(self) -> None:
-        """Move it away before removing it: of several that find it stale, one can."""
+        """Rename the file before removing it: of several processes that find it stale, one can."""
         aside = temporary_path(self._path)
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, aside)
@@ -220,7 +222,7 @@ class Lease:
                 os.utime(self._path)
 
     def _is_own(self) -> bool:
-        """Whether this process still holds it. OSError: it cannot be read, so nobody knows."""
+        """Return whether this process still holds the lease; OSError if that cannot be read."""
         try:
             return Holder(**json.loads(self._path.read_bytes())) == Holder.this()
         except (FileNotFoundError, ValueError, TypeError):
@@ -228,10 +230,10 @@ class Lease:
 
 
 def held(path: Path, what: str) -> Lease:
-    """A lease for which one waits only where its holder may be a machine that is dead.
+    """Return a lease that waits only for a holder on another machine, which may be dead.
 
-    Raises:
-        BusyError: a living process of this machine holds it, or one of another machine that still renews it.
+    Entering it raises BusyError if a living process of this machine holds it, or one of another machine that
+    still renews it.
     """
     lease = Lease(path, what)
     holder = lease.holder()

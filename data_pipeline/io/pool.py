@@ -1,4 +1,4 @@
-"""Tasks over worker processes, such that no failure of a worker goes unnoticed.
+"""Pool of worker processes in which no failure of a worker goes unnoticed.
 
 Each worker has its own pipe and nothing is shared, so a worker that is killed cannot leave a lock behind; the
 parent sees the pipe close. Another worker takes its place, and its task is tried once more after the others
@@ -27,10 +27,10 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Progress:
-    """What a worker did since its last word, and the input file it is at.
+    """Report of a worker: its work since its last report, and the input file it is at.
 
-    input_bytes: of the inputs as they lie on disk; skipped_bytes: of inputs that were finished before.
-    joined_tokens: put into shards, of tokens_to_join, which is told once.
+    input_bytes: bytes of the inputs as they lie on disk; skipped_bytes: of inputs that were finished before.
+    joined_tokens: tokens put into shards, of tokens_to_join, which is reported once.
     """
 
     file: str
@@ -43,7 +43,7 @@ class Progress:
     tokens_to_join: int = 0
 
     def at(self, file: str, input_bytes: int) -> Progress:
-        """The same work, with the place it got to."""
+        """Return the same work with the place that was reached."""
         return replace(self, file=file, input_bytes=input_bytes)
 
 
@@ -69,12 +69,13 @@ def run_tasks(
     report: _Report,
     look: Callable[[_Result], None] = lambda result: None,
 ) -> list[_Result]:
-    """function(task, report) for every task; results in the order of the tasks.
+    """Call function(task, report) for every task; return the results in the order of the tasks.
 
-    One worker means this process. `function` is pickled once for every worker (they are spawned, not forked).
+    With one worker this process does the work. `function` is pickled once for every worker (they are spawned,
+    not forked).
 
     Args:
-        look: is given every result as it comes; what it raises ends the run.
+        look: is called with every result as it comes; an error that it raises ends the run.
 
     Raises:
         DataError: a worker raised it: the others are stopped. Or workers died over a task twice: the others
@@ -164,7 +165,7 @@ class _Pool(Generic[_Task, _Result]):
         self._look(value)
 
     def _bury(self, worker: _Worker) -> None:
-        """A worker is gone: its task goes to the end of the line, or is given up."""
+        """Remove a worker that is gone; its task goes to the end of the line, or is given up."""
         worker.process.join()
         worker.connection.close()
         self._workers.remove(worker)
@@ -181,7 +182,7 @@ class _Pool(Generic[_Task, _Result]):
 
 
 def _serve(connection: Connection, function: Callable[[Any, _Report], Any]) -> None:
-    """A worker's life: tasks from the pipe until it closes."""
+    """Run a worker: tasks from the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops the workers.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:

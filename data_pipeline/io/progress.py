@@ -22,7 +22,7 @@ _Self = TypeVar("_Self", bound="_Line")
 
 
 class _Line:
-    """A share of some bytes, shown on stderr while it is entered as a context."""
+    """Context that shows on stderr a share of some bytes."""
 
     def __init__(self, log_seconds: float) -> None:
         self._console = Console(file=sys.stderr)
@@ -46,11 +46,11 @@ class _Line:
             self._bar.stop()
 
     def seconds(self) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return max(time.monotonic() - self._started, 1e-9)
 
     def show(self, text: str, done: int, total: int, left: str, remark: str = "") -> None:
-        """Show the share, the time that is left and `text` on the bar, or if it is time in the log.
+        """Show the share, the time left and `text` on the bar, or now and then in the log.
 
         The share is 100 % only when everything is done. `remark` is for the log.
         """
@@ -64,7 +64,7 @@ class _Line:
 
 
 def time_left(seconds: float, done: int, left: int) -> str:
-    """`ETA 1:02:03`, when `done` bytes took these seconds and `left` bytes are to come."""
+    """Return `ETA 1:02:03`, when `done` bytes took these seconds and `left` bytes are to come."""
     if not done:
         return "ETA unknown"
     whole = round(left * seconds / done)
@@ -72,10 +72,10 @@ def time_left(seconds: float, done: int, left: int) -> str:
 
 
 class ProgressLine(_Line):
-    """Progress of tokenising, from what the workers report.
+    """Progress of tokenising, from the workers' reports.
 
-    total_bytes: of the inputs as they lie on disk; the time that is left follows from the rate over them.
-    Inputs that were finished before do not count for the rate.
+    total_bytes: bytes of the inputs on disk. The time left follows from the rate over them; inputs that were
+        finished before do not count for the rate.
     """
 
     def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
@@ -86,7 +86,7 @@ class ProgressLine(_Line):
         self._joining_since = 0.0
 
     def update(self, progress: Progress) -> None:
-        """Take in one report; show a line if it is time."""
+        """Add a report; show a line if it is time."""
         with self._lock:
             self._documents += progress.documents
             self._tokens += progress.tokens
@@ -113,7 +113,7 @@ class ProgressLine(_Line):
         self.show(text, self._joined, self._to_join, left)
 
     def summary(self) -> str:
-        """Counts and rates so far."""
+        """Return counts and rates so far, in words."""
         seconds = self.seconds()
         return (
             f"{self._documents:,} documents, {self._tokens:,} tokens, {self._text_bytes / 1e6:,.1f} MB "
@@ -129,7 +129,7 @@ class DownloadLine(_Line):
         super().__init__(log_seconds)
 
     def update(self, files: int, done: int, total: int) -> None:
-        """So many files and bytes are there and checked."""
+        """Show that so many files and bytes are there and checked."""
         seconds = self.seconds()
         rate = f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB ({done / 1e6 / seconds:,.0f} MB/s)"
         self.show(f"{files:,} files, {rate}", done, total, time_left(seconds, done, total - done))

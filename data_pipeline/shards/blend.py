@@ -1,17 +1,18 @@
-"""Several shard directories, and sources inside them, as one stream of samples in given proportions.
+"""Blends of shard directories, and of sources inside them: one stream of samples in given proportions.
 
     blend = make_blend([Member(one_manifest, 0.7), Member(another, 0.3, {"Wikipedia": 2, "Book": 1})])
     samples = blend.training_samples(sequence_length=1024, seed=1234)
 
-A part is what has an order of its own: a whole directory (its sources in proportion to their tokens), or one
-source of it. Every part has its own epochs, each shuffled anew, and runs through them as fast as its weight
-says: a small part may be in its tenth epoch while a large one is in its first.
+A part is a whole directory (its sources in proportion to their tokens), or one source of a directory. Every
+part has an order and epochs of its own, each shuffled anew, and runs through them as fast as its weight says:
+a small part may be in its tenth epoch while a large one is in its first.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,16 +27,16 @@ from data_pipeline.shards.manifest import Manifest, Shard
 from data_pipeline.shards.permutation import Int64Array
 from data_pipeline.shards.proportions import Proportions, exact_shares
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
-from data_pipeline.shards.unigram import perplexity, token_counts
 
 _UNIGRAM_TOKENS = 100_000_000
+_CHUNK_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Member:
-    """A shard directory and its weight in a blend.
+    """Shard directory with its weight in a blend.
 
-    sources: weights of the sources to take from it, in any unit; None: all, in proportion to their tokens.
+    sources: weights of the sources to take, in any unit; None: all, in proportion to their tokens.
     """
 
     manifest: Manifest
@@ -45,7 +46,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Part:
-    """What has an order of its own. `share`: of all samples; `source` None: the whole directory."""
+    """Directory, or one source of a directory (`source` None: all), with its share of the samples."""
 
     manifest: Manifest
     source: str | None
@@ -53,12 +54,12 @@ class Part:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Return the name of the part in messages."""
         directory = str(self.manifest.directory)
         return directory if self.source is None else f"{directory} source {self.source}"
 
     def shards(self, split: str) -> list[Shard]:
-        """Its shards of a split."""
+        """Return the part's shards of a split."""
         return self.manifest.shards_of(split, self.source)
 
 
@@ -70,17 +71,17 @@ class Blend:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """The shard directories, each once."""
+        """Return the shard directories, each once."""
         return list({part.manifest.fingerprint: part.manifest for part in self.parts}.values())
 
     @property
     def eod_id(self) -> int:
-        """The id that ends every document."""
+        """Return the id that ends every document."""
         return self.parts[0].manifest.tokenizer.eod_id
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the data: of one whole directory its manifest's, else over all parts and shares."""
+        """Return the identity of the data: the manifest's for one whole directory, else over all parts."""
         if _is_whole_directory(self.parts):
             return self.parts[0].manifest.fingerprint
         content = [[p.manifest.fingerprint, p.source, str(p.share)] for p in self.parts]
@@ -89,7 +90,7 @@ class Blend:
     def training_samples(
         self, sequence_length: int, seed: int, cache_directory: Path | None = None
     ) -> BlendedSamples:
-        """The samples in their order.
+        """Open the training samples in their order.
 
         Raises:
             DataError: a part has too few tokens for one sample, or a shard cannot be opened.
@@ -110,7 +111,7 @@ class Blend:
         return BlendedSamples(members, Proportions([part.share for part in self.parts]))
 
     def validation_samples(self, sequence_length: int, max_samples: int) -> dict[str, ValidationSamples]:
-        """A held-out set for every source that is trained on, over all directories that have it, by name.
+        """Open a held-out set by name for every source that is trained on, over all directories that have it.
 
         Raises:
             DataError: a source has too few held-out tokens for one block.
@@ -121,25 +122,25 @@ class Blend:
         }
 
     def validation_tokens(self) -> dict[str, int]:
-        """Held-out tokens of every source."""
+        """Return the number of held-out tokens of every source."""
         return {
             source: sum(manifest.tokens("validation", source) for manifest in manifests)
             for source, manifests in self._held_out().items()
         }
 
     def train_tokens(self) -> int:
-        """Training tokens that there are, over all parts."""
+        """Return the number of training tokens that there are, over all parts."""
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)
 
     def unigram_perplexity(self) -> float:
-        """As `unigram.unigram_perplexity`, the training tokens in the proportions of the blend.
+        """Return the held-out perplexity of the training tokens' frequencies, in the blend's proportions.
 
         Raises:
             DataError: there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
-        train = [token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
-        held_out = [token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts]
+        train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
+        held_out = [_token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts]
         total = sum(int(counts.sum()) for counts in train)
         # With one part this is its counts themselves.
         mixed = [
@@ -147,10 +148,10 @@ class Blend:
             for part, counts in zip(self.parts, train, strict=True)
         ]
         where = ", ".join(str(manifest.directory) for manifest in self.manifests)
-        return perplexity(np.sum(mixed, axis=0), np.sum(held_out, axis=0), where)
+        return _unigram_perplexity(np.sum(mixed, axis=0), np.sum(held_out, axis=0), where)
 
     def describe(self) -> dict[str, Any]:
-        """What the blend is, as JSON; `data_pipeline.shards.blend_difference` compares two of them."""
+        """Describe the blend as JSON; `data_pipeline.shards.blend_difference` compares two descriptions."""
         return {
             "tokenizer": self.parts[0].manifest.tokenizer.sha256,
             "directories": [
@@ -164,12 +165,12 @@ class Blend:
         }
 
     def _held_out(self) -> dict[str, list[Manifest]]:
-        found: dict[str, list[Manifest]] = {}
+        manifests: dict[str, list[Manifest]] = {}
         for part in self.parts:
             for source in part.manifest.sources("validation"):
                 if part.source in (None, source):
-                    found.setdefault(source, []).append(part.manifest)
-        return dict(sorted(found.items()))
+                    manifests.setdefault(source, []).append(part.manifest)
+        return dict(sorted(manifests.items()))
 
 
 class BlendedSamples:
@@ -181,7 +182,7 @@ class BlendedSamples:
         self._proportions = proportions
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """[n] sample numbers -> [n, sequence_length + 1] ids, int64. Threads may share it."""
+        """Read samples: [n] numbers -> [n, sequence_length + 1] ids, int64. Thread-safe."""
         if len(self.members) == 1:
             return self.members[0].blocks(sample_numbers)
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
@@ -192,7 +193,7 @@ class BlendedSamples:
         return result
 
     def prepare(self, sample_number: int) -> None:
-        """Make (or load) now the orders of the epochs that this sample's turn falls into.
+        """Make or load the orders of the epochs into which this sample number falls.
 
         Raises:
             DataError: the cache cannot be written.
@@ -258,14 +259,52 @@ def _is_whole_directory(parts: Sequence[Part]) -> bool:
 
 
 def _sources(manifest: Manifest) -> dict[str, Any]:
-    """Of each source of the training split: documents, tokens, and a digest of the token files."""
-    found = {}
+    """Describe each source of the training split: documents, tokens, and a digest of the token files."""
+    described = {}
     for source in manifest.sources("train"):
         shards = manifest.shards_of("train", source)
         content = "\n".join(f"{s.number} {s.bin_sha256}" for s in shards)
-        found[source] = {
+        described[source] = {
             "documents": sum(s.documents for s in shards),
             "tokens": sum(s.tokens for s in shards),
             "sha256": hashlib.sha256(content.encode()).hexdigest(),
         }
-    return found
+    return described
+
+
+def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> float:
+    """Return the perplexity of the training tokens' frequencies (add-one smoothing) on held-out tokens.
+
+    A model that knows how frequent each token is, and nothing else, reaches this value. A language model must
+    be well below it.
+
+    Args:
+        train, held_out: [vocab_size] number of occurrences of each id.
+        where: name of the data in the message.
+
+    Raises:
+        DataError: there are no held-out tokens.
+    """
+    if not held_out.sum():
+        raise DataError(f"{where} has no held-out tokens; tokenise with --validation-fraction above 0")
+    log_probability = np.log((train + 1) / (train.sum() + len(train)))
+    return math.exp(-float(held_out @ log_probability) / float(held_out.sum()))
+
+
+def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) -> Int64Array:
+    """Count the occurrences [vocab_size] of each id in the first `max_tokens` of some shards."""
+    counts = np.zeros(manifest.tokenizer.vocab_size, dtype=np.int64)
+    left = max_tokens
+    for shard in shards:
+        path, wanted = Path(f"{manifest.prefix(shard)}.bin"), min(left, shard.tokens)
+        try:
+            with open(path, "rb") as stream:
+                for start in range(0, wanted, _CHUNK_TOKENS):
+                    count = min(_CHUNK_TOKENS, wanted - start)
+                    counts += np.bincount(np.fromfile(stream, manifest.dtype, count), minlength=len(counts))
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        left -= wanted
+        if left <= 0:
+            break
+    return counts

@@ -1,4 +1,4 @@
-"""What differs between two descriptions of a blend (`Blend.describe`): for refusing a resume."""
+"""Differences between two descriptions of a blend (`Blend.describe`): for refusing a resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Description = Mapping[str, Any]
 
 
 def data_changes(saved: Description, live: Description) -> list[str]:
-    """Clauses such as "/data/a source Book has 9,000 tokens, was 8,000"; empty if the samples are the same.
+    """List changes such as "/data/a source Book has 9,000 tokens, was 8,000"; none if the samples are equal.
 
     Where the directories lie does not count, nor in which order or unit the weights were given.
     """
@@ -76,7 +76,7 @@ def _share_changes(
     names: Mapping[str, str],
     renamed: Mapping[str, str],
 ) -> list[str]:
-    """Parts whose share of the samples is another; of directories on both sides only."""
+    """List the parts whose share of the samples is another, of directories on both sides only."""
     old = {(renamed.get(p["fingerprint"]), p["source"]): p["share"] for p in saved}
     new = {(p["fingerprint"], p["source"]): p["share"] for p in live}
     changes = []

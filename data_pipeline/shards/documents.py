@@ -1,4 +1,4 @@
-"""The documents of a split as one address space, and reading of many blocks at once."""
+"""Documents of a split as one address space, and reading of many blocks at once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LONG_STRETCH = 64
 
 
 class Documents:
-    """All documents of a split (or of one source of it), over all its shards, in the manifest's order.
+    """All documents of a split, or of one source of the split, over all shards, in the manifest's order.
 
-    Nothing is opened before it is needed. A document's address is where it begins in the ids of all shards,
-    one shard after the other.
+    Nothing is opened before it is needed. A document's address is its first id's place in the ids of all
+    shards, one shard after the other.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Documents:
         forget_after: int = FORGET_AFTER,
         cache: ArrayCache | None = None,
     ) -> None:
-        """`cache` keeps the documents' addresses."""
+        """Plan the reading; `cache` keeps the documents' addresses."""
         self._manifest = manifest
         self._shards = manifest.shards_of(split, source)
         self._pool = ShardPool(manifest, self._shards)
@@ -52,15 +52,15 @@ class Documents:
 
     @functools.cached_property
     def addresses(self) -> Int64Array:
-        """[documents + 1] int64, where every document begins, and where the last one ends.
+        """Return [documents + 1] int64, the first id of every document, and the end of the last one.
 
         Raises:
             DataError: an index is missing, or not as the manifest says.
         """
         if self._cache is None:
             return self._read_indices()
-        found = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
-        return found[0].view(np.int64)
+        (addresses,) = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
+        return addresses.view(np.int64)
 
     def _read_indices(self) -> Int64Array:
         addresses = np.zeros(self.count + 1, dtype=np.int64)
@@ -76,21 +76,21 @@ class Documents:
         return addresses
 
     def stream(self, documents: IndexArray, blocks: IndexArray) -> Epoch:
-        """An epoch in which the documents have this order."""
+        """Return an epoch in which the documents have this order."""
         ends = np.zeros(len(documents) + 1, dtype=np.int64)
         lengths = np.diff(self.addresses)
         np.cumsum(lengths[documents], out=ends[1:])
         return Epoch(documents, ends, blocks)
 
     def in_order(self) -> Epoch:
-        """An epoch without blocks in which the documents are as they lie in the shards."""
+        """Return an epoch without blocks in which the documents are as they lie in the shards."""
         documents = np.arange(self.count, dtype=np.int64)
         return Epoch(documents, self.addresses, documents[:0])
 
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
-        """Pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
+        """Read pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
 
-        Where the pieces' stretches of documents lie is worked out for all at once. Long stretches are then
+        The places of the pieces' stretches of documents are computed for all at once. Long stretches are then
         copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
         tiny documents cost no loop.
 
@@ -118,8 +118,8 @@ class Documents:
         for number in np.unique(shard[~long]).tolist():
             mine = ~long & (shard == number)
             within = _within(sizes[mine])
-            found = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
-            flat[np.repeat(targets[mine], sizes[mine]) + within] = found
+            ids = tokens[number][np.repeat(origins[mine], sizes[mine]) + within]
+            flat[np.repeat(targets[mine], sizes[mine]) + within] = ids
         self._forget_now_and_then(len(shard), tokens.keys())
         return flat.astype(np.int64).reshape(len(starts), length)
 
@@ -135,10 +135,10 @@ class Documents:
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:
-    """How many blocks of sequence_length + 1 ids, each sharing one with the next, `tokens` make.
+    """Return the number of blocks of sequence_length + 1 ids in `tokens` ids; neighbours share one.
 
     Raises:
-        DataError: not one.
+        DataError: there is not one.
     """
     if sequence_length < 1:
         raise DataError(f"sequence_length {sequence_length} must be at least 1")
@@ -152,5 +152,5 @@ def block_count(tokens: int, sequence_length: int, what: str) -> int:
 
 
 def _within(counts: IndexArray) -> Int64Array:
-    """[3, 1, 2] -> [0, 1, 2, 0, 0, 1]."""
+    """Count up from 0 for every count: [3, 1, 2] -> [0, 1, 2, 0, 0, 1]."""
     return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

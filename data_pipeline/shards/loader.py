@@ -1,7 +1,8 @@
-"""Reading blocks ahead in threads.
+"""Threads that read blocks ahead.
 
-It is for storage that is slow to answer: a thread that waits for a page holds no lock. Where the shards are
-in the page cache, reading is a small part of a step and there is nothing to gain (benchmarks.data.samples).
+Reading ahead is for storage that is slow to answer: a thread that waits for a page holds no lock. Where the
+shards are in the page cache, reading is a small part of a step and there is nothing to gain
+(benchmarks.data.samples).
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class Samples(Protocol):
     """Numbered samples that several threads may read."""
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """[n] sample numbers -> [n, sequence_length + 1] ids."""
+        """Read samples: [n] numbers -> [n, sequence_length + 1] ids."""
         ...
 
 
 class Loader:
-    """Gives the blocks it is asked for, and meanwhile reads those that it was told will be asked for next.
+    """Reader of blocks that meanwhile reads those announced for the next calls.
 
-    What it gives depends on the numbers only, never on the number of threads or on what was announced.
+    The blocks depend on the sample numbers only, never on the number of threads or on the announcements.
     """
 
     def __init__(self, samples: Samples, workers: int) -> None:
@@ -41,13 +42,13 @@ class Loader:
         self._ahead: dict[bytes, list[Future[Int64Array]]] = {}
 
     def blocks(self, numbers: Int64Array, following: Sequence[Int64Array] = ()) -> Int64Array:
-        """[n] sample numbers -> [n, sequence_length + 1] ids.
+        """Read samples: [n] numbers -> [n, sequence_length + 1] ids.
 
         Args:
-            following: the numbers of the next calls; what was announced and is not among them is dropped.
+            following: the numbers of the next calls; earlier announcements beside them are dropped.
 
         Raises:
-            DataError: whatever reading raised, in this call or in a thread.
+            DataError: reading raised it, in this call or in a thread.
         """
         if self._pool is None:
             return self._samples.blocks(numbers)
@@ -61,7 +62,7 @@ class Loader:
         return np.concatenate([part.result() for part in parts])
 
     def close(self) -> None:
-        """Stop the threads; whatever they have not begun is dropped."""
+        """Stop the threads, and drop the reads that they have not begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._ahead.clear()

@@ -1,11 +1,11 @@
-"""What is in a shard directory, and the cheap proof that it still is.
+"""Manifest of a shard directory: its contents, and the cheap check that they are unchanged.
 
 DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
 DIR/tokenizer.model, or .json            the tokenizer the ids belong to
 DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
 DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
-DIR/plan.json, location.json             what a rerun and `verify` need; readers ignore them
-DIR/units/                               what is under way; gone when the directory is finished
+DIR/plan.json, location.json             for a rerun and for `verify`; readers ignore them
+DIR/units/                               work under way; gone when the directory is finished
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
@@ -24,18 +24,9 @@ from data_pipeline.io.files import (
     to_checked_json,
     write_atomically,
 )
-from data_pipeline.shards.manifest_entries import (
-    InputRecord,
-    Shard,
-    from_dict,
-    input_from_json,
-    shard_from_json,
-)
 from data_pipeline.tokenizer.identity import TokenizerIdentity
 
 FORMAT_VERSION = 3
-# One shard for every unit of work, split and source: still read, and checked, but not continued.
-OLD_FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 REJECTS_NAME = "rejects.jsonl"
 SPLITS = ("train", "validation", "test")
@@ -43,17 +34,69 @@ SPLITS = ("train", "validation", "test")
 # Below this the training start also hashes the token files themselves: a fraction of a second.
 SMALL_BYTES = 256 << 20
 
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class InputRecord:
+    """Input as it was when it was tokenised: a file, or bytes [start, end) of one.
+
+    size: bytes of the whole file.
+    sha256: hash of the bytes from start to end.
+    lines: lines that begin in these bytes.
+    documents: documents taken from these bytes, in all splits and sources.
+    rejected, unusual: lines that rejects.jsonl names as left out, and as kept.
+    damaged: a sentence on the part that could not be read; empty if all could.
+    version: the store's name for the content, of an input that is not on this machine.
+    """
+
+    name: str
+    size: int
+    start: int
+    end: int
+    sha256: str
+    lines: int
+    documents: int
+    rejected: int = 0
+    unusual: int = 0
+    damaged: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Pair of .bin and .idx files. `name` is the file name without ending.
+
+    number: number of the shard within its split and source, from 0.
+    tokens: number of ids, end-of-document ids included.
+    units, unit_documents: the units of work whose documents the shard holds, in order, and how many of each.
+    """
+
+    name: str
+    number: int
+    split: str
+    source: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    bin_bytes: int
+    bin_sha256: str
+    idx_bytes: int
+    idx_sha256: str
+    units: tuple[int, ...] = ()
+    unit_documents: tuple[int, ...] = ()
+
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished shard directory. Shards are ordered by split, then source, then number.
+    """Content of manifest.json: a finished shard directory. Shards are ordered by split, source and number.
 
     rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
     excluded_documents: by source, those that the options left out.
     passed_over: entries beside the inputs that were not read, each with its name and the reason.
     rejects_sha256: of rejects.jsonl; empty if there is none.
     encoding: documents by the program that encoded them, those that two did, and those that lost text.
-    origin: what `download` wrote about where the inputs came from, or None.
+    origin: source, repository and commit or URL of the inputs, if they are known.
     """
 
     directory: Path
@@ -74,30 +117,30 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the tokenizer and every shard's identity and content."""
+        """Return the SHA-256 over the tokenizer and every shard's identity and content."""
         content = [self.tokenizer.sha256, self.dtype]
         content += [f"{s.split} {s.source} {s.number} {s.bin_sha256} {s.idx_sha256}" for s in self.shards]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
     def sources(self, split: str) -> list[str]:
-        """Names of the sources that have documents in this split, sorted."""
+        """Return the names of the sources that have documents in this split, sorted."""
         _check_split(split)
         return sorted(source for of, source in self._by_source if of == split)
 
     @property
     def damaged(self) -> list[InputRecord]:
-        """The inputs that could not be read to their end."""
+        """Return the inputs that could not be read to their end."""
         return [entry for entry in self.inputs if entry.damaged]
 
     @cached_property
     def _by_source(self) -> dict[tuple[str, str], list[Shard]]:
-        found: dict[tuple[str, str], list[Shard]] = {}
+        shards: dict[tuple[str, str], list[Shard]] = {}
         for shard in self.shards:
-            found.setdefault((shard.split, shard.source), []).append(shard)
-        return found
+            shards.setdefault((shard.split, shard.source), []).append(shard)
+        return shards
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
-        """Shards of a split, or of one source of it.
+        """Return the shards of a split, or of one source of the split.
 
         Raises:
             DataError: no such split.
@@ -108,16 +151,16 @@ class Manifest:
         return [shard for shard in self.shards if shard.split == split]
 
     def tokens(self, split: str, source: str | None = None) -> int:
-        """Tokens of a split, or of one source of it, end-of-document ids included."""
+        """Return the tokens of a split, or of one source of the split, end-of-document ids included."""
         return sum(shard.tokens for shard in self.shards_of(split, source))
 
     @property
     def tokenizer_path(self) -> Path:
-        """The directory's copy of its tokenizer."""
+        """Return the path of the directory's copy of its tokenizer."""
         return self.directory / self.tokenizer.stored_as
 
     def prefix(self, shard: Shard) -> Path:
-        """The path of a shard without its ending, as megatron-core's readers want it."""
+        """Return the path of a shard without its ending, as megatron-core's readers want it."""
         return self.directory / shard.name
 
 
@@ -127,7 +170,7 @@ def _check_split(split: str) -> None:
 
 
 def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
-    """{split: {source: {documents, tokens, text_bytes}}}."""
+    """Add up shards: {split: {source: {documents, tokens, text_bytes}}}."""
     result: dict[str, dict[str, dict[str, int]]] = {}
     for shard in shards:
         counts = result.setdefault(shard.split, {}).setdefault(
@@ -139,7 +182,7 @@ def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def write_manifest(manifest: Manifest) -> None:
-    """Write manifest.json, unless the file already says the same."""
+    """Write manifest.json, unless the file has this content already."""
     value = {
         entry.name: getattr(manifest, entry.name) for entry in fields(manifest) if entry.name != "directory"
     }
@@ -158,7 +201,7 @@ def write_manifest(manifest: Manifest) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a finished shard directory.
+    """Read the manifest of a finished shard directory.
 
     Raises:
         DataError: the directory or its manifest is missing, unreadable or of another format version.
@@ -175,78 +218,76 @@ def read_manifest(directory: Path) -> Manifest:
         )
     value = read_json(path)
     version = value.get("format_version")
-    if version not in (FORMAT_VERSION, OLD_FORMAT_VERSION):
+    if version != FORMAT_VERSION:
         raise DataError(
-            f"{path} has format version {version}, this program reads {FORMAT_VERSION} and "
-            f"{OLD_FORMAT_VERSION}; tokenise again into a new directory"
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}; "
+            f"tokenise again into a new directory"
         )
     try:
-        if version == OLD_FORMAT_VERSION:
-            value = _as_new(value)
-        manifest = Manifest(
-            directory=directory,
-            format_version=version,
-            name=value["name"],
-            tokenizer=from_dict(TokenizerIdentity, value["tokenizer"]),
-            dtype=value["dtype"],
-            options=value["options"],
-            inputs=tuple(input_from_json(entry) for entry in value["inputs"]),
-            shards=tuple(shard_from_json(entry) for entry in value["shards"]),
-            rejects=value["rejects"],
-            unusual=value["unusual"],
-            excluded_documents=value["excluded_documents"],
-            origin=value["origin"],
-            passed_over=tuple(value["passed_over"]),
-            rejects_sha256=value["rejects_sha256"],
-            encoding=value["encoding"],
-        )
+        parts = {entry.name: value[entry.name] for entry in fields(Manifest) if entry.name != "directory"}
+        parts["tokenizer"] = from_dict(TokenizerIdentity, value["tokenizer"])
+        # Manifests of before there were remote inputs state no version.
+        parts["inputs"] = tuple(from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"])
+        parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
+        manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
         stated = value["fingerprint"], value["totals"]
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
     if stated != (manifest.fingerprint, totals(manifest.shards)):
         raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
-    if version == FORMAT_VERSION:
-        read_checked_json(path, "delete it and run the same tokenize command again")
+    read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest
 
 
-def _as_new(value: dict[str, Any]) -> dict[str, Any]:
-    """A manifest of the old format in the new one's words."""
-    shards = []
-    for old in value["shards"]:
-        shard = {key: entry for key, entry in old.items() if key != "unit"}
-        shard |= {"number": old["unit"], "units": [old["unit"]], "unit_documents": [old["documents"]]}
-        shards.append(shard)
-    inputs = [entry | {"rejected": 0, "unusual": 0, "damaged": ""} for entry in value["inputs"]]
-    return value | {
-        "shards": shards,
-        "inputs": inputs,
-        "passed_over": [],
-        "rejects_sha256": "",
-        "encoding": {},
-    }
+def shard_from_json(value: dict[str, Any]) -> Shard:
+    """Make a shard of the value that `asdict` and JSON made of it.
+
+    Raises:
+        TypeError, KeyError: the value is no shard.
+    """
+    lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
+    if not all(type(number) is int for numbers in lists.values() for number in numbers):
+        raise TypeError("units should be numbers")
+    return from_dict(Shard, value | lists)
 
 
-def check_shards(manifest: Manifest) -> None:
-    """The cheap check at the start of training: is the directory what its manifest says?
+def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
+    """Make a flat dataclass of a JSON object; every field must be there with its type, and no other.
 
-    Every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too where the
-    token files are under 256 MiB together. (`verify` hashes everything always.)
+    Raises:
+        TypeError: a field is missing, unknown or of another type.
+    """
+    result = kind(**value)
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
+            raise TypeError(f"{entry.name} should be {entry.type}")
+    return result
+
+
+def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
+    """Check cheaply that the directory is what its manifest says, as training does at its start.
+
+    Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too
+    where the token files are under 256 MiB together, or under `hash_everything`.
 
     Raises:
         DataError: names the first file that differs.
     """
-    remedy = f"`python -m data_pipeline verify {manifest.directory}` lists all damage and says what to do"
-    for path, size, digest in expected_files(manifest):
+    for path, size, digest in expected_files(manifest, hash_everything):
         problem = file_problem(path, size, digest)
         if problem:
-            raise DataError(f"{problem}; {remedy}")
+            raise DataError(f"{problem}; {verify_advice(manifest.directory)}")
+
+
+def verify_advice(directory: Path) -> str:
+    """Return what to do about damage that was found in passing, as a clause."""
+    return f"`python -m data_pipeline verify {directory}` lists all damage and says what to do"
 
 
 def expected_files(
     manifest: Manifest, hash_everything: bool = False
 ) -> list[tuple[Path, int | None, str | None]]:
-    """(path, size or None, SHA-256 or None) of every file that readers use."""
+    """Return (path, size or None, SHA-256 or None) of every file that readers use."""
     bin_total = sum(shard.bin_bytes for shard in manifest.shards)
     files: list[tuple[Path, int | None, str | None]] = [
         (manifest.tokenizer_path, None, manifest.tokenizer.sha256)
@@ -260,7 +301,7 @@ def expected_files(
 
 
 def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:
-    """What is wrong with one file, as a clause that starts with its path; None if nothing is."""
+    """Compare a file with its size and hash; describe a difference as a clause that begins with the path."""
     if not path.is_file():
         return f"{path} is missing"
     actual = path.stat().st_size
@@ -272,10 +313,8 @@ def file_problem(path: Path, size: int | None, digest: str | None) -> str | None
 
 
 def rejects_intact(manifest: Manifest) -> bool:
-    """Whether rejects.jsonl is as it was written."""
+    """Return whether rejects.jsonl is as it was written."""
     path = manifest.directory / REJECTS_NAME
-    if manifest.format_version == OLD_FORMAT_VERSION:
-        return True
     if not manifest.rejects_sha256:
         return not path.exists()
     return path.is_file() and sha256_file(path) == manifest.rejects_sha256

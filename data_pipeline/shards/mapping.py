@@ -1,8 +1,8 @@
-"""Files mapped into memory without keeping a descriptor.
+"""Memory maps of files that hold no descriptor.
 
 Python's own `mmap` (and with it numpy.memmap and np.load) duplicates the descriptor and keeps it for as long
-as the map is there, so that a process with a thousand maps is out of descriptors. The kernel needs none:
-here a file is closed as soon as it is mapped.
+as the map is there (until Python 3.13's `trackfd`), so that a process with a thousand maps is out of
+descriptors. The kernel needs none: here a file is closed as soon as it is mapped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class FileMap:
-    """A file's bytes, read-only.
+    """Read-only map of a file.
 
-    content: [size] uint8. Arrays made from it keep the map alive.
+    content: [size] uint8, the file's bytes. Arrays made from it keep the map alive.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises:
-        OSError: the file cannot be opened or mapped.
+        """Map the file.
+
+        Raises:
+            OSError: the file cannot be opened or mapped.
         """
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""The order of an epoch: permutations that are a function of a key, and their cache on disk."""
+"""Order of an epoch: permutations that are a function of a key, and their cache on disk."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _WAIT_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Epoch:
-    """The order of one epoch.
+    """Order of one epoch.
 
-    documents: [documents], document numbers as the stream has them.
-    ends: [documents + 1] int64, ends[i] is where document i of the stream begins; ends[-1] is its length.
+    documents: [documents], document numbers in the order of the stream.
+    ends: [documents + 1] int64, place of each document's first id in the stream, and the stream's length.
     blocks: [blocks], block numbers in the order of the samples.
     """
 
@@ -46,9 +46,9 @@ class Epoch:
 
 
 def permutation(count: int, *key: int | str) -> IndexArray:
-    """A permutation of range(count) that depends on the key only; uint32 where that is enough.
+    """Return a permutation of range(count) that depends on the key only; uint32 where that is enough.
 
-    It sorts Philox's raw output, whose bits NumPy guarantees, unlike those of Generator.permutation.
+    Philox's raw output is sorted, whose bits NumPy guarantees, unlike those of Generator.permutation.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
     keys = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(count)
@@ -56,13 +56,13 @@ def permutation(count: int, *key: int | str) -> IndexArray:
 
 
 class ArrayCache:
-    """Arrays as memory-mapped .npy files, which the processes of a machine, and runs on the same data, share.
+    """Cache of arrays as memory-mapped .npy files, shared by the processes of a machine and by runs.
 
-    Beside them a .json states their sizes and checksums; it is written last. Files that are not what it says
-    are made again.
+    Beside the files a .json states their sizes and checksums; it is written last. Files that differ from that
+    statement are made again.
 
     Args:
-        directory: where the files go; it is made if it is missing.
+        directory: place of the files; it is made if it is missing.
         identity: everything the arrays depend on besides their key.
     """
 
@@ -73,12 +73,12 @@ class ArrayCache:
     def get(
         self, key: str, names: Sequence[str], build: Callable[[], Sequence[IndexArray]]
     ) -> list[IndexArray]:
-        """The arrays of `key`, from the cache if they are there and whole; else `build`, and keep them.
+        """Return the arrays of `key`, from the cache if they are there and whole; else build and keep them.
 
         Of several processes that want the same arrays, one builds them and the others wait.
 
         Raises:
-            DataError: the directory cannot be written, or the one that builds does not come to an end.
+            DataError: the directory cannot be written, or the process that builds does not come to an end.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
         paths = [self._directory / f"{digest}-{name}.npy" for name in names]
@@ -114,11 +114,11 @@ def _store(paths: list[Path], note: Path, arrays: Sequence[IndexArray]) -> list[
 
 
 def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:
-    """The files mapped, or None if one is missing or not what the note says."""
+    """Map the files; None if one is missing or differs from the note."""
     try:
         stated = read_checked_json(note, "delete it")["files"] if note.is_file() else []
-        found = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
-        return [_map(path) for path in paths] if stated == found else None
+        actual = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
+        return [_map(path) for path in paths] if stated == actual else None
     except (DataError, KeyError, FileNotFoundError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""Which member of a blend sample n comes from: a function of the weights and n, never a sample off for good.
+"""Order of a blend's members: the member of sample n is a function of the weights and n.
 
 The rule is earliest-deadline-first over proportionate-fair windows (Baruah, Cohen, Plaxton and Varvel,
 "Proportionate progress", Algorithmica 15, 1996). Sample j of a member with share w may come at position
@@ -24,7 +24,7 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
-    """Weights -> shares that sum to 1; a float is taken for the short fraction or decimal that it stands for.
+    """Turn weights into shares that sum to 1; a float counts as the short fraction that it is written as.
 
     Raises:
         DataError: a weight is not above 0 and finite.
@@ -45,7 +45,7 @@ def _as_written(weight: float | Fraction) -> Fraction:
 
 
 class Proportions:
-    """The endless order of a blend's members."""
+    """Endless order of a blend's members."""
 
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
         """Make the table.
@@ -64,20 +64,20 @@ class Proportions:
             self._ranks[self._members == member] = np.arange(quota)
 
     def locate(self, sample_numbers: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """[n] sample numbers -> ([n] members, [n] the sample's number within its member)."""
+        """Locate samples: [n] numbers -> ([n] members, [n] the sample's number within its member)."""
         period, place = np.divmod(sample_numbers, len(self._members))
         members = self._members[place]
         return members, period * np.asarray(self.quotas, dtype=np.int64)[members] + self._ranks[place]
 
     def before(self, sample_number: int) -> list[int]:
-        """How many of the samples 0 … sample_number - 1 each member gave."""
+        """Count the samples 0 … sample_number - 1 that each member gave."""
         period, place = divmod(sample_number, len(self._members))
         counts = np.bincount(self._members[:place], minlength=len(self.quotas)).tolist()
         return [period * quota + count for quota, count in zip(self.quotas, counts, strict=True)]
 
 
 def _quotas(shares: Sequence[Fraction]) -> list[int]:
-    """Shares as whole numbers of samples in a period.
+    """Turn shares into whole numbers of samples in a period.
 
     Shares that need a longer period than MAX_PERIOD are rounded to MAX_PERIOD-ths, each to at least one.
     """
@@ -93,7 +93,7 @@ def _quotas(shares: Sequence[Fraction]) -> list[int]:
 
 
 def _earliest_deadline_first(quotas: Sequence[int]) -> Int64Array:
-    """[sum(quotas)] member of each sample of one period."""
+    """Return the member [sum(quotas)] of each sample of one period."""
     period = sum(quotas)
     count = np.concatenate([np.arange(quota, dtype=np.int64) for quota in quotas])
     member = np.repeat(np.arange(len(quotas)), quotas)

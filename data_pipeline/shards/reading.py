@@ -1,4 +1,4 @@
-"""Reading shards: through megatron-core's own reader to check them, and many of them, bounded, to train."""
+"""Readers of shards: megatron-core's own to check them, and a bounded pool of maps to train."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_OPEN = 1024
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A shard, its ids memory-mapped.
+    """Shard with its ids memory-mapped.
 
     tokens: [tokens], the ids of all documents one after the other, in the shard's own type.
     lengths: [documents] int64, tokens of each document, its end-of-document id included.
@@ -37,7 +37,7 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     """Open one shard through `megatron.core.datasets.indexed_dataset.IndexedDataset` (megatron-core 0.16.1).
 
     Raises:
-        DataError: megatron-core cannot read it, or it holds something else than the manifest says.
+        DataError: megatron-core cannot read the shard, or the manifest says otherwise.
     """
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four times.
@@ -57,17 +57,17 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
         raise DataError(f"cannot open {prefix}.bin/.idx: {error.strerror or error}") from error
     except (ValueError, AssertionError, IndexError) as error:
         raise DataError(f"{prefix}.bin/.idx: megatron-core cannot read it ({error})") from error
-    found = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
+    actual = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"
-    if found != expected or len(tokens) != shard.tokens or not offsets_agree:
-        raise DataError(f"{prefix}.idx holds {found}, the manifest says {expected}")
+    if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
+        raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
     return OpenShard(prefix, tokens, lengths)
 
 
 class ShardPool:
-    """The ids of many shards, each mapped when it is first asked for, the least used ones closed again.
+    """Pool of shards, each mapped when its ids are first wanted, the least recently used ones closed again.
 
-    Threads may share it. An array that was given out stays valid after its shard has been closed.
+    Threads may share a pool. An array that was given out stays valid after its shard has been closed.
     """
 
     def __init__(self, manifest: Manifest, shards: Sequence[Shard], most_open: int = _MOST_OPEN) -> None:
@@ -79,10 +79,10 @@ class ShardPool:
         self._lock = threading.Lock()
 
     def tokens(self, number: int) -> npt.NDArray[np.integer]:
-        """[tokens], the ids of the shard of this number.
+        """Return the ids [tokens] of the shard of this number.
 
         Raises:
-            DataError: it cannot be opened, or is not as long as the manifest says.
+            DataError: the shard cannot be opened, or is not as long as the manifest says.
         """
         with self._lock:
             if number in self._open:
@@ -94,7 +94,7 @@ class ShardPool:
             return self._open[number].content.view(self._dtype)
 
     def forget_pages(self, numbers: set[int]) -> None:
-        """Take what was read of these shards out of this process's memory."""
+        """Take the pages read of these shards out of this process's memory."""
         with self._lock:
             maps = [self._open[number] for number in numbers if number in self._open]
         for one in maps:

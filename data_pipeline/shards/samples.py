@@ -1,4 +1,4 @@
-"""Shards -> training samples in an order that is a function of (data, seed, sample number) only.
+"""Training and validation samples, in an order that is a function of (data, seed, sample number) only.
 
 A split's documents form one stream, each ended by the end-of-document id, and the stream is cut into blocks
 of sequence_length + 1 ids: inputs are the first sequence_length, targets the last. A block may hold several
@@ -6,12 +6,12 @@ documents (GPT-2 style packing; what attention makes of their boundaries is the 
 blocks share one id, so every id but the stream's first is a target once; the tail too short for a block is
 dropped. For training, every epoch permutes the documents, then the blocks, anew.
 
-There is no state: whoever knows a sample's number can have its ids, so the order does not depend on data- or
+There is no state: the ids of a sample follow from its number, so the order does not depend on data- or
 tensor-parallel size, and resuming at any number is exact.
 
-This takes the place of megatron-core's GPTDataset, whose index cache ignores the content of the shards (a
-replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files are those of
-megatron-core's IndexedDataset; they are opened when they are first read, and hold no descriptor.
+These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of the
+shards (a replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files
+are those of megatron-core's IndexedDataset; they are opened when they are first read, and hold no descriptor.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class TrainingSamples:
         salt: str = "",
         forget_after: int = FORGET_AFTER,
     ) -> None:
-        """Nothing is read yet.
+        """Plan the samples; nothing is read yet.
 
         Args:
-            cache_directory: where to keep each epoch's order as memory-mapped .npy files, so that the
-                processes of a machine share one; None keeps the current epochs' in memory (12 bytes a
-                document and 4 a sample).
+            cache_directory: keeps each epoch's order as memory-mapped .npy files, so that the processes of a
+                machine share one; None keeps the current epochs' in memory (12 bytes a document and 4 a
+                sample).
             source: only this source's documents; None: all.
-            salt: makes the order another one; members of a blend have different ones.
+            salt: makes the order another one; members of a blend have different salts.
             forget_after: reads of documents after which their pages leave the process's memory.
 
         Raises:
@@ -73,7 +73,7 @@ class TrainingSamples:
         self._lock = threading.Lock()
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """[n] sample numbers, over epochs if need be -> [n, sequence_length + 1] ids, int64. Thread-safe."""
+        """Read samples: [n] numbers, of any epochs -> [n, sequence_length + 1] ids, int64. Thread-safe."""
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)
         epochs, within = np.divmod(sample_numbers, self.samples_per_epoch)
         for number in np.unique(epochs).tolist():
@@ -84,7 +84,7 @@ class TrainingSamples:
         return result
 
     def epoch(self, number: int) -> Epoch:
-        """The order of epoch `number`: from memory, from the cache, or made now.
+        """Return the order of epoch `number`: from memory, from the cache, or made now.
 
         Raises:
             DataError: the cache cannot be written.
@@ -97,8 +97,8 @@ class TrainingSamples:
                 if self._cache is None:
                     self._epochs[number] = self._build(number)
                 else:
-                    found = self._cache.get(str(number), _PARTS, self._parts(number))
-                    self._epochs[number] = Epoch(found[0], found[1].view(np.int64), found[2])
+                    documents, ends, blocks = self._cache.get(str(number), _PARTS, self._parts(number))
+                    self._epochs[number] = Epoch(documents, ends.view(np.int64), blocks)
             return self._epochs[number]
 
     def _build(self, number: int) -> Epoch:
@@ -115,9 +115,9 @@ class TrainingSamples:
 
 
 class ValidationSamples:
-    """The first `max_samples` blocks of one source's held-out documents, in their order on disk.
+    """First `max_samples` blocks of one source's held-out documents, in their order on disk.
 
-    Of several shard directories that have the source, each gives an equal share of the blocks.
+    Several shard directories that have the source give an equal share of the blocks each.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class ValidationSamples:
         self._first: Int64Array = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return int(self._first[-1])
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """[n] sample numbers below len() -> [n, sequence_length + 1] ids, int64.
+        """Read samples: [n] numbers below len() -> [n, sequence_length + 1] ids, int64.
 
         Raises:
             IndexError: a number is not below len().

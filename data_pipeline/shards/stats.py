@@ -1,4 +1,4 @@
-"""What is in a shard directory: a table, and how long the documents are."""
+"""Statistics of a shard directory: a table by split and source, and the lengths of the documents."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.shards.manifest import Manifest, totals
+from data_pipeline.shards.writing import read_lengths
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,7 @@ _BINS = 40
 
 
 def stats_table(manifest: Manifest) -> Table:
-    """Documents, tokens and bytes per token for every split and source, from the manifest alone."""
+    """Make a table of documents, tokens and bytes per token by split and source, from the manifest alone."""
     table = Table(title=f"{manifest.name}: {len(manifest.inputs)} inputs, {len(manifest.shards)} shards")
     for heading in ("split", "source"):
         table.add_column(heading, no_wrap=True)
@@ -50,7 +51,7 @@ def stats_table(manifest: Manifest) -> Table:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Documents and tokens of one source by the documents' lengths, in bins of powers of two."""
+    """Numbers of documents and of tokens of one source by document length, in bins of powers of two."""
 
     source: str
     documents: npt.NDArray[np.int64]
@@ -58,13 +59,11 @@ class Lengths:
 
 
 def length_histogram(manifest: Manifest) -> list[Lengths]:
-    """Lengths in tokens (end-of-document ids included) of all splits, by source; reads the .idx files.
+    """Count lengths in tokens (end-of-document ids included) of all splits, by source, from the .idx files.
 
     Raises:
         DataError: an index is not as the manifest says.
     """
-    from data_pipeline.shards.writing import read_lengths
-
     counts: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for shard in manifest.shards:
         lengths = read_lengths(manifest.prefix(shard))
@@ -80,7 +79,7 @@ def length_histogram(manifest: Manifest) -> list[Lengths]:
 
 
 def histogram_text(histogram: list[Lengths]) -> str:
-    """All sources together, a line for each bin: documents, their share of the tokens, a bar."""
+    """Render all sources together, a line for each bin: documents, their share of the tokens, a bar."""
     documents = np.sum([lengths.documents for lengths in histogram], axis=0)
     tokens = np.sum([lengths.tokens for lengths in histogram], axis=0)
     used = np.flatnonzero(documents)
@@ -94,13 +93,14 @@ def histogram_text(histogram: list[Lengths]) -> str:
 
 
 def save_plot(manifest: Manifest, histogram: list[Lengths], path: Path) -> None:
-    """The histogram by source as a PNG (or what else the ending of the path asks for).
+    """Draw the histogram by source as a PNG, or as the ending of the path says.
 
     Raises:
         DataError: the file cannot be written, or its ending is unknown.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with needs_extra(str(path), "compare"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -125,7 +125,7 @@ def save_plot(manifest: Manifest, histogram: list[Lengths], path: Path) -> None:
 
 
 def _stack(axes: Axes, histogram: list[Lengths], field: str, bins: npt.NDArray[np.int64]) -> None:
-    """One bar a bin, from its lower to its upper edge, the sources on top of each other."""
+    """Draw a bar for each bin, from its lower to its upper edge, the sources on top of each other."""
     total = sum(int(getattr(lengths, field).sum()) for lengths in histogram)
     bottom = np.zeros(len(bins))
     for lengths in histogram:

@@ -1,4 +1,4 @@
-"""The thorough check of a shard directory: rehash, reopen, recount, decode a sample."""
+"""Thorough check of a shard directory: rehash, reopen, recount, decode a sample."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK_TOKENS = 1 << 24
 
 
 def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str]:
-    """Everything that is wrong with a shard directory, one clause each that begins with the file's path.
+    """List everything that is wrong with a shard directory, one clause each that begins with the file's path.
 
     Args:
         tokenizer: a model that is expected to be the directory's own.
@@ -62,7 +62,7 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
 
 
 def _content_problem(opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer) -> str | None:
-    """Ids out of range, documents without their end, or a sample that does not survive decoding."""
+    """Describe ids out of range, documents without their end, or a sample that does not survive decoding."""
     path, tokens, eod_id = f"{opened.path}.bin", opened.tokens, manifest.tokenizer.eod_id
     ends = np.cumsum(opened.lengths)
     if not np.all(tokens[ends - 1] == eod_id):

@@ -1,4 +1,4 @@
-"""Megatron .bin/.idx files, written without importing megatron-core (its import costs a worker seconds).
+"""Writer of Megatron .bin/.idx files, without importing megatron-core (its import costs a worker seconds).
 
 The layout is that of `megatron.core.datasets.indexed_dataset` (megatron-core 0.16.1): the .bin is the ids
 one after the other; the .idx is
@@ -35,15 +35,15 @@ _LONGEST_SOURCE = 40
 
 
 def dtype_for(vocab_size: int) -> str:
-    """The type for ids below `vocab_size`: uint16 up to 65,536 pieces (largest id 65,535), else int32."""
+    """Return the type of ids below `vocab_size`: uint16 up to 65,536 pieces (largest id 65,535), or int32."""
     return "uint16" if vocab_size <= _UINT16_VOCAB else "int32"
 
 
 def shard_name(name: str, split: str, source: str, number: int) -> str:
-    """NAME-SPLIT-SOURCE_00000.
+    """Return NAME-SPLIT-SOURCE_00000.
 
-    Of the source, at most 40 letters, digits and dots, other characters made `_`; unless that is the whole
-    of it, twelve digits of its hash follow after a dash, which no source has in its own name.
+    SOURCE is at most 40 letters, digits and dots, other characters made `_`; unless that is the whole source,
+    twelve digits of its hash follow after a dash, which no source has in its own name.
     """
     plain = re.sub(r"[^A-Za-z0-9.]+", "_", source)[:_LONGEST_SOURCE]
     if plain != source:
@@ -52,12 +52,12 @@ def shard_name(name: str, split: str, source: str, number: int) -> str:
 
 
 def index_size(documents: int) -> int:
-    """Bytes of the .idx file of so many documents."""
+    """Return the bytes of the .idx file of so many documents."""
     return _HEADER_BYTES + 20 * documents + 8
 
 
 def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
-    """The .idx file of documents with these lengths (in tokens)."""
+    """Return the .idx file of documents with these lengths (in tokens)."""
     offsets = np.zeros(len(lengths), dtype=np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
     offsets *= np.dtype(dtype).itemsize
@@ -67,7 +67,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
 
 
 def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
-    """[documents] int32, the documents' lengths in tokens, from PREFIX.idx alone.
+    """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx alone.
 
     Raises:
         DataError: the file is missing, cut short, or no index of one sequence a document.
@@ -88,10 +88,10 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
 
 
 def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
-    """Ids in the type of a shard.
+    """Convert ids to the type of a shard.
 
     Raises:
-        DataError: one does not fit the type (numpy would wrap it without a word).
+        DataError: an id does not fit the type (numpy would wrap it around silently).
     """
     # As unsigned a negative id is a very large one, so that one pass finds both.
     if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
@@ -101,7 +101,7 @@ def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.int
 
 
 class ShardWriter:
-    """One shard in the making, under temporary names until `finish`. Memory: four bytes a document."""
+    """Writer of a shard, under temporary names until `finish`. Memory: four bytes a document."""
 
     def __init__(self, prefix: Path, dtype: str) -> None:
         self.prefix = prefix
@@ -118,11 +118,11 @@ class ShardWriter:
         self._digest.update(ids.data)
 
     def append_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
-        """State the lengths of the documents that the ids make, in their order."""
+        """Append the lengths of the documents that the ids make, in their order."""
         self._lengths.append(lengths)
 
     def finish(self) -> dict[str, int | str]:
-        """Publish .bin, then .idx. Returns counts and hashes of `manifest.Shard`.
+        """Publish .bin, then .idx; return the counts and hashes of `manifest.Shard`.
 
         The names are durable once the caller has synced the directory.
         """
@@ -148,14 +148,14 @@ class ShardWriter:
         }
 
     def discard(self) -> None:
-        """Drop an unfinished shard; nothing happens after `finish`."""
+        """Remove an unfinished shard; after `finish`, do nothing."""
         with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
 
 
 def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
-    """Leave a file alone that an interrupted run, or an earlier one, has already finished."""
+    """Give a file its final name, unless an earlier run has finished the very same file."""
     if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
         temporary.unlink()
     else:

@@ -1,4 +1,4 @@
-"""The corpora that `download` knows, and the choice of a part of their files."""
+"""Catalogue of the corpora that `download` knows, and the choice of a part of their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from data_pipeline.sources.origin import RemoteFile
 
 @dataclass(frozen=True)
 class HubSource:
-    """A corpus on the hub. `patterns` are those of fnmatch, where * goes over / too."""
+    """Corpus on the hub. `patterns` are those of fnmatch, where * goes over / too."""
 
     repository: str
     patterns: tuple[str, ...]
@@ -29,10 +29,10 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which of a repository's files.
+    """Choice of a repository's files.
 
     include: patterns in place of the source's own; chunks: only these of SlimPajama's, all if empty.
-    fraction: of the files of every directory, chosen by the hash of their names.
+    fraction: share of the files of every directory, chosen by the hash of their names.
     """
 
     splits: tuple[str, ...] = ("train",)
@@ -41,7 +41,7 @@ class Wanted:
     fraction: float = 1.0
 
     def choose(self, files: list[RemoteFile], source: HubSource, where: str) -> list[RemoteFile]:
-        """The wanted files, by name.
+        """Return the wanted files, sorted by name.
 
         Raises:
             DataError: a pattern matches nothing, a chunk is missing, or the fraction is impossible.
@@ -60,8 +60,7 @@ class Wanted:
                 )
             chosen |= matching
         if self.chunks:
-            found = {chunk_of(name) for name in chosen}
-            if missing := sorted(self.chunks - found):
+            if missing := sorted(self.chunks - {chunk_of(name) for name in chosen}):
                 raise DataError(f"{where} has no chunk{missing[0]}; see --chunks")
             chosen = {name: file for name, file in chosen.items() if chunk_of(name) in self.chunks}
         by_directory: defaultdict[str, list[str]] = defaultdict(list)

@@ -1,7 +1,7 @@
-"""The bytes of an input file on their way to lines: unpacked, and hashed while they pass.
+"""Lines of plain and packed input files, hashed while they are read.
 
-Formats are told by the ending of the name. A zstd file may have several frames and any window up to 2 GiB;
-where a frame is damaged, reading goes on at the next one.
+The ending of the name tells the format. A zstd file may have several frames and any window up to 2 GiB; where
+a frame is damaged, reading goes on at the next one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -25,9 +25,9 @@ _LARGEST_WINDOW = 1 << 31
 
 
 class HashedStream(io.RawIOBase):
-    """A file of which bytes [start, end) are hashed as they are read, each once and in order.
+    """Stream of a file that hashes bytes [start, end) as they are read, each once and in order.
 
-    Bytes may be skipped or read again; `hexdigest` reads what was passed over.
+    Bytes may be skipped or read again; `hexdigest` reads those that were skipped.
     """
 
     def __init__(self, raw: BinaryIO, start: int, end: int) -> None:
@@ -59,10 +59,10 @@ class HashedStream(io.RawIOBase):
         return count
 
     def hexdigest(self) -> str:
-        """SHA-256 of the bytes from start to before end.
+        """Return the SHA-256 of the bytes from start to before end.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the bytes cannot be read.
         """
         self._raw.seek(self._hashed)
         while self._hashed < self._end and self.read(min(1 << 22, self._end - self._hashed)):
@@ -71,10 +71,10 @@ class HashedStream(io.RawIOBase):
 
 
 def hash_of(piece: Piece) -> str:
-    """SHA-256 of a piece's bytes.
+    """Return the SHA-256 of a piece's bytes.
 
     Raises:
-        DataError: they cannot be read.
+        DataError: the bytes cannot be read.
     """
     try:
         with piece.file.open() as raw:
@@ -85,7 +85,7 @@ def hash_of(piece: Piece) -> str:
 
 
 class DamageError(Exception):
-    """Bytes of a packed file are lost. `reason`: `truncated` or `damaged`."""
+    """Loss of bytes of a packed file. `reason`: `truncated` or `damaged`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -93,18 +93,19 @@ class DamageError(Exception):
 
 
 def lines_of(stream: HashedStream, piece: Piece) -> Iterator[bytes | DamageError]:
-    """Lines of a plain or packed file, memory bounded by the longest line; where bytes are lost, how.
+    """Iterate over the lines of a plain or packed file, and over the places where bytes are lost.
 
-    Of a part of a plain file, the lines that begin in it. After a damage the rest of the broken line, and of
-    the one that was under way where reading goes on, may come as lines of their own.
+    The longest line bounds the memory. A part of a plain file has the lines that begin in it. After a damage
+    the rest of the broken line, and of the line that was under way where reading goes on, may come as lines
+    of their own.
     """
     name = piece.file.name.lower()
     if name.endswith((".zst", ".zstd")):
         return _split_lines(_zstd_chunks(stream))
     if name.endswith(".gz"):
-        return _split_lines(_members(stream, _Gzip()))
+        return _split_lines(_members(stream, lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error))
     if name.endswith(".xz"):
-        return _split_lines(_members(stream, _Xz()))
+        return _split_lines(_members(stream, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError))
     return _plain_lines(stream, piece)
 
 
@@ -140,10 +141,10 @@ def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | Dama
 
 
 def _zstd_chunks(stream: HashedStream) -> Iterator[bytes | DamageError]:
-    """Decompressed bytes of every frame.
+    """Decompress every frame.
 
-    zstandard's own readers stop after the first frame or end silently in a cut one, so frames are followed
-    here.
+    zstandard's own readers stop after the first frame or end silently in a cut one, so this function follows
+    the frames.
     """
     context = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     frame = 0  # where the frame begins that is being read
@@ -174,38 +175,26 @@ def _zstd_chunks(stream: HashedStream) -> Iterator[bytes | DamageError]:
 
 
 def _next_frame(stream: HashedStream, start: int) -> int | None:
-    """Where, from `start` on, the sign of a frame is found."""
+    """Return the place, from `start` on, of the sign of a frame."""
     stream.seek(start)
     kept = b""
     while chunk := stream.read(_READ_BYTES):
         chunk = kept + chunk
-        found = chunk.find(_ZSTD_MAGIC)
-        if found >= 0:
-            return stream.tell() - len(chunk) + found
+        place = chunk.find(_ZSTD_MAGIC)
+        if place >= 0:
+            return stream.tell() - len(chunk) + place
         kept = chunk[-(len(_ZSTD_MAGIC) - 1) :]
     return None
 
 
-class _Gzip:
-    """Members of a gzip file."""
+def _members(
+    stream: HashedStream, begin: Callable[[], Any], broken: type[Exception]
+) -> Iterator[bytes | DamageError]:
+    """Decompress all members of a gzip file, or streams of an xz file; zeros after one are padding.
 
-    errors = (zlib.error,)
-
-    def open(self) -> zlib._Decompress:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16)
-
-
-class _Xz:
-    """Streams of an xz file."""
-
-    errors = (lzma.LZMAError,)
-
-    def open(self) -> lzma.LZMADecompressor:
-        return lzma.LZMADecompressor(lzma.FORMAT_XZ)
-
-
-def _members(stream: HashedStream, kind: _Gzip | _Xz) -> Iterator[bytes | DamageError]:
-    """Decompressed bytes of all members; zeros after one are padding."""
+    Args:
+        begin: makes the decompressor of one member. broken: the error that it raises for damaged bytes.
+    """
     decompressor = None
     chunk = b""
     while chunk or (chunk := stream.read(_READ_BYTES)):
@@ -213,10 +202,10 @@ def _members(stream: HashedStream, kind: _Gzip | _Xz) -> Iterator[bytes | Damage
             chunk = chunk.lstrip(b"\x00")
             if not chunk:
                 continue
-            decompressor = kind.open()
+            decompressor = begin()
         try:
             yield decompressor.decompress(chunk)
-        except kind.errors as error:
+        except broken as error:
             yield DamageError("damaged", f"{error}; what follows is lost")
             return
         chunk = decompressor.unused_data if decompressor.eof else b""

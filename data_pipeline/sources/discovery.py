@@ -1,9 +1,8 @@
-"""Which files are read: inputs, pieces of them, and the selection of a part of a large corpus."""
+"""Inputs of the pipeline: files, pieces of files, and the selection of a part of a large corpus."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.remote_survey import survey_remote
 from data_pipeline.sources.survey import KNOWN_ENDINGS, PassedOver, describe, survey
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
@@ -20,7 +18,7 @@ _PLAIN_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True)
 class RecordKeys:
-    """Where the text and the name of its source are in a record; a dot goes one object down.
+    """Keys of the text and of the name of its source in a record; a dot goes one object down.
 
     A record without the source key belongs to `default_source`.
     """
@@ -31,15 +29,15 @@ class RecordKeys:
 
 
 def is_wanted(source: str, only: tuple[str, ...], never: tuple[str, ...]) -> bool:
-    """Whether documents of a source are taken: of `only`, if there are any, and never of `never`."""
+    """Return whether documents of a source are used: of `only`, if there are any, and never of `never`."""
     return source not in never and (not only or source in only)
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One input. `name` is its path below the inputs' common directory or prefix, wherever that lies.
+    """Input file. `name` is its path below the inputs' common directory or prefix, wherever that lies.
 
-    path: where it is: a file of this machine's, or an object of a store's.
+    path: a file of this machine, or an object of a store.
     """
 
     path: Path | RemoteObject
@@ -48,32 +46,32 @@ class InputFile:
 
     @property
     def version(self) -> str:
-        """What its store calls this content; empty for a file, and where a store says nothing."""
+        """Return the store's name for the content; empty for a file, and where a store says nothing."""
         return self.path.version if isinstance(self.path, RemoteObject) else ""
 
     def open(self) -> BinaryIO:
-        """Its bytes, unbuffered.
+        """Open the bytes, unbuffered.
 
         Raises:
             OSError: the file cannot be opened.
-            DataError: the object cannot be read, or is no longer what it was.
+            DataError: the object cannot be read, or has changed.
         """
         if isinstance(self.path, RemoteObject):
             return cast(BinaryIO, self.path.open())
         return cast(BinaryIO, open(self.path, "rb", buffering=0))
 
     def check_unchanged(self) -> None:
-        """Is an object still what it was? A file's bytes are hashed when they are read, which says more.
+        """Check that an object has not changed. (A file's bytes are hashed when they are read.)
 
         Raises:
-            DataError: it is not.
+            DataError: the object has changed.
         """
         if isinstance(self.path, RemoteObject):
             self.path.check_unchanged()
 
     @property
     def whole(self) -> Piece:
-        """All of it."""
+        """Return the whole input as a piece."""
         return Piece(self, 0, self.size)
 
 
@@ -87,11 +85,11 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Return the bytes on disk."""
         return self.end - self.start
 
     def __str__(self) -> str:
-        """The file's path, with the byte range of a part."""
+        """Return the file's path, with the byte range of a part."""
         if self.size == self.file.size:
             return str(self.file.path)
         return f"{self.file.path} (bytes {self.start}-{self.end})"
@@ -99,63 +97,40 @@ class Piece:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What is read, sorted by name, and every entry beside it that is not."""
+    """Input files, sorted by name, and every entry beside them that is not read."""
 
     files: list[InputFile]
     passed_over: tuple[PassedOver, ...]
 
 
 def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
-    """The files of `find_all_inputs`."""
+    """Return the files of `find_all_inputs`."""
     return find_all_inputs(inputs).files
 
 
 def find_all_inputs(inputs: Sequence[str | Path]) -> Inputs:
-    """Files among `inputs` and below the directories or prefixes among them, and what there is besides.
+    """Find the files among `inputs` and below the directories or prefixes, and the entries that are not read.
 
     Raises:
-        DataError: an input is missing, of an unknown format or given twice, or there is none at all; some are
-            on this machine and some are not.
+        DataError: as `survey`; or an input is given twice, or there is none at all.
     """
-    urls = [str(entry) for entry in inputs if is_url(entry)]
-    if not urls:
-        return _find_local([Path(entry) for entry in inputs])
-    if len(urls) < len(inputs):
-        raise DataError(
-            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a directory of its "
-            f"own and train on a blend of them"
-        )
-    found = survey_remote(urls)
-    if not found.files:
-        raise _nothing(urls, found.passed_over)
-    for one, following in itertools.pairwise(found.files):
-        if one.url == following.url:
-            raise DataError(f"input {one} is given twice; name each object or prefix once")
-    files = [InputFile(one, one.url.removeprefix(found.root), one.size) for one in found.files]
-    return Inputs(sorted(files, key=lambda file: file.name), found.passed_over)
-
-
-def _nothing(inputs: Sequence[object], passed_over: Sequence[PassedOver]) -> DataError:
-    names, there = ", ".join(str(entry) for entry in inputs), "; ".join(describe(passed_over))
-    return DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
-
-
-def _find_local(inputs: list[Path]) -> Inputs:
-    found = survey(inputs)
-    if not found.files:
-        raise _nothing(inputs, found.passed_over)
-    # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
-    absolute = sorted(Path(os.path.abspath(path)) for path in found.files)
-    for path, following in itertools.pairwise(absolute):
-        if path == following:
-            raise DataError(f"input {path} is given twice; name each file or directory once")
-    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs])
-    files = [InputFile(path, path.relative_to(root).as_posix(), path.stat().st_size) for path in absolute]
-    return Inputs(sorted(files, key=lambda file: file.name), found.passed_over)
+    surveyed = survey(inputs)
+    if not surveyed.files:
+        names, there = ", ".join(map(str, inputs)), "; ".join(describe(surveyed.passed_over))
+        raise DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
+    for path, following in itertools.pairwise(surveyed.files):
+        if str(path) == str(following):
+            kinds = "object or prefix" if is_url(path) else "file or directory"
+            raise DataError(f"input {path} is given twice; name each {kinds} once")
+    files = []
+    for path in surveyed.files:
+        size = path.stat().st_size if isinstance(path, Path) else path.size
+        files.append(InputFile(path, str(path).removeprefix(surveyed.root), size))
+    return Inputs(sorted(files, key=lambda file: file.name), surveyed.passed_over)
 
 
 def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
-    """A plain .jsonl or .ndjson larger than `range_bytes` as ranges of so many bytes; others whole."""
+    """Cut a plain .jsonl or .ndjson larger than `range_bytes` into ranges of that size."""
     if not file.name.lower().endswith(_PLAIN_LINES) or file.size <= range_bytes:
         return [file.whole]
     starts = range(0, file.size, range_bytes)
@@ -163,7 +138,7 @@ def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
 
 
 def parse_chunks(text: str) -> frozenset[int]:
-    """`1,3-5` -> {1, 3, 4, 5}.
+    """Read a list of chunks: `1,3-5` -> {1, 3, 4, 5}.
 
     Raises:
         DataError: not such a list.
@@ -178,35 +153,29 @@ def parse_chunks(text: str) -> frozenset[int]:
 
 
 def chunk_of(name: str) -> int | None:
-    """N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
+    """Return N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
     match = re.search(r"(?:^|/)chunk(\d+)/", name)
     return int(match[1]) if match else None
 
 
 def select_chunks(files: list[InputFile], chunks: frozenset[int]) -> list[InputFile]:
-    """The files of these chunks.
+    """Return the files of these chunks.
 
     Raises:
         DataError: a chunk has no file.
     """
-    found = {chunk_of(file.name) for file in files}
-    if missing := sorted(chunks - found):
+    if missing := sorted(chunks - {chunk_of(file.name) for file in files}):
         raise DataError(f"--chunks: no input lies in a directory chunk{missing[0]}/")
     return [file for file in files if chunk_of(file.name) in chunks]
 
 
-def select_inputs(inputs: Sequence[str | Path], chunks: str) -> list[InputFile]:
-    """The files of `select_all_inputs`."""
-    return select_all_inputs(inputs, chunks).files
-
-
 def select_all_inputs(inputs: Sequence[str | Path], chunks: str) -> Inputs:
-    """`find_all_inputs`, with only the files of `chunks` (as `parse_chunks` reads it; empty for all).
+    """Find inputs as `find_all_inputs`, with only the files of `chunks` (as for `parse_chunks`; empty: all).
 
     Raises:
-        DataError: as these.
+        DataError: as `find_all_inputs`, `parse_chunks` and `select_chunks`.
     """
-    found = find_all_inputs(inputs)
+    everything = find_all_inputs(inputs)
     if not chunks:
-        return found
-    return Inputs(select_chunks(found.files, parse_chunks(chunks)), found.passed_over)
+        return everything
+    return Inputs(select_chunks(everything.files, parse_chunks(chunks)), everything.passed_over)

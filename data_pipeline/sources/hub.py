@@ -1,7 +1,7 @@
-"""Corpora from the Hugging Face hub, or from a directory that mirrors one.
+"""Downloads of corpora from the Hugging Face hub, or from a directory that mirrors one.
 
 DIR has the files under the hub's own names and, when all are there and checked, download.json: the
-repository, the commit and every file's size and hash. The same command again downloads what is missing and
+repository, the commit and every file's size and hash. The same command again downloads missing files and
 checks everything anew.
 """
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import sha256_file
 from data_pipeline.sources.catalogue import SOURCES, HubSource, Wanted
 from data_pipeline.sources.origin import (
@@ -53,8 +53,9 @@ def download(
     """
     source = _source(name, hub_id)
     _check(directory, workers)
-    import huggingface_hub
-    from huggingface_hub.utils import disable_progress_bars
+    with needs_extra("download", "hub"):
+        import huggingface_hub
+        from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
     before = _begun_with(directory)
@@ -103,7 +104,7 @@ def download(
 def take_from_mirror(
     name: str, directory: Path, wanted: Wanted, mirror: Path, report: _Report, workers: int = 8
 ) -> Download:
-    """As `download`, from a directory with the hub's files under the hub's names: linked, not copied.
+    """Link, not copy, the wanted files from a directory that has them under the hub's names.
 
     If the mirror has a download.json, its files are checked against that and its commit is kept; otherwise
     their hashes are recorded as they are.
@@ -161,7 +162,7 @@ def _begun_with(directory: Path) -> Download | None:
 
 
 def _extended(old: Download | None, new: Download, directory: Path) -> Download:
-    """`new`, with the files that the directory has of the same commit already."""
+    """Return `new`, with the files that the directory has of the same commit already."""
     if old is None:
         return new
     if (old.repository, old.revision) != (new.repository, new.revision):
@@ -174,20 +175,20 @@ def _extended(old: Download | None, new: Download, directory: Path) -> Download:
 
 
 def _listing_of(mirror: Path) -> list[RemoteFile]:
-    """What a plain directory has; the hashes are made when the files are chosen."""
+    """List the files of a plain directory; the hashes are made when the files are chosen."""
     paths = [path for path in mirror.rglob("*") if path.is_file()]
     return [RemoteFile(path.relative_to(mirror).as_posix(), path.stat().st_size, "", "") for path in paths]
 
 
 def _remote_file(entry: object) -> RemoteFile:
-    """A `huggingface_hub.RepoFile`: large files have a SHA-256, small ones only git's id."""
+    """Convert a `huggingface_hub.RepoFile`: large files have a SHA-256, small ones only git's id."""
     lfs = getattr(entry, "lfs", None)
     name, size, blob_id = (getattr(entry, field) for field in ("path", "size", "blob_id"))
     return RemoteFile(name, size, lfs.sha256 if lfs else "", "" if lfs else blob_id)
 
 
 def _problem(path: Path, file: RemoteFile) -> str | None:
-    """How a file differs from the listing, as a clause; None if it does not."""
+    """Describe how a file differs from the listing, as a clause; None if it does not."""
     if not path.is_file():
         return f"{path} is missing, and is"
     size = path.stat().st_size
@@ -210,7 +211,7 @@ def _git_blob_id(path: Path, size: int) -> str:
 def _all(
     action: Callable[[RemoteFile], None], files: list[RemoteFile], workers: int, report: _Report
 ) -> None:
-    """action(file) for all files on some threads; the first error ends it."""
+    """Call action(file) for all files on some threads; the first error ends the work."""
     total = sum(file.size for file in files)
     done = size = 0
     with ThreadPoolExecutor(workers) as pool:
@@ -226,7 +227,7 @@ def _all(
 
 @contextlib.contextmanager
 def _sentences(repository: str, revision: str) -> Iterator[None]:
-    """Errors of the hub's client as one sentence each."""
+    """Turn errors of the hub's client into one sentence each."""
     from huggingface_hub import errors
 
     try:

@@ -1,4 +1,4 @@
-"""download.json: where a directory of inputs came from, and what its files must be."""
+"""Origin of a directory of inputs: download.json, with its repository, commit, and every file's hash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_json, to_json, write_atomically
 
 DOWNLOAD_NAME = "download.json"
-# The same of a download that has not finished: it goes on with the commit that it began with.
+# The same for a download that has not finished, which goes on with the commit that it began with.
 UNFINISHED_NAME = "download.unfinished.json"
 # `tokenize` is given the download's directory, or one of a split or a chunk below it.
 _LEVELS = 3
@@ -18,7 +18,7 @@ _LEVELS = 3
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as the hub lists it: a SHA-256 where the hub knows it, else git's blob id (a SHA-1)."""
+    """File as the hub lists it: a SHA-256 where the hub knows one, else git's blob id (a SHA-1)."""
 
     name: str
     size: int
@@ -28,7 +28,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Download:
-    """What was downloaded: `revision` is a commit, never a branch; empty for a plain directory."""
+    """Content of download.json. `revision` is a commit, never a branch; empty for a plain directory."""
 
     source: str
     repository: str
@@ -36,7 +36,7 @@ class Download:
     files: tuple[RemoteFile, ...]
 
     def origin(self) -> dict[str, Any]:
-        """What the manifests of later steps say about it."""
+        """Return the entry `origin` of a shard directory's manifest."""
         return {"source": self.source, "repository": self.repository, "revision": self.revision}
 
 
@@ -51,7 +51,7 @@ def write_download(directory: Path, download: Download, finished: bool) -> None:
 
 
 def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None:
-    """DIR/download.json, or None if there is none.
+    """Read DIR/download.json; None if there is none.
 
     Raises:
         DataError: the file is no such record.
@@ -67,7 +67,7 @@ def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None
 
 
 def find_origin(root: Path) -> dict[str, Any] | None:
-    """Where the inputs below `root` came from: from its download.json, or one a few directories up."""
+    """Return the origin of the inputs below `root`: from its download.json, or one a few directories up."""
     for directory in [root, *root.parents][:_LEVELS]:
         if download := read_download(directory):
             return download.origin()

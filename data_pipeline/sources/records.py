@@ -1,11 +1,11 @@
-"""Input files -> documents, and what could not be one.
+"""Readers of documents from input files, and of the lines that are none.
 
 Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
 object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (the whole file is
 one document). The default keys are SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
 
-A line that is no usable record does not stop the reading: it is given out as a `Reject` in its place. So is
-a damage of the file itself, with `lost` set.
+A line that is no usable record does not stop the reading: a `Reject` takes its place. Damage of the file
+itself is a `Reject` too, with `lost` set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 
 import orjson
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of
 from data_pipeline.sources.discovery import Piece, RecordKeys
 
@@ -35,7 +35,7 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Document:
-    """One document. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
+    """Document of a source. `id` is `FILE:LINE` with the input's name, for messages and look-ups."""
 
     text: str
     source: str
@@ -44,7 +44,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Reject:
-    """A line or row that is unusual. `line` counts from 1 within the piece that is read.
+    """Line or row that is unusual. `line` counts from 1 within the piece that is read.
 
     kept: the document is unusual but usable and follows; otherwise there is none.
     reason: `bad_json`, `nul_byte`, `invalid_utf8`, `lone_surrogate`, `missing_text`, `text_not_string`,
@@ -60,12 +60,12 @@ class Reject:
 
     @property
     def lost(self) -> bool:
-        """Whether this is no line, but a part of the file that cannot be read, with who knows what lines."""
+        """Return whether this is no line, but an unreadable part of the file with any number of lines."""
         return self.reason in LOST
 
 
 class _BadRecordError(ValueError):
-    """reason and detail of a `Reject`."""
+    """Reason and detail of a `Reject`, raised."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -73,7 +73,7 @@ class _BadRecordError(ValueError):
 
 
 class RecordReader:
-    """Iterates over one piece: `Document`s and `Reject`s, in order. Blank lines are passed over.
+    """Iterable over one piece: `Document`s and `Reject`s, in order. Blank lines are skipped.
 
     Raises:
         DataError: the file cannot be read at all (a failing disk is not a hostile line).
@@ -89,11 +89,13 @@ class RecordReader:
         self._sha256: str | None = None
 
     def input_bytes(self) -> int:
-        """How much of the piece, as it lies on disk, has been read."""
+        """Return the bytes of the piece, as it lies on disk, that have been read."""
         return max(0, min(self._position(), self._piece.end) - self._piece.start)
 
     def sha256(self) -> str:
-        """Of the piece's bytes. Once everything has been read, it costs no second reading (but of parquet).
+        """Return the SHA-256 of the piece's bytes.
+
+        After everything has been read this costs no second reading, except of a parquet file on disk.
 
         Raises:
             DataError: the file cannot be read.
@@ -145,18 +147,18 @@ class RecordReader:
             yield from self._checked(record)
 
     def _lenient(self, line: bytes, error: orjson.JSONDecodeError) -> Iterator[Document | Reject]:
-        """A line that is no strict JSON: a document if only other fields than the text are to blame."""
+        """Read a line that is no strict JSON: a document if only other fields than the text are to blame."""
         reason, detail = _json_fault(line, error)
-        found: list[Document | Reject] = []
+        records: list[Document | Reject] = []
         if reason in ("lone_surrogate", "bad_json"):
             with contextlib.suppress(ValueError, RecursionError):
-                found = self._checked(json.loads(line))
+                records = self._checked(json.loads(line))
         # Half of a surrogate pair in the text itself is no text.
-        if not found or not isinstance(document := found[-1], Document) or not _is_text(document):
+        if not records or not isinstance(document := records[-1], Document) or not _is_text(document):
             yield Reject(self.lines, reason, detail)
             return
         yield Reject(self.lines, "not_strict_json", f"outside the text: {detail}", kept=True)
-        yield from found
+        yield from records
 
     def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
         content = (stream.read() or b"").removeprefix(_UTF8_MARK)
@@ -168,7 +170,7 @@ class RecordReader:
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[Path | BinaryIO]:
-        """What pyarrow can jump about in: the file itself, or an object's bytes, fetched and hashed once."""
+        """Open a seekable file for pyarrow: the input, or an object's bytes, fetched and hashed once."""
         path = self._piece.file.path
         if isinstance(path, Path):
             yield path
@@ -181,8 +183,9 @@ class RecordReader:
             yield cast(BinaryIO, spooled)
 
     def _parquet(self, path: Path | BinaryIO) -> Iterator[Document | Reject]:
-        import pyarrow
-        import pyarrow.parquet
+        with needs_extra(str(self._piece.file.path), "parquet"):
+            import pyarrow
+            import pyarrow.parquet
 
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
@@ -229,7 +232,7 @@ class RecordReader:
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
-    """The usable documents of a piece; rejects are passed over.
+    """Iterate over the usable documents of a piece; rejects are skipped.
 
     Raises:
         DataError: the file cannot be read.
@@ -238,7 +241,7 @@ def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
 
 
 def _fields_of(record: Any, text_path: list[str], source_path: list[str]) -> tuple[str, str | None]:
-    """(text, source or None) of one record."""
+    """Return (text, source or None) of a record."""
     text = _look_up(record, text_path)
     if text is None:
         raise _BadRecordError("missing_text", f'no "{".".join(text_path)}" in the record')
@@ -260,7 +263,7 @@ def _look_up(record: Any, path: list[str]) -> Any:
 
 
 def _json_fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """(reason, detail) of a line that is not JSON. Slow, and only for such lines."""
+    """Return (reason, detail) of a line that is not JSON. Slow, and only for such lines."""
     try:
         line.decode()
     except UnicodeDecodeError as fault:
@@ -285,14 +288,14 @@ def _is_text(document: Document) -> bool:
 
 
 def _oddities(text: str) -> list[tuple[str, str]]:
-    """(reason, detail) of what is unusual in a usable text."""
+    """Return (reason, detail) of everything unusual in a usable text."""
     if len(text) < LONG_BYTES // 4 and text.isascii() and "\x00" not in text:
         return []
-    found = []
+    oddities = []
     if "\x00" in text:
-        found.append(("contains_nul", "the text holds NUL; it is kept exactly"))
+        oddities.append(("contains_nul", "the text holds NUL; it is kept exactly"))
     if "\u2581" in text:
-        found.append(("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"))
+        oddities.append(("contains_u2581", "the text holds U+2581, which the tokenizer turns into a space"))
     if len(text) >= LONG_BYTES // 4 and len(text.encode()) >= LONG_BYTES:
-        found.append(("long_document", f"{len(text.encode()):,} bytes of text"))
-    return found
+        oddities.append(("long_document", f"{len(text.encode()):,} bytes of text"))
+    return oddities

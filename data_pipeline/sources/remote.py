@@ -1,8 +1,7 @@
-"""Inputs that lie in a store: what they are, and the reading of them.
+"""Objects of a store as inputs, and streams of their bytes.
 
-An object is read in blocks, each a request of its own: so a connection that breaks costs a block. What an
-object is at the beginning (its size and the version that the store states) must still be so before and after
-it is read.
+An object is read in blocks, each a request of its own, so a connection that breaks costs a block. The size
+and the version that the store states at the beginning must be the same before and after the object is read.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _COMMIT = re.compile("^hf://[^@]+@[0-9a-f]{40}/")
 
 
 def is_url(place: object) -> bool:
-    """Whether an input is named by its scheme, and not by a path."""
+    """Return whether an input is a URL, and not a path."""
     return "://" in str(place)
 
 
 @dataclass(frozen=True)
 class RemoteObject:
-    """An object of a store. `version` is what the store calls this content; empty where it says nothing."""
+    """Object of a store. `version` is the store's name for the content; empty where the store has none."""
 
     url: str
     size: int
@@ -36,24 +35,26 @@ class RemoteObject:
 
     @property
     def name(self) -> str:
-        """The last part of its URL."""
+        """Return the last part of the URL."""
         return self.url.rpartition("/")[2]
 
     def __str__(self) -> str:
         return self.url
 
     def open(self) -> RemoteStream:
-        """The object, unbuffered.
+        """Open the object, unbuffered.
 
         Raises:
-            DataError: it is no longer what it was.
+            DataError: the object has changed.
         """
         self.check_unchanged()
         return RemoteStream(self)
 
     def check_unchanged(self) -> None:
-        """Raises:
-        DataError: the object is gone, or the store states another size or version.
+        """Compare the object's size and version with the store's.
+
+        Raises:
+            DataError: the object is gone, or the store states another size or version.
         """
         if _COMMIT.search(self.url):
             return  # what a commit holds never changes
@@ -67,7 +68,7 @@ class RemoteObject:
 
 
 class RemoteStream(io.RawIOBase):
-    """An object's bytes, a block at a time, the next one fetched while this one is worked on.
+    """Stream of an object's bytes, a block at a time; the next block is fetched while one is worked on.
 
     Raises:
         DataError: by any reading, if a block cannot be had in spite of `stores.PATIENCE`.
@@ -106,7 +107,7 @@ class RemoteStream(io.RawIOBase):
         return len(content)
 
     def _next_block(self) -> bytes:
-        """The block at the position; what follows it is asked for, unless the reader has jumped here."""
+        """Return the block at the position; request the one after it, unless the reader has jumped here."""
         start, following = self._position, self._first + len(self._block) == self._position
         if self._ahead is not None and self._ahead[0] == start:
             block = self._ahead[1].result()
@@ -134,6 +135,6 @@ class RemoteStream(io.RawIOBase):
         return ask(url, once)
 
     def close(self) -> None:
-        """Let go of what is on its way."""
+        """Give up requests that are under way."""
         self._fetcher.shutdown(wait=False, cancel_futures=True)
         super().close()

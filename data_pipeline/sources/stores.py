@@ -1,8 +1,8 @@
-"""The stores that inputs are read from: s3://, gs://, https:// and hf://, through fsspec.
+"""Requests to the stores that inputs are read from: s3://, gs://, https:// and hf://, through fsspec.
 
-A request has a time limit and is made again, with growing pauses, while the network fails; what it says of an
-object, and every mistake of the user's, comes in the same words for all of them. Keys, endpoints and proxies
-are the environment's, as each store's own library knows them.
+A request has a time limit and is made again, with growing pauses, while the network fails. (s3fs and gcsfs
+retry by themselves; fsspec's HTTP does not.) Errors are the same sentences for all stores. Keys, endpoints
+and proxies come from the environment, as each store's own library reads them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 
 _T = TypeVar("_T")
 
-# What an object's version is called by each store; a date of change only where there is nothing better.
+# Each store's key for an object's version; a date of change only where there is nothing better.
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "Last-Modified")
-# What to install, by scheme, and how its library is given keys.
-_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": ""})
+# The extra to install, by scheme, and how its library is given keys.
+_EXTRAS = MappingProxyType({"s3": "s3", "gs": "gs", "http": "http", "https": "http", "hf": "hub"})
 _KEYS = MappingProxyType(
     {
         "s3": "give AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=1 for a "
@@ -39,9 +39,10 @@ _PASSING_STATUS = (408, 425, 429)
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request may take and how often it is made: six times within about 16 s and its own time.
+    """Limits of a request: how often it is made, the pause after the first failure, and its seconds.
 
-    listing_seconds: for a whole listing, which is a request for every thousand objects.
+    Six attempts take about 16 s and the requests' own time.
+    listing_seconds: limit of a whole listing, which is a request for every thousand objects.
     """
 
     attempts: int = 6
@@ -54,10 +55,10 @@ PATIENCE = Patience()
 
 
 def scheme_of(url: str) -> str:
-    """`s3` of `s3://bucket/key`.
+    """Return the scheme of a URL: `s3` of `s3://bucket/key`.
 
     Raises:
-        DataError: nothing is read from such a place.
+        DataError: the scheme is unknown.
     """
     scheme = url.partition("://")[0]
     if scheme not in _EXTRAS:
@@ -68,23 +69,21 @@ def scheme_of(url: str) -> str:
 
 
 def filesystem(url: str) -> Any:
-    """What fsspec reads a URL with; it caches no listing, since objects change.
+    """Open fsspec's file system for a URL; listings are not cached, since objects change.
 
     Raises:
         DataError: a package is missing, or the file of a key cannot be used.
     """
-    import fsspec
-
     scheme = scheme_of(url)
     if scheme == "gs":
         _settle_gcsfs()
     try:
-        return fsspec.filesystem(scheme, use_listings_cache=False)
-    except ImportError as error:
-        raise DataError(
-            f"{scheme}:// needs a package that is not installed ({error}); "
-            f"pip install 'ora-pretrain[{_EXTRAS[scheme]}]'"
-        ) from error
+        with needs_extra(f"{scheme}://", _EXTRAS[scheme]):
+            import fsspec
+
+            return fsspec.filesystem(scheme, use_listings_cache=False)
+    except DataError:
+        raise
     except (OSError, ValueError, KeyError) as error:
         if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, PermissionError)):
             raise  # the network's
@@ -94,11 +93,11 @@ def filesystem(url: str) -> Any:
 
 
 def _settle_gcsfs() -> None:
-    """What gcsfs reads when it is imported, where the user does not say otherwise.
+    """Set what gcsfs reads when it is imported, unless the user has set it.
 
-    Its support of zonal and hierarchical buckets asks by gRPC before every read what kind a bucket is: a
-    minute each time behind a proxy or at an endpoint without gRPC. Its logger prints tracebacks of what it
-    also raises.
+    gcsfs's support of zonal and hierarchical buckets asks by gRPC before every read what kind a bucket is: a
+    minute each time behind a proxy or at an endpoint without gRPC. gcsfs's logger prints tracebacks of errors
+    that gcsfs also raises.
     """
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     logger = logging.getLogger("gcsfs")
@@ -107,7 +106,7 @@ def _settle_gcsfs() -> None:
 
 
 def call(seconds: float, name: str, url: str, **options: Any) -> Any:
-    """A method of the filesystem, with a time limit; hf:// has limits of its own for every wait."""
+    """Call a method of the file system, with a time limit; hf:// has limits of its own for every wait."""
     store = filesystem(url)
     if store.async_impl:
         options["timeout"] = seconds
@@ -115,7 +114,7 @@ def call(seconds: float, name: str, url: str, **options: Any) -> Any:
 
 
 def pinned(url: str) -> str:
-    """Of a repository of the hub the same at its present commit, so that nothing changes on the way.
+    """Pin a URL of the hub to the repository's present commit; return other URLs unchanged.
 
     Raises:
         DataError: there is no such repository, or it may not be read.
@@ -124,63 +123,63 @@ def pinned(url: str) -> str:
         return url
 
     def once() -> str:
+        place = filesystem(url).resolve_path(url)
         import huggingface_hub
 
-        place = filesystem(url).resolve_path(url)
         if not hasattr(place, "repo_id"):
             return url  # a bucket has no commits
-        found = huggingface_hub.HfApi().repo_info(
+        repository = huggingface_hub.HfApi().repo_info(
             place.repo_id, revision=place.revision, repo_type=place.repo_type
         )
         kind = "" if place.repo_type == "model" else f"{place.repo_type}s/"
-        return f"hf://{kind}{place.repo_id}@{found.sha}/{place.path_in_repo}".rstrip("/")
+        return f"hf://{kind}{place.repo_id}@{repository.sha}/{place.path_in_repo}".rstrip("/")
 
     return ask(url, once)
 
 
 def listing(url: str) -> dict[str, dict[str, Any]]:
-    """What fsspec states of every object below a prefix, or of the objects that a pattern names, by path.
+    """List the objects below a prefix, or those that a pattern fits: by path, what fsspec states.
 
     Raises:
-        DataError: it cannot be had.
+        DataError: the store does not give the listing.
     """
 
     def once() -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
         how = "glob" if has_pattern(url) else "find"
-        found = call(PATIENCE.listing_seconds, how, url, detail=True)
-        return {path: entry for path, entry in found.items() if _is_object(path, entry)}
+        entries = call(PATIENCE.listing_seconds, how, url, detail=True)
+        return {path: entry for path, entry in entries.items() if _is_object(path, entry)}
 
     return ask(url, once)
 
 
 def _is_object(path: str, entry: dict[str, Any]) -> bool:
-    """Whether a listing's entry is a file; a folder of the console is an empty object named with a slash."""
+    """Return whether an entry of a listing is a file; consoles make folders as empty objects named `…/`."""
     return entry["type"] == "file" and not (path.endswith("/") and not entry.get("size"))
 
 
 def has_pattern(url: str) -> bool:
-    """Whether a URL names several objects by `*`, `?` or `[`."""
+    """Return whether a URL names several objects by `*`, `?` or `[`."""
     return any(sign in url for sign in "*?[")
 
 
 def information(url: str) -> dict[str, Any]:
-    """What fsspec states of one object.
+    """Return what fsspec states of an object.
 
     Raises:
-        DataError: it cannot be had.
+        DataError: the store does not give the information.
     """
 
     def once() -> dict[str, Any]:
         filesystem(url).invalidate_cache()
-        found: dict[str, Any] = call(PATIENCE.seconds, "info", url)
-        return found
+        entry: dict[str, Any] = call(PATIENCE.seconds, "info", url)
+        return entry
 
     return ask(url, once)
 
 
 def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
-    """(size, version) of what fsspec says of an object."""
+    """Return (size, version) of an object, from what fsspec states."""
     if (lfs := entry.get("lfs")) is not None:
         return entry.get("size"), str(lfs["sha256"])
     version = next((str(entry[key]).strip('"') for key in _VERSIONS if entry.get(key)), "")
@@ -188,7 +187,7 @@ def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
 
 
 def ask(url: str, request: Callable[[], _T]) -> _T:
-    """A request's answer, asked for again with growing pauses while the network fails.
+    """Make a request, again with growing pauses while the network fails, and return its answer.
 
     Raises:
         DataError: there is no such object, or it may not be read, or the network keeps failing.
@@ -215,7 +214,7 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
 
 
 def _final(url: str, error: Exception) -> str | None:
-    """What is wrong, if asking again would not help."""
+    """Describe an error that asking again would not change; None for any other."""
     scheme = scheme_of(url)
     keys = _KEYS.get(scheme, "the server wants credentials; download it first")
     status = _status_of(error)
@@ -232,13 +231,13 @@ def _final(url: str, error: Exception) -> str | None:
 
 
 def _status_of(error: Exception) -> int | None:
-    """The HTTP status of an answer that an error tells of, as each store's library says it."""
+    """Return the HTTP status of the answer behind an error, as each store's library states it."""
     if isinstance(error, OSError) and str(error).startswith("Forbidden: "):
         return 403  # gcsfs says it in words only
     if type(error) is ValueError and str(error).startswith(("Bad Request: ", "Bucket is requester pays")):
         return 400  # and so these two
     answer = getattr(error, "response", None)
-    found = (
+    status = (
         getattr(error, "status", None) or getattr(answer, "status_code", None) or getattr(error, "code", None)
     )
-    return found if isinstance(found, int) else None
+    return status if isinstance(status, int) else None

@@ -1,24 +1,133 @@
-"""What turns texts into ids: a tokenizer, and what encodes for it where that is faster and exact."""
+"""Encoders from texts to token ids: the tokenizer's own program, and gigatoken where the ids are equal.
+
+gigatoken encodes SentencePiece BPE models many times as fast as SentencePiece, and this is the only module
+that knows gigatoken; without the package everything works, more slowly. gigatoken may take a reserved piece
+that is written out in a text (`</s>`) for the control piece, so such texts are left to SentencePiece.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.tokenizer.encoded import Encoded
-from data_pipeline.tokenizer.fast_bpe import GigatokenEncoder, why_not
 from data_pipeline.tokenizer.identity import IdArray
-from data_pipeline.tokenizer.tokenizer import Tokenizer, open_tokenizer
+from data_pipeline.tokenizer.tokenizer import Tokenizer, changes_text, open_tokenizer, read_model
 
 ENGINES = ("auto", "gigatoken", "sentencepiece")
 
+# gigatoken remembers every word that it has seen, without a limit. When the process has grown by this much,
+# the encoder is made anew (0.05 s, and it learns again: 2 ms a MB of text, if that were every 64 MiB) ...
+_MOST_MEMORY = 192 << 20
+# ... but not before it has encoded so much text, for a process may be large for other reasons. Words that are
+# all different, the worst case, take seven times as much memory as text.
+_RENEW_AFTER = 64 << 20
+# How reserved byte pieces begin; there are 256 of them.
+_BYTE_PIECES = "<0x"
 
-class Engine:
-    """Encodes batches of texts in one thread: the workers are the parallelism.
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a batch of documents, one after the other, each ended by the end-of-document id.
+
+    ids: [tokens] int32. lengths: [documents] int32, tokens of each document, its end included.
+    """
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, documents: Sequence[IdArray], eod_id: int) -> Encoded:
+        """Join the ids of every document, int32, and put `eod_id` behind each."""
+        end = np.array([eod_id], dtype=np.int32)
+        ids = [part for document in documents for part in (document, end)]
+        lengths = np.array([len(document) + 1 for document in documents], dtype=np.int32)
+        return cls(np.concatenate([end[:0], *ids]), lengths)
+
+    def document(self, number: int) -> npt.NDArray[np.int32]:
+        """Return a document without its end, as a part of `ids`."""
+        start = int(self.lengths[:number].sum(dtype=np.int64))
+        return self.ids[start : start + int(self.lengths[number]) - 1]
+
+    def documents(self) -> list[npt.NDArray[np.int32]]:
+        """Return every document without its end, as parts of `ids`."""
+        ends = np.cumsum(self.lengths, dtype=np.int64)
+        starts = ends - self.lengths
+        return [self.ids[a : b - 1] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Encoded:
+        """Return the documents for which `chosen` ([documents]) is true."""
+        return Encoded(self.ids[np.repeat(chosen, self.lengths)], self.lengths[chosen])
+
+
+class GigatokenEncoder:
+    """Encoder of batches of texts by gigatoken, in one thread."""
+
+    def __init__(self, model: Path) -> None:
+        """Load a model for which `why_not` returns no reason."""
+        from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+        proto = read_model(model)
+        self.label = f"gigatoken {importlib.metadata.version('gigatoken')}"
+        reserved = (p.piece for p in proto.pieces if p.type in (p.CONTROL, p.UNKNOWN))
+        # One search for all: four times as fast as a search for each.
+        self._reserved = re.compile("|".join(map(re.escape, (_BYTE_PIECES, *reserved))).encode())
+        separator = _separator(proto)
+        assert separator is not None
+        self._between, self._between_id = separator
+        self._json = sentencepiece_to_tokenizer_json(model.read_bytes())
+        self._renew()
+        self._resident = _resident_bytes()
+
+    def takes(self, text: bytes) -> bool:
+        """Return whether a text (UTF-8) is free of reserved pieces."""
+        return self._reserved.search(text) is None
+
+    def encode(self, texts: list[bytes], eod_id: int) -> Encoded:
+        """Encode texts (UTF-8) that `takes` accepts.
+
+        All are encoded in one call, with a control piece behind each that none of them holds: gigatoken makes
+        its id of that piece and begins anew, so that an array for every text and their joining are saved.
+        """
+        if self._bytes >= _RENEW_AFTER and self._is_large():
+            self._renew()
+        joined = self._between.join([*texts, b""])
+        self._bytes += len(joined)
+        # As int32, which the ids of other programs are: they go into one array.
+        ids = self._backend.encode(joined).view(np.int32)
+        ends = np.flatnonzero(ids == self._between_id)
+        if len(ends) != len(texts):
+            # A text's end and the piece behind it can together be another control piece.
+            return Encoded.of([self._backend.encode(text).view(np.int32) for text in texts], eod_id)
+        ids[ends] = eod_id
+        return Encoded(ids, np.diff(ends, prepend=-1).astype(np.int32))
+
+    def _renew(self) -> None:
+        from gigatoken import Tokenizer
+
+        self._backend: Any = None
+        self._backend = Tokenizer.from_json(self._json).backend
+        self._bytes = 0
+
+    def _is_large(self) -> bool:
+        """Return whether the process has grown by too much, or its size is unknown."""
+        now = _resident_bytes()
+        return now is None or self._resident is None or now - self._resident >= _MOST_MEMORY
+
+
+class Encoder:
+    """Encoder of batches of texts in one thread: the worker processes are the parallelism.
 
     reference: the tokenizer in its own program.
-    fast: what encodes in its place, if anything does.
+    fast: gigatoken, where the model allows it.
     """
 
     def __init__(self, reference: Tokenizer, fast: GigatokenEncoder | None = None) -> None:
@@ -26,30 +135,40 @@ class Engine:
         self.fast = fast
 
     def quick(self, texts: list[bytes]) -> list[bool]:
-        """Which texts (UTF-8) the faster program encodes."""
+        """Return for every text (UTF-8) whether the fast program encodes it."""
         if self.fast is None:
             return [False] * len(texts)
         return [self.fast.takes(text) for text in texts]
 
-    def encode(self, texts: list[bytes], eod_id: int, taken: list[bool] | None = None) -> Encoded:
-        """The ids of texts (UTF-8), each ended by `eod_id`. `taken` is `quick(texts)`, if it is known."""
-        taken = self.quick(texts) if taken is None else taken
-        if self.fast is not None and all(taken):
+    def encode(self, texts: list[bytes], eod_id: int, quick: list[bool] | None = None) -> Encoded:
+        """Encode texts (UTF-8), each ended by `eod_id`. `quick` is `self.quick(texts)`, if it is known."""
+        quick = self.quick(texts) if quick is None else quick
+        if self.fast is not None and all(quick):
             return self.fast.encode(texts, eod_id)
-        others = [text.decode() for text, take in zip(texts, taken, strict=True) if not take]
-        slow = iter(self.reference.encode(others))
-        quick: Iterator[IdArray] = iter(())
+        others = [text.decode() for text, is_quick in zip(texts, quick, strict=True) if not is_quick]
+        by_reference = iter(self.reference.encode(others))
+        by_fast: Iterator[IdArray] = iter(())
         if self.fast is not None:
-            ours = [text for text, take in zip(texts, taken, strict=True) if take]
-            quick = iter(self.fast.encode(ours, eod_id).documents())
-        return Encoded.of([next(quick) if take else next(slow) for take in taken], eod_id)
+            ours = [text for text, is_quick in zip(texts, quick, strict=True) if is_quick]
+            by_fast = iter(self.fast.encode(ours, eod_id).documents())
+        return Encoded.of([next(by_fast if is_quick else by_reference) for is_quick in quick], eod_id)
+
+
+def open_encoder(path: Path, name: str = "auto") -> Encoder:
+    """Open the encoder of a tokenizer; `name` is one of ENGINES.
+
+    Raises:
+        DataError: the tokenizer cannot be loaded, or not be used with this engine.
+    """
+    reference = open_tokenizer(path)
+    return Encoder(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))
 
 
 def why_not_fast(path: Path, name: str = "auto") -> str:
-    """Why `auto` leaves a tokenizer to its own program, as a clause; empty if it does not.
+    """Return why engine `auto` leaves a tokenizer to its own program, as a clause; empty if it does not.
 
     Raises:
-        DataError: no engine has this name, or the tokenizer cannot be used with it.
+        DataError: no engine has this name, or the tokenizer cannot be used with that engine.
     """
     if name not in ENGINES:
         raise DataError(f"--engine {name!r} is unknown; known are {', '.join(ENGINES)}")
@@ -64,11 +183,48 @@ def why_not_fast(path: Path, name: str = "auto") -> str:
     return reason
 
 
-def open_engine(path: Path, name: str = "auto") -> Engine:
-    """The engine of this name for a tokenizer.
+def why_not(model: Path) -> str:
+    """Return why a tokenizer cannot be given to gigatoken, as a clause; empty if it can."""
+    if model.suffix == ".json":
+        return f"{model} is not a SentencePiece model"
+    proto = read_model(model)
+    kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
+    if kind != "bpe":
+        return f"{model} is a {kind} model, not BPE"
+    if not proto.trainer_spec.byte_fallback:
+        return f"{model} has no byte fallback"
+    normalizer = proto.normalizer_spec
+    if changes_text(proto) or normalizer.add_dummy_prefix or not normalizer.escape_whitespaces:
+        return f"{model} changes the text or puts a space before it"
+    if any(piece.type in (piece.USER_DEFINED, piece.UNUSED) for piece in proto.pieces):
+        return f"{model} has pieces of its user's own"
+    if _separator(proto) is None:
+        return f"{model} has no control piece to put between documents"
+    try:
+        import gigatoken._load.sentencepiece  # noqa: F401
+    except ImportError as error:
+        return f"gigatoken cannot be imported ({error})"
+    return ""
 
-    Raises:
-        DataError: the tokenizer cannot be loaded, or not be used with this engine.
+
+def _separator(proto: Any) -> tuple[bytes, int] | None:
+    """Return a control piece and its id, to put between texts.
+
+    No beginning of the piece is an end of it. So if something that begins in a text ends in the piece behind
+    that text, fewer pieces are found than were put there.
     """
-    reference = open_tokenizer(path)
-    return Engine(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))
+    for number, piece in enumerate(proto.pieces):
+        content = piece.piece.encode()
+        overlaps = any(content.endswith(content[:size]) for size in range(1, len(content)))
+        if piece.type == piece.CONTROL and content and not overlaps:
+            return content, number
+    return None
+
+
+def _resident_bytes() -> int | None:
+    """Return the memory of this process, if the system tells."""
+    try:
+        with open("/proc/self/statm", "rb") as stream:
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None

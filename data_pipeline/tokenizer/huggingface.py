@@ -1,4 +1,4 @@
-"""A Hugging Face `tokenizer.json`, by the package `tokenizers` (an extra)."""
+"""Hugging Face `tokenizer.json` files, by the package `tokenizers` (an extra)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.errors import DataError
+from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import sha256_file
 from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
@@ -17,45 +17,48 @@ _CONFIG_NAME = "tokenizer_config.json"
 
 
 class HuggingFaceTokenizer:
-    """Nothing is known of what it loses but by comparing every text.
+    """Tokenizer of a tokenizer.json, with the methods of `tokenizer.Tokenizer`.
 
-    Special tokens that are written out in a text stay text, and none is added.
+    Its rules are not known, so every text is compared to see what is lost. Special tokens that are written
+    out in a text stay text, and none is added.
     """
 
     lossless = False
 
     def __init__(self, path: Path) -> None:
-        """Raises:
-        DataError: the package is missing, or the file is no tokenizer.json.
+        """Load the file.
+
+        Raises:
+            DataError: the package is missing, or the file is no tokenizer.json.
         """
         self._tokenizer, version = _load(path)
         self.label = f"tokenizers {version}"
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        """As `Tokenizer.encode`. One after the other: a batch would start a thread for every core."""
+        """Encode every text, one after the other: a batch would start a thread for every core."""
         encode = self._tokenizer.encode
         return [np.array(encode(text, add_special_tokens=False).ids, dtype=np.int32) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As `Tokenizer.decode`."""
+        """Return the text of ids."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """As `Tokenizer.lost`."""
+        """Return the numbers of the texts that do not decode to themselves."""
         pairs = enumerate(zip(texts, ids, strict=True))
         return [number for number, (text, document) in pairs if self.decode(document.tolist()) != text]
 
     def survivor(self, text: str) -> str:
-        """As `Tokenizer.survivor`."""
+        """Return the text after encoding and decoding."""
         return self.decode(self.encode([text])[0].tolist())
 
 
 def identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
-    """The identity of a tokenizer.json; what ends documents is named by `eod_token` or tokenizer_config.json.
+    """Identify a tokenizer.json; `eod_token` or tokenizer_config.json names the token that ends documents.
 
     Raises:
-        DataError: it cannot be loaded, or nothing says what ends documents.
+        DataError: the file cannot be loaded, or no token that ends documents is named.
     """
     tokenizer, _ = _load(path)
     names = _named(path.with_name(_CONFIG_NAME))
@@ -63,8 +66,8 @@ def identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
         raise DataError(f"no {_CONFIG_NAME} beside {path} names an eos_token; give --eod-token")
 
     def number(token: str) -> int:
-        found = tokenizer.token_to_id(token) if token else None
-        return -1 if found is None else int(found)
+        known = tokenizer.token_to_id(token) if token else None
+        return -1 if known is None else int(known)
 
     if number(eod) < 0:
         raise DataError(f"--eod-token {eod!r} is no token of {path}")
@@ -83,13 +86,9 @@ def identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
 
 
 def _load(path: Path) -> tuple[Any, str]:
-    """(the tokenizer, the package's version)."""
-    try:
+    """Return (the tokenizer, the package's version)."""
+    with needs_extra(str(path), "tokenizers"):
         import tokenizers
-    except ImportError as error:
-        raise DataError(
-            f"{path} needs the package tokenizers: pip install 'ora-pretrain[tokenizers]'"
-        ) from error
     try:
         tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -103,7 +102,7 @@ def _load(path: Path) -> tuple[Any, str]:
 
 
 def _named(path: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer_config.json names."""
+    """Return the special tokens that a tokenizer_config.json names."""
     if not path.is_file():
         return {}
     try:
@@ -111,5 +110,5 @@ def _named(path: Path) -> dict[str, str]:
         items = content.items()
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a JSON object") from error
-    found = {key: value.get("content") if isinstance(value, dict) else value for key, value in items}
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in items}
+    return {key: value for key, value in names.items() if isinstance(value, str)}

@@ -1,4 +1,4 @@
-"""What a shard directory states about its tokenizer, and the type of its ids."""
+"""Identity of a tokenizer, as a shard directory states it, and the type of ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 # The model type of a Hugging Face tokenizer.json.
 HUGGING_FACE = "huggingface"
-# What the copies in a shard directory are called.
+# Names of the copies in a shard directory.
 STORED_NAMES = ("tokenizer.model", "tokenizer.json")
 
 IdArray = npt.NDArray[Any]
@@ -17,7 +17,7 @@ IdArray = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
-    """What a shard directory states about its tokenizer. `eod_id` ends every document; -1 is no such id."""
+    """Identity of a tokenizer: its hash and reserved ids. `eod_id` ends every document; -1 is no such id."""
 
     file: str
     sha256: str
@@ -31,5 +31,5 @@ class TokenizerIdentity:
 
     @property
     def stored_as(self) -> str:
-        """The name of the tokenizer's copy in a shard directory."""
+        """Return the name of the tokenizer's copy in a shard directory."""
         return STORED_NAMES[self.model_type == HUGGING_FACE]

@@ -1,7 +1,8 @@
-"""Tokenizers as the pipeline uses them: load, identify, encode, decode, and say what was lost.
+"""Tokenizers as the pipeline uses them: load, identify, encode, decode, and find lost text.
 
-One that `train-tokenizer` made loses nothing (see `trainer`). Any other SentencePiece model, or a
-`tokenizer.json` of Hugging Face (see `huggingface`), can be chosen too; where it loses text, deliberately.
+A tokenizer that `train-tokenizer` made loses nothing (see `train`). Any other SentencePiece model, or a
+`tokenizer.json` of Hugging Face (see `huggingface`), can be chosen too, and text may only be lost
+deliberately.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ _SPACE_SIGN = "\u2581"
 
 
 class Tokenizer(Protocol):
-    """A tokenizer in its own program: what every faster engine is compared with.
+    """Tokenizer in its own program: the reference for every faster encoder.
 
     label: the program and its version.
-    lossless: every text but one with a literal U+2581 survives, whatever it is.
+    lossless: every text but one with a literal U+2581 decodes to itself.
     """
 
     label: str
     lossless: bool
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        """The ids of every text, in one thread, without an end-of-document id."""
+        """Encode every text, in one thread, without an end-of-document id."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         ...
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """Which of these texts, with these ids, do not survive."""
+        """Return the numbers of the texts, with these ids, that lose something."""
         ...
 
     def survivor(self, text: str) -> str:
-        """What of a text survives."""
+        """Return the part of a text that encoding and decoding keeps."""
         ...
 
 
@@ -52,8 +53,10 @@ class SentencePieceTokenizer:
     """SentencePiece's own encoder."""
 
     def __init__(self, path: Path) -> None:
-        """Raises:
-        DataError: as `load_tokenizer`.
+        """Load the model.
+
+        Raises:
+            DataError: as `load_tokenizer`.
         """
         self._processor = load_tokenizer(path)
         proto = read_model(path)
@@ -62,20 +65,20 @@ class SentencePieceTokenizer:
         self.lossless = self._keeps_text and proto.trainer_spec.byte_fallback
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        """As `Tokenizer.encode`."""
-        found: list[IdArray] = self._processor.encode(texts, return_type="numpy", num_threads=1)
-        return found
+        """Encode every text, in one thread."""
+        ids: list[IdArray] = self._processor.encode(texts, return_type="numpy", num_threads=1)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """As `Tokenizer.decode`."""
+        """Return the text of ids."""
         text: str = self._processor.decode(list(ids))
         return text
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """As `Tokenizer.lost`.
+        """Return the numbers of the texts that lose something.
 
-        Without a normaliser the pieces are the text itself, so what is lost is what became the unknown id.
-        With one the decoded text is compared.
+        Without a normaliser the pieces are the text itself, so only text that became the unknown id is lost.
+        With a normaliser the decoded text is compared.
         """
         if self._keeps_text:
             unknown = self._processor.unk_id()
@@ -87,17 +90,17 @@ class SentencePieceTokenizer:
         ]
 
     def survivor(self, text: str) -> str:
-        """As `Tokenizer.survivor`."""
+        """Return the part of a text that encoding and decoding keeps."""
         if self.lossless:
             return text.replace(_SPACE_SIGN, " ")
         return self.decode(self._processor.encode(text))
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer from its file.
+    """Open a tokenizer file.
 
     Raises:
-        DataError: it cannot be loaded.
+        DataError: the file cannot be loaded.
     """
     if path.suffix == ".json":
         from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
@@ -107,7 +110,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """A SentencePiece model.
+    """Load a SentencePiece model.
 
     Raises:
         DataError: the file is missing, is no SentencePiece model, or has no end-of-document id.
@@ -126,27 +129,27 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
 
 
 def read_model(path: Path) -> Any:
-    """The protocol buffer of a model file that `load_tokenizer` accepts."""
+    """Read the protocol buffer of a model file that `load_tokenizer` accepts."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(path.read_bytes())
     return proto
 
 
 def changes_text(proto: Any) -> bool:
-    """Whether a SentencePiece model rewrites text before it cuts it. A dummy prefix goes away in decoding."""
+    """Return whether a SentencePiece model rewrites text. (A dummy prefix does not: decoding removes it.)"""
     normalizer = proto.normalizer_spec
     return normalizer.name != "identity" or normalizer.remove_extra_whitespaces
 
 
 def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> TokenizerIdentity:
-    """The identity of a tokenizer.
+    """Identify a tokenizer.
 
     Args:
-        allow_lossy: also of one that rewrites text.
-        eod_token: what ends documents; default: what the tokenizer itself names.
+        allow_lossy: accept a tokenizer that rewrites text.
+        eod_token: the token that ends documents; default: the one that the tokenizer itself names.
 
     Raises:
-        DataError: it cannot be loaded or has no end-of-document id, or it rewrites text.
+        DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
     """
     if path.suffix == ".json":
         from data_pipeline.tokenizer.huggingface import identify_huggingface
@@ -175,10 +178,10 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
 
 
 def check_report(model: Path, identity: TokenizerIdentity) -> None:
-    """Is a model the one that its training's report, if it lies beside it, speaks of?
+    """Compare a model with the report of its training, if that lies beside it.
 
     Raises:
-        DataError: it is another.
+        DataError: the report is of another model.
     """
     path = model.with_suffix(".json")
     if model == path:

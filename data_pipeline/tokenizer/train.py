@@ -1,15 +1,18 @@
-"""Training a SentencePiece model that loses nothing.
+"""Training of a SentencePiece model that loses nothing.
 
 The settings make the model lossless: identity normalisation, every space kept, no dummy prefix, bytes for
-what is not in the vocabulary. The one exception is a literal U+2581, which is SentencePiece's own sign for a
+text outside the vocabulary. The one exception is a literal U+2581, which is SentencePiece's own sign for a
 space. Reserved ids: 0 unknown, 1 beginning (unused), 2 end of document. There is no padding id.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +24,6 @@ from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
-from data_pipeline.io.interrupt import ended_by_ctrl_c
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 from data_pipeline.sources.records import read_documents
@@ -61,7 +63,7 @@ _SAMPLED_ONE_IN = 4
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What decides a tokenizer, besides the text."""
+    """Options that decide a tokenizer, besides the text."""
 
     vocab_size: int
     model_type: str = "bpe"
@@ -71,15 +73,14 @@ class TrainerSettings:
     exclude_sources: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON gives it back."""
-        return asdict(self) | {
-            "sources": list(self.sources),
-            "exclude_sources": list(self.exclude_sources),
-        }
+        """Return the options as reading their JSON returns them."""
+        return asdict(self) | {"sources": list(self.sources), "exclude_sources": list(self.exclude_sources)}
 
     def check(self) -> None:
-        """Raises:
-        DataError: a setting has an impossible value.
+        """Refuse impossible values.
+
+        Raises:
+            DataError: a setting has an impossible value.
         """
         if self.model_type not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
@@ -93,7 +94,7 @@ class TrainerSettings:
 def train_tokenizer(
     files: list[InputFile], prefix: Path, settings: TrainerSettings, keys: RecordKeys
 ) -> tuple[dict[str, Any], bool]:
-    """Train PREFIX.model and write what is known about it to PREFIX.json, unless both are up to date.
+    """Train PREFIX.model and write a report on it to PREFIX.json, unless both are up to date.
 
     Returns:
         (the content of PREFIX.json, whether training ran).
@@ -102,19 +103,12 @@ def train_tokenizer(
         DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
     """
     settings.check()
-    model_path, report_path = (
-        prefix.with_name(prefix.name + ".model"),
-        prefix.with_name(prefix.name + ".json"),
-    )
+    model_path, report_path = (prefix.with_name(prefix.name + ending) for ending in (".model", ".json"))
     pieces = _pieces(files, settings)
     made_from: dict[str, Any] = {
         "settings": settings.as_json() | {"keys": asdict(keys), "trainer": _settings(settings)},
         "inputs": [
-            {
-                "name": p.file.name,
-                "start": p.start,
-                "end": p.end,
-            }
+            {"name": p.file.name, "start": p.start, "end": p.end}
             | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})
             for p in pieces
         ],
@@ -138,12 +132,12 @@ def train_tokenizer(
 
 
 def _settings(settings: TrainerSettings) -> dict[str, Any]:
-    """What a model is made with besides the options: another version's model is not up to date."""
+    """Return the settings of the trainer besides the options: another version's model is not up to date."""
     return dict(_LOSSLESS) | ({"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {})
 
 
 def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
-    """What the sample is drawn from: all, or enough pieces of files in an order that the seed decides."""
+    """Choose the pieces that the sample is drawn from: all, or enough in an order that the seed decides."""
     pieces = [piece for file in files for piece in cut_into_pieces(file, _PIECE_BYTES)]
     names = {piece: os.fsencode(f"{piece.file.name} {piece.start}") for piece in pieces}
     pieces.sort(key=lambda piece: sample_number(names[piece], settings.seed, b"file"))
@@ -160,7 +154,7 @@ def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
 def _sample(
     pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys
 ) -> tuple[LowestNumbers, list[str]]:
-    """(training texts, held-out texts), both chosen by the hash of every document and the seed.
+    """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
     One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
     """
@@ -202,8 +196,25 @@ def _train(texts: list[str], settings: TrainerSettings) -> bytes:
     return round_scores(model.getvalue()) if settings.model_type == "unigram" else model.getvalue()
 
 
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, where nothing is half written.
+
+    Python would raise KeyboardInterrupt only when SentencePiece returns, minutes later.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def round_scores(model: bytes) -> bytes:
-    """A unigram model with the scores of its ordinary pieces rounded (those of a BPE model are ranks)."""
+    """Round the scores of a unigram model's ordinary pieces (those of a BPE model are ranks)."""
     proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
     proto.ParseFromString(model)
     for piece in proto.pieces:
@@ -222,7 +233,7 @@ def _lines(texts: list[str]) -> Iterator[str]:
 
 
 def _check(model: bytes, held_out: list[str], prefix: Path) -> dict[str, Any]:
-    """Round trip over documents that the training did not see."""
+    """Check the round trip over documents that the training did not see; return its measures."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     ids = processor.encode(held_out, num_threads=1)
     failures = sum(

@@ -1,4 +1,8 @@
-"""The making of a unit: its documents, from the input files to the ids on the disk."""
+"""Encoding of one unit of work: documents from the input files to token ids on the disk.
+
+The fast encoder is compared with the tokenizer's own program in every unit: on the first document of every
+source and on a sample of the others. A document that would lose text stops the run, unless that is allowed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,8 +25,8 @@ from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources.discovery import Piece
 from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
 from data_pipeline.sources.sampling import LowestNumbers, sample_number
-from data_pipeline.tokenizer.encoder import Engine
-from data_pipeline.tokenizing.encoding import UnitEncoder
+from data_pipeline.tokenizer.encoder import Encoded, Encoder
+from data_pipeline.tokenizer.identity import IdArray
 from data_pipeline.tokenizing.plan import Unit
 from data_pipeline.tokenizing.unit_files import Group, UnitData
 
@@ -32,19 +36,23 @@ _BATCH_CHARACTERS = 1 << 20
 _MEASURED_BYTES = 1 << 18
 # What a sample aims at beyond the limit, which then cuts it: an estimate that is low by less loses nothing.
 _MARGIN = 1.02
+# One document in so many is encoded by both, which is some twenty times as slow, ...
+_COMPARED_ONE_IN = 1000
+# ... and of a long one its beginning: the first document of a source may be a book.
+_COMPARED_CHARACTERS = 1 << 11
+_SHOWN_CHARACTERS = 40
 
 
 class UnitMaker:
-    """Documents of one unit on their way to the disk."""
+    """Reader, encoder and writer of the documents of one unit."""
 
-    def __init__(self, unit: Unit, report: Callable[[Progress], None], engine: Engine) -> None:
+    def __init__(self, unit: Unit, report: Callable[[Progress], None], encoder: Encoder) -> None:
         self._unit = unit
         self._report = report
-        self._engine = engine
+        self._encoder = encoder
         tokenizer = unit.tokenizer
-        self._encoder = UnitEncoder(engine, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy)
-        dtype = dtype_for(unit.tokenizer.vocab_size)
-        self._data = UnitData(unit.data_path, dtype)
+        self._checked = UnitEncoder(encoder, tokenizer.file, tokenizer.eod_id, unit.options.allow_lossy)
+        self._data = UnitData(unit.data_path, dtype_for(tokenizer.vocab_size))
         self._rejects: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()
         self._excluded: Counter[str] = Counter()
@@ -59,7 +67,7 @@ class UnitMaker:
         self._limit = 0 if unit.quotas is None else sum(unit.quotas[: number + 1])
         batch: list[Document] = []
         characters = documents = reported = rejected = unusual = 0
-        damage = []
+        damage: list[str] = []
         self._report(Progress(piece.file.name))
         share = 1.0 if unit.quotas is None else self._share_of(piece)
         for record in reader:
@@ -75,40 +83,40 @@ class UnitMaker:
                 batch.append(record)
                 characters += len(record.text)
                 if characters >= _BATCH_CHARACTERS:
-                    taken = self._encode(batch)
+                    written = self._encode(batch)
                     position = reader.input_bytes()
-                    self._report(taken.at(piece.file.name, position - reported))
-                    documents, reported = documents + taken.documents, position
+                    self._report(written.at(piece.file.name, position - reported))
+                    documents, reported = documents + written.documents, position
                     batch, characters = [], 0
         if batch:
-            taken = self._encode(batch)
-            documents += taken.documents
-            self._report(taken)
+            written = self._encode(batch)
+            documents += written.documents
+            self._report(written)
         self._report(Progress(piece.file.name, input_bytes=piece.size - reported))
-        read = InputRecord(
-            piece.file.name, piece.file.size, piece.start, piece.end, reader.sha256(), reader.lines, documents
+        file, sha256 = piece.file, reader.sha256()
+        return InputRecord(
+            *(file.name, file.size, piece.start, piece.end, sha256, reader.lines, documents),
+            *(rejected, unusual, "; ".join(damage), file.version),
         )
-        damaged, version = "; ".join(damage), piece.file.version
-        return replace(read, rejected=rejected, unusual=unusual, damaged=damaged, version=version)
 
     def _share_of(self, piece: Piece) -> float:
-        """Documents with a sample number below this are taken."""
+        """Return the share of a piece's documents that its quota leaves room for, about."""
         options = self._unit.options
         wanted = (d for d in read_documents(piece, options.keys) if options.takes(d.source))
-        return _sampled_share(wanted, self._limit - self._tokens, self._engine)
+        return _sampled_share(wanted, self._limit - self._tokens, self._encoder)
 
     def _encode(self, batch: list[Document]) -> Progress:
-        """Encode and write a batch, the documents of one group together. Returns what was taken of it."""
+        """Encode and write a batch, the documents of one group together; return how much was written."""
         texts = [document.text.encode() for document in batch]
         groups: dict[Group, list[int]] = {}
         for number, (document, text) in enumerate(zip(batch, texts, strict=True)):
             groups.setdefault((self._unit.options.split_of(text), document.source), []).append(number)
         order = [number for numbers in groups.values() for number in numbers]
-        encoded = self._encoder.encode([batch[n] for n in order], [texts[n] for n in order])
+        encoded = self._checked.encode([batch[n] for n in order], [texts[n] for n in order])
         if self._unit.quotas is not None:
-            taken = self._within_limit(order, encoded.lengths)
-            encoded = encoded.only(np.array([number in taken for number in order]))
-            kept = ((group, [n for n in numbers if n in taken]) for group, numbers in groups.items())
+            chosen = self._within_limit(order, encoded.lengths)
+            encoded = encoded.only(np.array([number in chosen for number in order]))
+            kept = ((group, [n for n in numbers if n in chosen]) for group, numbers in groups.items())
             groups = {group: numbers for group, numbers in kept if numbers}
         sizes = {group: sum(len(texts[n]) for n in numbers) for group, numbers in groups.items()}
         self._data.add(encoded, ((group, len(numbers), sizes[group]) for group, numbers in groups.items()))
@@ -117,18 +125,17 @@ class UnitMaker:
         return Progress("", documents=documents, tokens=tokens, text_bytes=sum(sizes.values()))
 
     def _within_limit(self, order: list[int], lengths: npt.NDArray[np.int32]) -> set[int]:
-        """The documents that the limit leaves room for, one after the other.
+        """Return the documents that the limit leaves room for, tried in the order of their numbers.
 
         Args:
-            order: their numbers, as they came. lengths: of the documents in this order.
-
+            order: numbers of the documents. lengths: tokens of the documents, in this order.
         """
-        taken, room = set(), self._limit - self._tokens
+        chosen, room = set(), self._limit - self._tokens
         for number, length in sorted(zip(order, lengths.tolist(), strict=True)):
             if length <= room:
-                taken.add(number)
+                chosen.add(number)
                 room -= length
-        return taken
+        return chosen
 
     def _reject(self, piece: Piece, reject: Reject) -> None:
         """Count a reject and log it; `line` counts within the piece until the records are put together."""
@@ -148,7 +155,7 @@ class UnitMaker:
         self._log_digest.update(content)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Publish the unit's rejects and ids. Returns the groups of its record."""
+        """Publish the unit's rejects and ids; return the groups of its record."""
         if self._log is not None:
             sync(self._log)
             self._log.close()
@@ -156,12 +163,14 @@ class UnitMaker:
         return self._data.finish()
 
     def counts(self) -> dict[str, Any]:
-        """What was not taken, or is unusual, by reason or source, and the hash of the file that names it; and
-        what `UnitEncoder.counts` says.
+        """Return the counts of the unit's record.
+
+        They are: rejects and unusual documents by reason, documents of excluded sources by source, those of
+        `UnitEncoder.counts`, and the hash of the file that names the rejects.
         """
         counters = {"rejects": self._rejects, "unusual": self._unusual, "excluded_documents": self._excluded}
         counts = {name: dict(sorted(counter.items())) for name, counter in counters.items()}
-        counts |= self._encoder.counts()
+        counts |= self._checked.counts()
         return counts | {"rejects_sha256": self._log_digest.hexdigest() if self._log else ""}
 
     def discard(self) -> None:
@@ -173,10 +182,10 @@ class UnitMaker:
             self._log_path.unlink(missing_ok=True)
 
 
-def _sampled_share(documents: Iterable[Document], tokens: int, engine: Engine) -> float:
-    """Below which number the documents are to be taken so that they make about `tokens` tokens.
+def _sampled_share(documents: Iterable[Document], tokens: int, encoder: Encoder) -> float:
+    """Return a bound on sample numbers such that the documents below make about `tokens` tokens.
 
-    Reads all documents and encodes a few of them.
+    All documents are read and a few of them encoded.
     """
     measured = LowestNumbers(_MEASURED_BYTES)
     total = 0
@@ -185,7 +194,7 @@ def _sampled_share(documents: Iterable[Document], tokens: int, engine: Engine) -
         total += len(text)
         measured.add(sample_number(text), text, document.source)
     texts = [text.encode() for text in measured.texts()]
-    made = len(engine.encode(texts, eod_id=0).ids)  # whatever ends a document
+    made = len(encoder.encode(texts, eod_id=0).ids)  # whatever ends a document
     of = sum(map(len, texts))
     return tokens * _MARGIN * of / (made * total) if made else 0.0
 
@@ -195,7 +204,7 @@ def _lines_before(piece: Piece) -> int:
 
 
 def _lines_in(piece: Piece) -> int:
-    """Lines that begin in a part of a plain file: at its own beginning, or after a newline."""
+    """Count the lines that begin in a part of a plain file: at the file's beginning, or after a newline."""
     with piece.file.open() as stream:
         stream.seek(max(0, piece.start - 1))
         lines, left = int(piece.start == 0), piece.end - 1 - stream.tell()
@@ -203,3 +212,95 @@ def _lines_in(piece: Piece) -> int:
             left -= len(chunk)
             lines += chunk.count(b"\n")
     return lines
+
+
+class UnitEncoder:
+    """Encoder of one unit's documents that checks what it makes."""
+
+    def __init__(self, encoder: Encoder, tokenizer: str, eod_id: int, allow_lossy: bool) -> None:
+        """Begin with no document seen; `tokenizer` is the name for messages."""
+        self._encoder = encoder
+        self._tokenizer = tokenizer
+        self._eod_id = eod_id
+        self._allow_lossy = allow_lossy
+        self._sources: set[str] = set()
+        self._seen = self._compared = self._lossy = 0
+        self._documents: Counter[str] = Counter()
+
+    def encode(self, batch: list[Document], texts: list[bytes]) -> Encoded:
+        """Encode documents; `texts` are their texts as UTF-8.
+
+        Raises:
+            DataError: the two programs differ, or a document would lose text (unless that is allowed), or an
+            end-of-document id would cut a document in two.
+        """
+        quick = self._encoder.quick(texts)
+        encoded = self._encoder.encode(texts, self._eod_id, quick)
+        self._documents[self._encoder.reference.label] += len(batch) - sum(quick)
+        if (fast := self._encoder.fast) is not None:
+            self._documents[fast.label] += sum(quick)
+        for number, (document, was_quick) in enumerate(zip(batch, quick, strict=True)):
+            if was_quick and (document.source not in self._sources or self._seen % _COMPARED_ONE_IN == 0):
+                self._compare(document, encoded.document(number))
+            self._seen += 1
+        self._look_for_losses(batch, encoded)
+        return encoded
+
+    def counts(self) -> dict[str, Any]:
+        """Count documents by the program that encoded them, those compared, and those that lost text."""
+        by_engine = {label: count for label, count in sorted(self._documents.items()) if count}
+        return {"engines": by_engine, "compared_documents": self._compared, "lossy_documents": self._lossy}
+
+    def _compare(self, document: Document, ids: IdArray) -> None:
+        fast, reference = self._encoder.fast, self._encoder.reference
+        assert fast is not None
+        self._sources.add(document.source)
+        text = document.text[:_COMPARED_CHARACTERS]
+        if len(text) < len(document.text):
+            ids = fast.encode([text.encode()], self._eod_id).document(0)
+        self._compared += 1
+        expected = reference.encode([text])[0]
+        if not np.array_equal(ids, expected):
+            raise DataError(
+                f"{document.id}: {fast.label} and {reference.label} make different ids of this document with "
+                f"{self._tokenizer}; give --engine sentencepiece"
+            )
+
+    def _look_for_losses(self, batch: list[Document], encoded: Encoded) -> None:
+        reference = self._encoder.reference
+        if reference.lossless:
+            return
+        ids = encoded.documents()
+        lost = reference.lost([document.text for document in batch], ids)
+        self._lossy += len(lost)
+        if lost and not self._allow_lossy:
+            text = batch[lost[0]].text
+            raise DataError(
+                f"{batch[lost[0]].id}: {self._tokenizer} loses text of this document: "
+                f"{_difference(text, reference.decode(ids[lost[0]].tolist()))}; take a tokenizer with byte "
+                f"fallback, as train-tokenizer makes it, or give --allow-lossy"
+            )
+        for document, document_ids in zip(batch, ids, strict=True):
+            if np.any(document_ids == self._eod_id):
+                raise DataError(
+                    f"{document.id}: {self._tokenizer} makes the end-of-document id {self._eod_id} of text; "
+                    f"choose another --eod-token, or another tokenizer"
+                )
+
+
+def sum_counts(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Add up the `UnitEncoder.counts` of many units."""
+    engines: Counter[str] = Counter()
+    for record in records:
+        engines.update(record["engines"])
+    totals = {
+        key: sum(record[key] for record in records) for key in ("compared_documents", "lossy_documents")
+    }
+    return {"engines": dict(sorted(engines.items()))} | totals
+
+
+def _difference(text: str, decoded: str) -> str:
+    """Describe the first difference between a text and its decoded ids."""
+    at = next((n for n, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), len(decoded))
+    shown, instead = (part[at : at + _SHOWN_CHARACTERS] for part in (text, decoded))
+    return f"{shown!r} becomes {instead!r}"

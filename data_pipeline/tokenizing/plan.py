@@ -1,8 +1,8 @@
-"""What a tokenise run is asked for, and how it is cut into units of work.
+"""Plan of a tokenise run: its options, its inputs, its units of work, and the file that states them.
 
-DIR/plan.json states the options, the tokenizer and the inputs. All that is written follows from it, so a
-directory is only ever continued with the plan that it was begun with; how many workers, tasks or
-interruptions there are is no part of it.
+DIR/plan.json states the options, the tokenizer and the inputs. Everything written follows from the plan, so a
+directory is only ever continued with the plan that it was begun with. The numbers of workers, tasks and
+interruptions are no part of the plan.
 """
 
 from __future__ import annotations
@@ -10,32 +10,37 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
+    TEMPORARY_SUFFIX,
     read_checked_json,
     read_json,
+    sha256_file,
+    to_checked_json,
+    write_atomically,
 )
-from data_pipeline.shards.manifest import (
-    FORMAT_VERSION,
-    OLD_FORMAT_VERSION,
-)
+from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
 from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.sources.origin import find_origin
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.tokenizer.identity import TokenizerIdentity
+from data_pipeline.sources.survey import PassedOver
+from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
 
 PLAN_NAME = "plan.json"
 UNITS_NAME = "units"
 # Where the inputs were when they were last tokenised: for `verify`, and no part of the result.
 LOCATION_NAME = "location.json"
+_REMEDY = "restore it, or delete {} and run the same tokenize command again"
 
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """What decides the shards, besides the inputs and the tokenizer.
+    """Options that decide the shards, besides the inputs and the tokenizer.
 
     max_tokens: at most this many, end-of-document ids included; 0 for all. Every input gives a share by its
         size on disk, a sample of its documents by hash.
@@ -43,7 +48,7 @@ class TokenizeOptions:
     range_bytes: a larger plain .jsonl is read in parts of this size.
     shard_bytes: whole units make a shard up to this size, .bin and .idx together.
     allow_lossy: the tokenizer may lose text.
-    eod_token: what ends documents; empty: what the tokenizer itself names.
+    eod_token: the token that ends documents; empty: the one that the tokenizer itself names.
     """
 
     name: str
@@ -60,16 +65,16 @@ class TokenizeOptions:
     eod_token: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON gives it back."""
+        """Return the options as reading their JSON returns them."""
         value = asdict(self)
         return value | {key: list(value[key]) for key in ("sources", "exclude_sources")}
 
     def takes(self, source: str) -> bool:
-        """Whether documents of this source are wanted."""
+        """Return whether documents of this source are wanted."""
         return is_wanted(source, self.sources, self.exclude_sources)
 
     def split_of(self, text: bytes) -> str:
-        """The split of a document: by its own hash, so that no other document can make it change sides.
+        """Return the split of a document: by its own hash, so that no other document can change it.
 
         Validation has the low end of the hashes and test the high end, so that neither fraction, when it
         changes, moves a document between those two.
@@ -80,8 +85,10 @@ class TokenizeOptions:
         return "test" if value >= 1 - self.test_fraction else "train"
 
     def check(self) -> None:
-        """Raises:
-        DataError: an option has an impossible value.
+        """Refuse impossible values.
+
+        Raises:
+            DataError: an option has an impossible value.
         """
         if not re.fullmatch(r"[A-Za-z0-9._]{1,100}", self.name):
             raise DataError(
@@ -106,10 +113,47 @@ class TokenizeOptions:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Pieces of input that are made together, and everything a worker needs to know for it.
+class Task:
+    """Share of the work that one job does: task `index` (from 0) of `count`."""
 
-    quotas: how many tokens each piece may bring the unit to, if there is a limit.
+    index: int
+    count: int
+
+    def check(self) -> None:
+        """Refuse an index outside of the count.
+
+        Raises:
+            DataError: not one of `count` tasks.
+        """
+        if self.count < 1:
+            raise DataError(f"--num-tasks {self.count} must be at least 1")
+        if not 0 <= self.index < self.count:
+            raise DataError(
+                f"--task {self.index} must be from 0 to {self.count - 1} where --num-tasks is {self.count}"
+            )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Inputs, tokenizer, options and shard directory of a tokenise run.
+
+    passed_over: entries beside the files that are not read.
+    engine: one of `encoder.ENGINES`; the shards do not depend on it.
+    """
+
+    files: list[InputFile]
+    tokenizer: Path
+    directory: Path
+    options: TokenizeOptions
+    passed_over: Sequence[PassedOver] = ()
+    engine: str = "auto"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Unit of work: pieces of input, with everything that a worker needs to know to tokenise them.
+
+    quotas: tokens that each piece may add to the unit, if there is a limit.
     """
 
     number: int
@@ -122,22 +166,22 @@ class Unit:
 
     @property
     def record_path(self) -> Path:
-        """Where the unit's record goes."""
+        """Return the path of the unit's record."""
         return self.directory / UNITS_NAME / f"{self.options.name}_{self.number:05d}.json"
 
     @property
     def data_path(self) -> Path:
-        """Where the unit's ids wait for their shards."""
+        """Return the path of the unit's ids, which wait there for their shards."""
         return self.record_path.with_suffix(".ids")
 
     @property
     def lock_path(self) -> Path:
-        """Whoever makes the unit holds this."""
+        """Return the path of the lock that a worker holds while it makes the unit."""
         return self.record_path.with_suffix(".lock")
 
     @property
     def rejects_path(self) -> Path:
-        """Where the unit's rejects go, if it has any."""
+        """Return the path of the unit's rejects, if it has any."""
         return self.record_path.with_suffix(".rejects.jsonl")
 
 
@@ -148,7 +192,7 @@ def plan_units(
     tokenizer: TokenizerIdentity,
     strict: bool = False,
 ) -> list[Unit]:
-    """The units: `files_per_shard` files each, and each part of a file that is read in parts."""
+    """Cut the inputs into units: `files_per_shard` files each, and each part of a file read in parts."""
     groups: list[list[Piece]] = []
     room = 0
     for file in files:
@@ -176,21 +220,91 @@ def plan_units(
     return units
 
 
+def begin(corpus: Corpus, tokenizer: TokenizerIdentity) -> None:
+    """Write the plan and a copy of the tokenizer, or check that the directory was begun with this very plan.
+
+    Raises:
+        DataError: the directory was begun with another plan, or holds other things.
+    """
+    directory, files = corpus.directory, corpus.files
+    root = str(files[0].path)[: -len(files[0].name)]
+    plan = {
+        "format_version": FORMAT_VERSION,
+        "options": corpus.options.as_json(),
+        "tokenizer": asdict(tokenizer),
+        "origin": {"source": root, "repository": "", "revision": ""}
+        if is_url(root)
+        else find_origin(Path(root)),
+        # Only an object of a store has a version.
+        "inputs": [
+            {"name": file.name, "size": file.size} | ({"version": file.version} if file.version else {})
+            for file in files
+        ],
+        "passed_over": [asdict(entry) for entry in corpus.passed_over],
+    }
+    path = directory / PLAN_NAME
+    if path.exists():
+        if differences := _differences(_read_plan_file(path), plan):
+            raise DataError(
+                f"{directory} was begun with {differences}; choose another --out or delete the directory"
+            )
+    elif directory.exists() and not directory.is_dir():
+        raise DataError(f"--out {directory} is a file; give a directory")
+    elif (directory / MANIFEST_NAME).exists():
+        raise DataError(f"{path} is missing; {_REMEDY.format(directory)}")
+    elif directory.exists() and not all(_is_ours(entry) for entry in directory.iterdir()):
+        raise DataError(f"--out {directory} is not empty and was not made by tokenize; choose another")
+    else:
+        write_atomically(path, to_checked_json(plan))
+    copy = directory / tokenizer.stored_as
+    if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
+        write_atomically(copy, corpus.tokenizer.read_bytes())
+    location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
+    if not (directory / LOCATION_NAME).exists() or (directory / LOCATION_NAME).read_bytes() != location:
+        write_atomically(directory / LOCATION_NAME, location)
+
+
+def _is_ours(entry: Path) -> bool:
+    # Another task of the same run may be a moment ahead, writing the very same plan.
+    return entry.name.endswith(TEMPORARY_SUFFIX) or entry.name in (
+        PLAN_NAME,
+        *STORED_NAMES,
+        LOCATION_NAME,
+        UNITS_NAME,
+    )
+
+
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Describe how a plan differs from the new one; empty if they are equal."""
+    differences = [
+        f"{key} {old.get('options', {}).get(key)!r}, not {value!r}"
+        for key, value in new["options"].items()
+        if old.get("options", {}).get(key) != value
+    ]
+    # A tokenizer is its bytes, whatever its file is called.
+    if old.get("tokenizer", {}).get("sha256") != new["tokenizer"]["sha256"]:
+        differences.append("another tokenizer")
+    before = {entry["name"]: entry for entry in old.get("inputs", [])}
+    now = {entry["name"]: entry for entry in new["inputs"]}
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    if changed:
+        differences.append(f"other inputs ({len(changed)} differ, the first is {changed[0]})")
+    return " and ".join(differences)
+
+
 def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
-    """(the plan of a directory, its units): for whoever has the directory and perhaps not the inputs.
+    """Return (the plan of a directory, its units), from the directory alone.
 
     Args:
         inputs: the directory or prefix of the inputs, if their paths matter.
 
     Raises:
-        DataError: there is no plan, or it is not one of this version.
+        DataError: there is no plan, or it is damaged or of another version.
     """
     path = directory / PLAN_NAME
     if not path.exists():
         raise DataError(f"{directory} has no {PLAN_NAME}: `python -m data_pipeline tokenize` did not make it")
-    plan = read_plan_file(path)
-    if plan.get("format_version") != FORMAT_VERSION:
-        raise DataError(f"{path} is of another version of this program; tokenise again into a new directory")
+    plan = _read_plan_file(path)
     stated = plan["options"]
     lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
     options = TokenizeOptions(**(stated | lists | {"keys": RecordKeys(**stated["keys"])}))
@@ -207,11 +321,9 @@ def _input_of(entry: dict[str, Any], root: str | Path) -> InputFile:
     return InputFile(Path(root) / name, name, size)
 
 
-def read_plan_file(path: Path) -> dict[str, Any]:
-    """A plan. An old one has no checksum, and says so by its version."""
-    if read_json(path).get("format_version") == OLD_FORMAT_VERSION:
-        raise DataError(
-            f"{path.parent} was made by an older version of this program, which can be trained on but not "
-            f"continued; choose another --out"
-        )
-    return read_checked_json(path, "delete it and run the same tokenize command again")
+def _read_plan_file(path: Path) -> dict[str, Any]:
+    """Return the content of a plan file, after checking its version and checksum."""
+    remedy = _REMEDY.format(path.parent)
+    if read_json(path, remedy).get("format_version") != FORMAT_VERSION:  # old ones have no checksum
+        raise DataError(f"{path} is of another version of this program; tokenise again into a new directory")
+    return read_checked_json(path, remedy)

@@ -1,4 +1,4 @@
-"""How much of the input may be lost: rejected lines up to a rate, damaged files where that is allowed."""
+"""Limits on lost input: rejected lines up to a rate, and the files that are damaged."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ _NAMED_FILES = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """What a run puts up with; none of it changes what is written.
+    """Limits at which a run stops; they do not change what is written.
 
     strict: stop at the first line that is no document, and at any entry that is not read.
-    max_reject_rate: of all lines.
+    max_reject_rate: largest share of all lines that may be rejected.
     """
 
     strict: bool = False
     max_reject_rate: float = 0.01
 
     def check(self) -> None:
-        """Raises:
-        DataError: an impossible rate.
+        """Refuse impossible values.
+
+        Raises:
+            DataError: an impossible rate.
         """
         if not 0 <= self.max_reject_rate <= 1:
             raise DataError(f"--max-reject-rate {self.max_reject_rate} must be from 0 to 1")
 
 
 class RejectWatch:
-    """Counts rejected lines over units as they come."""
+    """Counter of rejected lines over units as they come."""
 
     def __init__(self, limits: Limits, directory: Path) -> None:
         self._limits = limits
@@ -44,7 +46,7 @@ class RejectWatch:
         self._damaged: list[str] = []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take in a unit's record.
+        """Add a unit's record.
 
         Raises:
             DataError: the rate is above the limit, and enough lines have been read to say so.
@@ -62,8 +64,10 @@ class RejectWatch:
             self.check()
 
     def check(self) -> None:
-        """Raises:
-        DataError: the rate is above the limit.
+        """Compare the rate with the limit.
+
+        Raises:
+            DataError: the rate is above the limit.
         """
         if self._rejected <= self._limits.max_reject_rate * self._lines:
             return
@@ -78,18 +82,18 @@ class RejectWatch:
         )
 
     def damaged(self) -> tuple[str, ...]:
-        """The files that could not be read to their end, each with what was lost."""
+        """Return the files that could not be read to their end, each with what was lost."""
         return tuple(self._damaged)
 
 
 def damaged_inputs(manifest: Manifest) -> tuple[str, ...]:
-    """As `RejectWatch.damaged`, of a finished directory."""
+    """Return the same as `RejectWatch.damaged`, of a finished directory."""
     return tuple(f"{entry.name}: {entry.damaged}" for entry in manifest.damaged)
 
 
 def notes(manifest: Manifest) -> list[str]:
-    """What of a finished directory is not as one might think from its options."""
-    found = []
+    """Return remarks on a finished directory that its options would not lead one to expect."""
+    remarks = []
     options = manifest.options
     sources = {shard.source for shard in manifest.shards} | manifest.excluded_documents.keys()
     for option in ("sources", "exclude_sources"):
@@ -97,11 +101,11 @@ def notes(manifest: Manifest) -> list[str]:
             if name not in sources:
                 there = ", ".join(sorted(sources)[:20])
                 flag = {"sources": "--source", "exclude_sources": "--exclude-source"}[option]
-                found.append(f"{flag} {name!r}: no document is of that source; there are {there}")
+                remarks.append(f"{flag} {name!r}: no document is of that source; there are {there}")
     if limit := options.get("max_tokens", 0):
         tokens = sum(shard.tokens for shard in manifest.shards)
-        found.append(f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})")
+        remarks.append(f"--max-tokens {limit:,}: {limit - tokens:,} fewer ({1 - tokens / limit:.3%})")
     silent = [entry.name for entry in manifest.inputs if entry.size and not entry.lines and not entry.damaged]
     if silent:
-        found.append(f"{len(silent):,} inputs hold no lines: {', '.join(silent[:5])}")
-    return found
+        remarks.append(f"{len(silent):,} inputs hold no lines: {', '.join(silent[:5])}")
+    return remarks

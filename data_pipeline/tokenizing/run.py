@@ -1,40 +1,52 @@
-"""Documents -> Megatron shards, in parallel and resumable.
+"""Tokenise runs: documents to Megatron shards, in parallel and resumable.
 
-The work is cut into units (see `plan`); each is made by one worker (see `unit`) and counts when its record is
-there. A rerun skips recorded units. When all units are there, shards are made of them (`joining`) and the
-manifest is written (`finish`). One machine does all of that; task i of n does the units whose number is i
-modulo n, in the same directory or in one of its own that is copied there later. The task that finds all units
-made joins them; `merge_manifests` does what of that is still to do, and writes the manifest.
+The work is cut into units (`plan`). Each is made by one worker (`work_unit`) and counts when its record is
+there; a rerun skips recorded units. When all units are there, shards and the manifest are made of them
+(`assemble`). One machine does all of that. Task i of n does the units whose number is i modulo n, in the same
+directory or in one of its own that is copied there later. The task that finds all units made makes the
+shards; `merge_manifests` makes those that are missing and writes the manifest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import TEMPORARY_SUFFIX
 from data_pipeline.io.lease import GONE_AFTER, BusyError, Lease, held
-from data_pipeline.io.pool import Progress, run_tasks
-from data_pipeline.shards.manifest import MANIFEST_NAME, REJECTS_NAME, Manifest, read_manifest, rejects_intact
-from data_pipeline.shards.writing import dtype_for
+from data_pipeline.io.pool import run_tasks
+from data_pipeline.shards.manifest import (
+    MANIFEST_NAME,
+    REJECTS_NAME,
+    Manifest,
+    check_shards,
+    read_manifest,
+    rejects_intact,
+    verify_advice,
+)
 from data_pipeline.sources.discovery import InputFile
 from data_pipeline.sources.survey import PassedOver, describe, unread
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
-from data_pipeline.tokenizing.assemble import done_shard, is_intact, plan_shards
-from data_pipeline.tokenizing.beginning import begin
-from data_pipeline.tokenizing.finish import Finisher
-from data_pipeline.tokenizing.plan import UNITS_NAME, TokenizeOptions, Unit, plan_units, read_plan
+from data_pipeline.tokenizing.assemble import Assembler, clean, units_to_join
+from data_pipeline.tokenizing.plan import (
+    UNITS_NAME,
+    Corpus,
+    Task,
+    TokenizeOptions,
+    Unit,
+    begin,
+    plan_units,
+    read_plan,
+)
 from data_pipeline.tokenizing.rejects import Limits, RejectWatch
-from data_pipeline.tokenizing.task import Corpus, Task
-from data_pipeline.tokenizing.unit_files import unit_groups
-from data_pipeline.tokenizing.work_unit import Outcome, Record, UnitJob, UnitWorker, has_data, read_record
+from data_pipeline.tokenizing.work_unit import Outcome, Report, UnitJob, UnitWorker, has_data, read_record
 
-_Report = Callable[[Progress], None]
 _JOINING = "joining.lock"
 _RETRY_SECONDS = 2.0
 _OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
@@ -42,7 +54,7 @@ _OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
 
 @dataclass(frozen=True)
 class Made:
-    """What a task came to: its units, how many of them were made now, and their damaged inputs."""
+    """Result of a task: the number of its units, how many were made now, and their damaged inputs."""
 
     units: int
     now: int
@@ -55,7 +67,7 @@ def tokenize(
     directory: Path,
     options: TokenizeOptions,
     workers: int,
-    report: _Report,
+    report: Report,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
     passed_over: Sequence[PassedOver] = (),
     verify: bool = False,
@@ -64,15 +76,15 @@ def tokenize(
     """Make a shard directory, or finish one that the same call began.
 
     Args:
-        verify: hash what is there already, in place of believing its sizes.
-        engine: one of `engine.ENGINES`; the shards do not depend on it.
+        verify: hash the shards that are there already, in place of believing their sizes.
+        engine: one of `encoder.ENGINES`; the shards do not depend on it.
 
     Returns:
         (the manifest, how many units were made now; the others were finished before).
 
     Raises:
-        DataError: bad options, input or tokenizer; the directory was begun with others; too many lines were
-        rejected; a worker failed; another process is at it.
+        DataError: bad options, input or tokenizer; the directory was begun with others, or is finished and
+        damaged; too many lines were rejected; a worker failed; another process is at it.
     """
     corpus = Corpus(files, tokenizer_path, directory, options, passed_over, engine)
     run = _Run(corpus, workers, report, limits, verify)
@@ -86,14 +98,14 @@ def make_task(
     directory: Path,
     options: TokenizeOptions,
     workers: int,
-    report: _Report,
+    report: Report,
     task: Task,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
     passed_over: Sequence[PassedOver] = (),
     verify: bool = False,
     engine: str = "auto",
 ) -> Made:
-    """Make the units of one task; if they were the last, the shards too. There is no manifest yet.
+    """Make the units of one task; if they were the last, the shards too, but not the manifest.
 
     Raises:
         DataError: as `tokenize`.
@@ -108,17 +120,18 @@ def make_task(
 def merge_manifests(
     directory: Path,
     workers: int = 1,
-    report: _Report = lambda progress: None,
+    report: Report = lambda progress: None,
     limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> Manifest:
-    """The manifest of a directory in which all tasks are done, after making what shards are missing.
+    """Return the manifest of a directory in which all tasks are done, after making what shards are missing.
 
     Raises:
-        DataError: a unit is missing, or the records belong to different runs; too many lines were rejected.
+        DataError: a unit is missing, or the records belong to different runs; too many lines were rejected;
+        the directory is finished and damaged.
     """
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
-        return _finished_already(directory, units, Finisher(directory, workers, report))
+        return _finished(directory)
     if missing := [unit.record_path for unit in units if not unit.record_path.is_file()]:
         raise DataError(
             f"{directory}: {len(missing)} of {len(units)} units are missing, the first is {missing[0].name}; "
@@ -130,33 +143,38 @@ def merge_manifests(
         for record in records:
             watch.add(record)
         watch.check()
-        for number in sorted(_wanted_units(units, records)):
+        for number in sorted(units_to_join(units, records)):
             if not has_data(units[number], records[number]):
                 raise DataError(
                     f"{units[number].data_path} is missing or cut short; run the tokenize command again, or "
                     f"copy the file here"
                 )
-        return Finisher(directory, workers, report).finish(units, records)
+        return Assembler(directory, workers, report).finish(units, records)
 
 
-def _finished_already(directory: Path, units: list[Unit], finisher: Finisher) -> Manifest:
-    """The manifest of a finished directory; shards that are damaged are made of what tasks made again."""
+def _finished(directory: Path, hash_files: bool = False) -> Manifest:
+    """Return the manifest of a finished directory, after checking its files and cleaning up.
+
+    Raises:
+        DataError: a file is damaged; `verify` names all that are.
+    """
     manifest = read_manifest(directory)
-    wanted = _broken_units(manifest, units, hash_files=False)
-    if missing := [number for number in sorted(wanted) if not units[number].record_path.is_file()]:
-        raise DataError(
-            f"{directory} is damaged, and unit {missing[0]} has not been made again; run the tokenize command"
-        )
-    if wanted:
-        with Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}", GONE_AFTER):
-            finisher.mend(manifest, units, {number: read_record(units[number]) for number in wanted})
+    check_shards(manifest, hash_files)
+    if not rejects_intact(manifest):
+        raise DataError(f"{directory / REJECTS_NAME} is not as the manifest says; {verify_advice(directory)}")
+    if (directory / UNITS_NAME).exists():  # a run was ended between its manifest and its end
+        with (
+            contextlib.suppress(BusyError, FileNotFoundError),
+            Lease(directory / UNITS_NAME / _JOINING, f"finishing {directory}"),
+        ):
+            clean(directory)
     return manifest
 
 
 class _Run:
-    """One call of tokenize on one directory."""
+    """Call of tokenize on a directory."""
 
-    def __init__(self, corpus: Corpus, workers: int, report: _Report, limits: Limits, verify: bool) -> None:
+    def __init__(self, corpus: Corpus, workers: int, report: Report, limits: Limits, verify: bool) -> None:
         corpus.options.check()
         limits.check()
         if workers < 1:
@@ -170,18 +188,11 @@ class _Run:
         check_report(corpus.tokenizer, identity)
         self._directory, self._engine = corpus.directory, corpus.engine
         self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
-        begin(
-            corpus.files,
-            corpus.directory,
-            corpus.options,
-            identity,
-            corpus.tokenizer,
-            corpus.passed_over,
-        )
+        begin(corpus, identity)
         self._units = plan_units(corpus.files, corpus.directory, corpus.options, identity, limits.strict)
         self._finished: Manifest | None = None
         if (corpus.directory / MANIFEST_NAME).exists():
-            self._finished = read_manifest(corpus.directory)
+            self._finished = _finished(corpus.directory, verify)
             if limits.strict and self._finished.rejects:
                 raise DataError(
                     f"{corpus.directory / REJECTS_NAME} names rejected lines of an earlier run without "
@@ -189,10 +200,10 @@ class _Run:
                 )
 
     def make(self, task: Task) -> Made:
-        """Make the units of a task."""
+        """Make the units of a task; in a finished directory only check that the inputs are what they were."""
         task.check()
         jobs = self._jobs(self._units[task.index :: task.count])
-        if self._finished is not None and not any(job.needs_data for job in jobs):
+        if self._finished is not None:
             return self._make(jobs)  # and write nothing, not even a lock
         what = f"making {self._directory}"
         if task.count > 1:
@@ -203,7 +214,7 @@ class _Run:
             return self._make(jobs)
 
     def _remove_stale(self, jobs: list[UnitJob]) -> None:
-        """Remove what killed runs of this task left. Once: to look for a unit's own reads every name."""
+        """Remove what killed runs of this task left, for all units at once: that reads every name."""
         mine = {job.unit.record_path.stem for job in jobs}
         for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
             match = _OF_A_UNIT.match(path.name)
@@ -211,7 +222,7 @@ class _Run:
                 path.unlink(missing_ok=True)
 
     def _make(self, jobs: list[UnitJob]) -> Made:
-        """Make units; where somebody else is at one, wait only for a machine that may be dead."""
+        """Make units; where another process is at one, wait only for a machine that may be dead."""
         watch = RejectWatch(self._limits, self._directory)
         outcomes = self._run(jobs, watch)
         deadline = time.monotonic() + GONE_AFTER
@@ -227,29 +238,24 @@ class _Run:
         return Made(len(jobs), sum(outcome.made for outcome in outcomes), watch.damaged())
 
     def finish(self) -> Manifest:
-        """The shards and the manifest, when all units are there."""
-        finisher = Finisher(self._directory, self._workers, self._report, self._verify)
+        """Return the manifest; make the shards first, if that is still to do. All units must be there."""
         if self._finished is not None:
-            made = {unit.number: read_record(unit) for unit in self._units if unit.record_path.is_file()}
-            if made or not rejects_intact(self._finished):
-                with self._lease():
-                    finisher.mend(self._finished, self._units, made)
             return self._finished
         with self._lease():
-            return finisher.finish(self._units, [read_record(unit) for unit in self._units])
+            return self._assembler().finish(self._units, [read_record(unit) for unit in self._units])
 
     def join_if_all_are_there(self) -> None:
-        """Make the shards, unless a unit is missing or somebody else is at it; merging does it then."""
+        """Make the shards, unless a unit is missing or another process is at it; merging does it then."""
         if self._finished is not None or not all(unit.record_path.is_file() for unit in self._units):
             return
         try:
             with self._lease():
-                records = [read_record(unit) for unit in self._units]
-                Finisher(self._directory, self._workers, self._report, self._verify).join(
-                    self._units, records
-                )
+                self._assembler().make_shards(self._units, [read_record(unit) for unit in self._units])
         except BusyError:
             return
+
+    def _assembler(self) -> Assembler:
+        return Assembler(self._directory, self._workers, self._report, self._verify)
 
     def _lease(self) -> Lease:
         return Lease(self._directory / UNITS_NAME / _JOINING, f"finishing {self._directory}")
@@ -263,37 +269,13 @@ class _Run:
 
     def _jobs(self, units: list[Unit]) -> list[UnitJob]:
         if (manifest := self._finished) is not None:
-            wanted = _broken_units(manifest, self._units, self._verify)
             known = {(entry.name, entry.start): entry for entry in manifest.inputs}
-            return [
-                UnitJob(unit, unit.number in wanted, tuple(known[p.file.name, p.start] for p in unit.pieces))
-                for unit in units
-            ]
+            inputs = [tuple(known[p.file.name, p.start] for p in unit.pieces) for unit in units]
+            return [UnitJob(unit, False, known) for unit, known in zip(units, inputs, strict=True)]
         # Ids that are gone have become shards, if every unit has been made; else they are lost.
         gone = [unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()]
         if gone and all(unit.record_path.is_file() for unit in self._units):
             records = [read_record(unit) for unit in self._units]
-            wanted = _wanted_units(self._units, records, self._verify)
+            wanted = units_to_join(self._units, records, self._verify)
             return [UnitJob(unit, unit.number in wanted) for unit in units]
         return [UnitJob(unit) for unit in units]
-
-
-def _wanted_units(units: list[Unit], records: list[Record], hash_files: bool = False) -> set[int]:
-    """The units whose ids are needed: those of shards that are not there yet."""
-    dtype = dtype_for(units[0].tokenizer.vocab_size)
-    groups = [unit_groups(r, u.data_path, dtype) for u, r in zip(units, records, strict=True)]
-    plans = plan_shards(groups, units[0].options, dtype)
-    directory = units[0].directory
-    return {
-        part.unit for plan in plans if done_shard(plan, directory, hash_files) is None for part in plan.parts
-    }
-
-
-def _broken_units(manifest: Manifest, units: list[Unit], hash_files: bool) -> set[int]:
-    """The units to make again for a finished directory: those of damaged shards, and of damaged rejects."""
-    broken = [s for s in manifest.shards if not is_intact(s, manifest.directory, hash_files)]
-    wanted = {number for shard in broken for number in shard.units}
-    if not rejects_intact(manifest):
-        named = {(entry.name, entry.start) for entry in manifest.inputs if entry.has_rejects}
-        wanted |= {u.number for u in units if any((p.file.name, p.start) in named for p in u.pieces)}
-    return wanted

@@ -1,4 +1,4 @@
-"""Shards against the text that they were made from."""
+"""Comparison of shards with the text that they were made from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import read_checked_json, sha256_file
-from data_pipeline.shards.manifest import FORMAT_VERSION, InputRecord, Manifest, Shard
+from data_pipeline.shards.manifest import InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.records import read_documents
@@ -30,18 +30,16 @@ def compare_with_source(
 
     Args:
         inputs: the directory or prefix of the inputs; None is where they were when they were tokenised.
-        most_units: so many units at most, spread evenly over all.
+        most_units: number of units at most, spread evenly over all.
 
     Returns:
-        (problems, each a clause that begins with a file's path; what was compared, or why nothing was).
+        (problems, each a clause that begins with a file's path; a remark on what was compared, or why not).
     """
     path = inputs or _location(manifest.directory)
     if path is None or not (is_url(path) or Path(path).is_dir()):
         reason = f"the inputs are not at {path}" if path else f"there is no {LOCATION_NAME}"
         remark = f"not compared with the source text: {reason}; give --inputs"
         return ([f"{path} is not the directory of the inputs"] if inputs else []), remark
-    if manifest.format_version != FORMAT_VERSION:
-        return [], "not compared with the source text: the directory was made by an older version"
     plan, units = read_plan(manifest.directory, path)
     known = {(entry.name, entry.start): entry for entry in manifest.inputs}
     parts: dict[int, list[_Part]] = {}
@@ -63,15 +61,15 @@ def compare_with_source(
             else:
                 return problems, f"not compared with the source text: {difference}"
             continue
-        found, count = _unit_problems(manifest, unit, parts[number], tokenizer, plan)
-        problems += found
+        unit_problems, count = _unit_problems(manifest, unit, parts[number], tokenizer, plan)
+        problems += unit_problems
         documents, compared = documents + count, compared + 1
     return problems, f"{documents} documents of {compared} units are as in the source text"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A unit's documents in a shard."""
+    """Documents of a unit in a shard."""
 
     shard: Shard
     first: int
@@ -82,12 +80,12 @@ def _location(directory: Path) -> str | None:
     path = directory / LOCATION_NAME
     if not path.is_file():
         return None
-    found: str = read_checked_json(path, "delete it, or give --inputs")["inputs"]
-    return found
+    inputs: str = read_checked_json(path, "delete it, or give --inputs")["inputs"]
+    return inputs
 
 
 def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> str | None:
-    """How an input of the unit is not what was tokenised, as a clause; None if it is."""
+    """Describe an input of the unit that is not what was tokenised, as a clause; None if all are."""
     for piece in unit.pieces:
         record, path = known[piece.file.name, piece.start], piece.file.path
         if isinstance(path, RemoteObject):
@@ -113,7 +111,7 @@ def _unit_problems(
     tokenizer: Tokenizer,
     plan: dict[str, Any],
 ) -> tuple[list[str], int]:
-    """(problems, how many documents were looked for)."""
+    """Return (problems, the number of documents that were looked for)."""
     looked_for: dict[bytes, tuple[Path, int]] = {}
     for part in parts:
         shard = part.shard

@@ -1,8 +1,8 @@
-"""The ids of one unit on the disk, until they are put into shards.
+"""Files with the ids of one unit each, until the ids are put into shards.
 
-One file for a unit, however many splits and sources it has: all ids as they were made, a batch after the
-other, in each batch the documents of one group (a split and source) together. Behind them, sorted by group:
-the length of every document (int32), and every run of ids (first id and number of ids, int64).
+A unit has one file, however many splits and sources it has. The file holds all ids as they were made, a batch
+after the other, in each batch the documents of one group (a split and source) together. Then follow, sorted
+by group, the length of every document (int32), and every run of ids (first id and number of ids, int64).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import sync, temporary_path
 from data_pipeline.shards.writing import ShardWriter, pack
-from data_pipeline.tokenizer.encoded import Encoded
+from data_pipeline.tokenizer.encoder import Encoded
 
 Group = tuple[str, str]
 _CHUNK_TOKENS = 1 << 21
@@ -29,7 +29,7 @@ _CHUNK_TOKENS = 1 << 21
 
 @dataclass
 class _Content:
-    """What a group has so far."""
+    """Content of a group so far."""
 
     text_bytes: int = 0
     crc32: int = 0
@@ -38,7 +38,7 @@ class _Content:
 
 
 class UnitData:
-    """A unit's file in the making, under a temporary name until `finish`. Memory: four bytes a document."""
+    """Writer of a unit's file, under a temporary name until `finish`. Memory: four bytes a document."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class UnitData:
         self._tokens += len(ids)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Publish the file. Returns its groups, sorted, as the unit's record states them."""
+        """Publish the file; return its groups, sorted, as the unit's record states them."""
         stated: list[dict[str, Any]] = []
         groups = sorted(self._groups.items())
         for (split, source), content in groups:
@@ -99,7 +99,7 @@ class UnitData:
         return stated
 
     def discard(self) -> None:
-        """Drop an unfinished file; nothing happens after `finish`."""
+        """Remove an unfinished file; after `finish`, do nothing."""
         with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class UnitData:
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """One group of a finished unit, and where its lengths and runs lie in the unit's file (in bytes)."""
+    """Group of a finished unit: its counts, and the places of its lengths and runs in the file, in bytes."""
 
     unit: int
     path: Path
@@ -121,23 +121,23 @@ class UnitGroup:
 
 
 def unit_groups(record: dict[str, Any], path: Path, dtype: str) -> dict[Group, UnitGroup]:
-    """The groups of a unit, from its record."""
+    """Return the groups of a unit by split and source, from its record."""
     groups = record["groups"]
     lengths_at = sum(group["tokens"] for group in groups) * np.dtype(dtype).itemsize
     runs_at = lengths_at + 4 * sum(group["documents"] for group in groups)
-    found: dict[Group, UnitGroup] = {}
+    by_group: dict[Group, UnitGroup] = {}
     for group in groups:
         values = {key: value for key, value in group.items() if key not in ("split", "source")}
-        found[group["split"], group["source"]] = UnitGroup(
+        by_group[group["split"], group["source"]] = UnitGroup(
             record["unit"], path, **values, lengths_at=lengths_at, runs_at=runs_at
         )
         lengths_at += 4 * group["documents"]
         runs_at += 16 * group["runs"]
-    return found
+    return by_group
 
 
 def data_size(record: dict[str, Any], dtype: str) -> int:
-    """Bytes of the unit's file."""
+    """Return the bytes of the unit's file."""
     return sum(
         group["tokens"] * np.dtype(dtype).itemsize + 4 * group["documents"] + 16 * group["runs"]
         for group in record["groups"]
@@ -175,7 +175,7 @@ def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
 def _read_runs(
     descriptor: int, runs: list[list[int]], dtype: np.dtype[Any]
 ) -> Iterator[npt.NDArray[np.integer]]:
-    """The ids of runs that follow each other are read together, a few MB at a time."""
+    """Read the ids of runs, a few MB at a time; runs that follow each other are read together."""
     joined: list[list[int]] = []
     for first, count in runs:
         if joined and sum(joined[-1]) == first:

@@ -1,4 +1,4 @@
-"""The verbs `tokenize` and `merge-manifests`."""
+"""Verbs `tokenize` and `merge-manifests`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from data_pipeline.tokenizing.rejects import Limits, damaged_inputs, notes
 
 if TYPE_CHECKING:
     from data_pipeline.shards.manifest import Manifest
-    from data_pipeline.tokenizing.run import Task
+    from data_pipeline.tokenizing.plan import Task
 
 _KEYS = RecordKeys()
 _LIMITS = Limits()
@@ -44,14 +44,14 @@ AllowDamaged = Annotated[
 
 
 def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str, str]) -> Task | None:
-    """The task that the options, or a Slurm array's environment, ask for; None without --num-tasks.
+    """Return the task that the options, or a Slurm array's environment, name; None without --num-tasks.
 
     Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
 
     Raises:
         DataError: --task without --num-tasks, or --num-tasks with nothing that says which.
     """
-    from data_pipeline.tokenizing.run import Task
+    from data_pipeline.tokenizing.plan import Task
 
     if num_tasks is None:
         if task is not None:
@@ -106,7 +106,7 @@ def tokenize(
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Hash what is there already; make again what is damaged.")
+        bool, typer.Option("--verify", help="Hash the shards that are there already, for damage.")
     ] = False,
     engine: Annotated[
         str, typer.Option(help="auto, gigatoken or sentencepiece: the ids are the same.")
@@ -133,7 +133,7 @@ def tokenize(
     from data_pipeline.tokenizing.run import tokenize as make_shards
 
     refuse_out(inputs, out)
-    found = select_all_inputs(inputs, chunks)
+    selected = select_all_inputs(inputs, chunks)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
@@ -150,31 +150,33 @@ def tokenize(
     )
     chosen = which_task(task, num_tasks, os.environ)
     limits = Limits(strict, max_reject_rate)
-    with ProgressLine(sum(file.size for file in found.files)) as line:
-        what = (found.files, tokenizer, out, options, workers, line.update)
+    with ProgressLine(sum(file.size for file in selected.files)) as line:
+        what = (selected.files, tokenizer, out, options, workers, line.update)
         if chosen is None:
-            manifest, now = make_shards(*what, limits, found.passed_over, verify, engine)
+            manifest, now = make_shards(*what, limits, selected.passed_over, verify, engine)
         else:
-            made = make_task(*what, chosen, limits, found.passed_over, verify, engine)
+            made = make_task(*what, chosen, limits, selected.passed_over, verify, engine)
     if chosen is None:
         units = len({number for shard in manifest.shards for number in shard.units})
         typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
         _show(manifest)
         if now and (reason := why_not_fast(tokenizer, engine)):
             typer.echo(f"  not encoded by gigatoken: {reason}")
-        show_passed_over(found.passed_over)
+        show_passed_over(selected.passed_over)
         _end_with_damage(damaged_inputs(manifest), allow_damaged)
     else:
         summary = line.summary() if made.now else f"already up to date ({made.units} units)"
         typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
-        show_passed_over(found.passed_over)
+        show_passed_over(selected.passed_over)
         _show_damage(made.damaged)  # merge-manifests ends with the exit code for it
         typer.echo("  when all tasks are done: python -m data_pipeline merge-manifests " + str(out))
 
 
 def refuse_out(inputs: list[str], out: Path) -> None:
-    """Raises:
-    DataError: what is written would lie among what is read, or not on this machine.
+    """Refuse an --out below the inputs or not on this machine.
+
+    Raises:
+        DataError: it is one of these.
     """
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
         raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
@@ -184,7 +186,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
 
 
 def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
-    """Say what of the inputs is not read: on stderr what somebody may have meant to be."""
+    """Print the entries that are not read: on stderr those that somebody may have meant to be read."""
     for entries, loud in ((unread(passed_over), True), (companions(passed_over), False)):
         for line in describe(entries):
             typer.echo(f"  {line}", err=loud)
@@ -196,7 +198,7 @@ def _show_damage(damaged: tuple[str, ...]) -> None:
 
 
 def _end_with_damage(damaged: tuple[str, ...], allowed: bool) -> None:
-    """Name what was lost; unless that is allowed, end with an exit code of its own."""
+    """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS."""
     _show_damage(damaged)
     if damaged and not allowed:
         typer.echo(
@@ -228,7 +230,7 @@ def merge_manifests(
 
 
 def _show(manifest: Manifest) -> None:
-    """Tokens by split, and what was left out."""
+    """Print tokens by split, and the lines and documents that were left out."""
     held_out = manifest.tokens("validation")
     test = f", {manifest.tokens('test'):,} test" if manifest.tokens("test") else ""
     typer.echo(f"  {manifest.tokens('train'):,} training{test} and {held_out:,} validation tokens")

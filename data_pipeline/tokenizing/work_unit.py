@@ -1,8 +1,8 @@
-"""One unit of work: pieces of input in, ids and a record out.
+"""Worker for units of work: pieces of input in, ids and a record out.
 
 One worker does everything for a unit - decompress, hash, parse, split, encode, write - so ids never travel
-between processes. The record, written last, makes the unit count; the ids wait beside it until all units are
-there and shards are made of them. What is written is a function of the inputs and the options only.
+between processes. The record, written last, makes the unit count; the ids wait beside the record until all
+units are there and shards are made of them. The files are a function of the inputs and the options only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import InputRecord
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources.containers import hash_of
-from data_pipeline.tokenizer.encoder import Engine, open_engine
+from data_pipeline.tokenizer.encoder import Encoder, open_encoder
 from data_pipeline.tokenizing.encode_unit import UnitMaker
 from data_pipeline.tokenizing.plan import Unit
 from data_pipeline.tokenizing.unit_files import data_size
@@ -37,10 +37,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class UnitJob:
-    """A unit and what is known of it.
+    """Order to make a unit, or only to check its inputs.
 
-    needs_data: its ids are wanted, for shards that are not there yet.
-    finished: its inputs as a finished directory's manifest has them; then only missing data is made again.
+    needs_data: the ids are wanted, for shards that are not there yet.
+    finished: the unit's inputs as a finished directory's manifest has them; then they are only checked.
     """
 
     unit: Unit
@@ -50,7 +50,11 @@ class UnitJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a unit. `record` None: nothing to do, or somebody else is at it (`busy`)."""
+    """Result of a `UnitJob`.
+
+    record: the unit's record; None if its inputs were only checked, or another process is at it.
+    busy: the sentence that names that process; `certain` as in `lease.BusyError`.
+    """
 
     record: Record | None
     made: bool = False
@@ -59,13 +63,13 @@ class Outcome:
 
 
 class UnitWorker:
-    """Makes units one after the other; a process has one, so that it loads the tokenizer once."""
+    """Maker of units, one after the other; a process has one worker and loads the tokenizer once."""
 
     def __init__(self, engine: str = "auto") -> None:
-        """`engine` is one of `engine.ENGINES`."""
-        self._engine_name = engine
+        """Begin without a tokenizer; `engine` is one of `encoder.ENGINES`."""
+        self._engine = engine
         self._path = Path()
-        self._engine: Engine | None = None
+        self._encoder: Encoder | None = None
 
     def __call__(self, job: UnitJob, report: Report) -> Outcome:
         """Make a unit's ids and record, unless they are there or somebody else is making them.
@@ -97,35 +101,36 @@ class UnitWorker:
             groups = maker.finish()
         finally:
             maker.discard()
-        if job.finished is not None:
-            _check_inputs(unit, [asdict(entry) for entry in job.finished], inputs)
         record = _identity(unit) | {"inputs": inputs, "groups": groups, **maker.counts()}
         # A name that is lost with the machine's power costs its unit another making, and nothing else.
         write_atomically(unit.record_path, to_checked_json(record), durable=False)
         return Outcome(record, made=True)
 
-    def _load(self, path: Path) -> Engine:
-        if self._engine is None or path != self._path:
-            self._path, self._engine = path, open_engine(path, self._engine_name)
-        return self._engine
+    def _load(self, path: Path) -> Encoder:
+        if self._encoder is None or path != self._path:
+            self._path, self._encoder = path, open_encoder(path, self._engine)
+        return self._encoder
 
 
 def _there_already(job: UnitJob, report: Report) -> Outcome | None:
-    """The outcome of a unit of which nothing has to be made; None if something has."""
-    unit = job.unit
-    before = read_record(unit) if unit.record_path.exists() else None
-    if before is None and job.finished is None:
+    """Return the outcome of a unit of which nothing has to be made; None if something has."""
+    unit, record = job.unit, None
+    if job.finished is not None:
+        _check_inputs(unit, [asdict(entry) for entry in job.finished])
+    elif unit.record_path.exists():
+        record = read_record(unit)
+        _check_inputs(unit, record["inputs"])
+        if _is_incomplete(job, record):
+            return None
+        if unit.strict and record["rejects"]:
+            raise DataError(
+                f"{unit.rejects_path} names rejected lines of an earlier run without --strict; "
+                f"mend them and choose another --out"
+            )
+    else:
         return None
-    _check_inputs(unit, before["inputs"] if before else [asdict(entry) for entry in job.finished or ()])
-    if _is_incomplete(job, before):
-        return None
-    if unit.strict and before is not None and before["rejects"]:
-        raise DataError(
-            f"{unit.rejects_path} names rejected lines of an earlier run without --strict; "
-            f"mend them and choose another --out"
-        )
     report(Progress(unit.pieces[0].file.name, skipped_bytes=sum(piece.size for piece in unit.pieces)))
-    return Outcome(before)
+    return Outcome(record)
 
 
 def _identity(unit: Unit) -> Record:
@@ -133,7 +138,7 @@ def _identity(unit: Unit) -> Record:
 
 
 def read_record(unit: Unit) -> Record:
-    """The record of a unit that has been made.
+    """Read the record of a unit that has been made.
 
     Raises:
         DataError: it is damaged, or of another run.
@@ -145,29 +150,29 @@ def read_record(unit: Unit) -> Record:
 
 
 def has_data(unit: Unit, record: Record) -> bool:
-    """Whether the unit's ids wait beside its record."""
+    """Return whether the unit's ids wait beside its record, whole by their size."""
     path, dtype = unit.data_path, dtype_for(unit.tokenizer.vocab_size)
     return path.is_file() and path.stat().st_size == data_size(record, dtype)
 
 
-def _is_incomplete(job: UnitJob, record: Record | None) -> bool:
-    """Whether something of the unit has to be made."""
-    if record is None:
-        return job.needs_data
+def _is_incomplete(job: UnitJob, record: Record) -> bool:
+    """Return whether a recorded unit has to be made again, for its ids or its rejects."""
     rejects, digest = job.unit.rejects_path, record["rejects_sha256"]
     if bool(digest) != rejects.is_file() or (digest and sha256_file(rejects) != digest):
         return True
     return job.needs_data and not has_data(job.unit, record)
 
 
-def _check_inputs(unit: Unit, known: list[dict[str, Any]], now: list[dict[str, Any]] | None = None) -> None:
-    """Are the inputs (`now`, or as they lie there) those that the unit was made from?"""
-    for number, (piece, old) in enumerate(zip(unit.pieces, known, strict=True)):
+def _check_inputs(unit: Unit, known: list[dict[str, Any]]) -> None:
+    """Check that the inputs are those that the unit was made from.
+
+    Raises:
+        DataError: names an input that is another.
+    """
+    for piece, old in zip(unit.pieces, known, strict=True):
         stated = old["name"], old["size"], old["start"], old["end"]
         same = stated == (piece.file.name, piece.file.size, piece.start, piece.end)
-        if now is not None:
-            same = same and old["sha256"] == now[number]["sha256"]
-        elif piece.file.version:
+        if piece.file.version:
             # What the store says is believed: to hash an object is to fetch all of it once more.
             same = same and old["version"] == piece.file.version
         else:

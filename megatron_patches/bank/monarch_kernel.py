@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from megatron_patches.bank.structured import is_power_of_two
+
 LARGEST_BLOCK = 128
 """A program holds 16 blocks' results for all of its tokens in registers."""
 GROUP = 16
@@ -54,8 +56,8 @@ def rotates(block: int, head_dim: int) -> bool:
     """Return whether the pass that makes heads out of blocks of so many rows can rotate them too."""
     half = head_dim // 2
     if half % block == 0:
-        return _power_of_two(half // block) and head_dim // block <= GROUP
-    return block == head_dim and block >= GROUP and _power_of_two(block)
+        return is_power_of_two(half // block) and head_dim // block <= GROUP
+    return block == head_dim and block >= GROUP and is_power_of_two(block)
 
 
 @torch.library.custom_op("ora_pretrain::two_products", mutates_args=(), device_types="cpu")
@@ -187,7 +189,3 @@ def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: i
 
 def _next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-def _power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0

@@ -19,6 +19,7 @@ which internals it relies on. To support another version, read them all.
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -76,8 +77,9 @@ def silence_expected_warnings() -> None:
     """Silence the warnings of megatron-core's import and use on which no user can act.
 
     Call this before megatron-core is imported. The warnings say that Apex and Transformer Engine, which this
-    program does not use, are absent; that a default of megatron-core's own config is deprecated; and that
-    collectives that megatron-core calls will be renamed in a later torch.
+    program does not use, are absent; that a default of megatron-core's own config is deprecated; that
+    collectives that megatron-core calls will be renamed in a later torch; and, in the log of megatron-core
+    0.19, that GPTModel gets no new features.
     """
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),
@@ -85,6 +87,11 @@ def silence_expected_warnings() -> None:
         (".*torch.distributed.*is deprecated", FutureWarning),
     ):
         warnings.filterwarnings("ignore", message=message, category=category)
+    logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(_is_no_notice)
+
+
+def _is_no_notice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("GPTModel IS DEPRECATED")
 
 
 def prepare_megatron_core(device: torch.device) -> None:

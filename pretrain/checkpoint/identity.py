@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.blend_difference import data_changes
-from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.phases import last_steps
 from pretrain.checkpoint.format import About
+from pretrain.config.keys import KEYS
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
-DATA_KEYS = ("data.sequence_length", "data.seed", "data.reset_at_document_end")
-"""Settings that draw other samples from the same data; data.allow_change lets them change too."""
-
-BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
-"""Keys of the attention section with these names are compared as parts of the frozen bank's recipe."""
+DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
+"""Settings that make other samples of the same data; data.allow_change lets them change too."""
 
 
 def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
@@ -30,18 +26,11 @@ def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[
         bank: digests of the frozen bank, `bank_digests(...)`; empty if they are not known yet.
     """
     recipe = config.recipe()
-    resolved = config.resolved()
-    attention = {key: value for key, value in resolved["attention"].items() if key not in BANK_KEYS}
     keys = {
-        **{f"model.{key}": value for key, value in resolved["model"].items()},
-        "run.seed": config.run.seed,
-        **{f"attention.{key}": value for key, value in attention.items()},
-        "data.sequence_length": config.data.sequence_length,
-        "data.reset_at_document_end": config.data.reset_at_document_end,
-        "data.global_batch_size": config.data.global_batch_size,
-        "data.seed": config.data_seed,
-        "precision.dtype": config.precision.dtype,
-        "precision.grad_accum_dtype": config.precision.grad_accum_dtype,
+        f"{section}.{key}": value
+        for section, values in config.resolved().items()
+        for key, value in values.items()
+        if KEYS[f"{section}.{key}"].identity
     }
     if config.given_weights is not None:  # what is in the file, wherever it lies
         keys["model.initial_weights"] = config.given_weights.sha256

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pretrain.config.deepspeed import zero_stage
-from pretrain.config.resume import Change
+from pretrain.config.keys import Change
 from pretrain.config.tree import Config
 from pretrain.ranks.groups import ParallelContext
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from pretrain.checkpoint.layout import Layout, layout_line
 from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.reading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
-from pretrain.config.resume import Change
+from pretrain.config.keys import Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
@@ -135,11 +136,8 @@ def _keep_aside(
 
 def _free_name(checkpoint: Path) -> Path:
     """Return the path `step_X.damaged`, or `step_X.damaged-N` where that exists."""
-    aside = checkpoint.with_name(f"{checkpoint.name}.damaged")
-    number = 2
-    while aside.exists():
-        aside, number = checkpoint.with_name(f"{checkpoint.name}.damaged-{number}"), number + 1
-    return aside
+    names = chain([f"{checkpoint.name}.damaged"], (f"{checkpoint.name}.damaged-{n}" for n in count(2)))
+    return next(path for path in map(checkpoint.with_name, names) if not path.exists())
 
 
 def together(action: Callable[[], T]) -> T:

@@ -64,7 +64,7 @@ class Saving:
 
     @property
     def bytes(self) -> int:
-        """Size of this rank's file, without its header."""
+        """Return the size of this rank's file, without its header."""
         return self._snapshot.values.nbytes
 
     @property

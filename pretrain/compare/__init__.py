@@ -1,12 +1,14 @@
-"""Compares finished runs, read from disk only: several variants, several seeds of each, one the baseline.
+"""Comparison of finished runs, read from disk only: several seeds of several variants, one the baseline.
 
-labels         which runs are samples of one variant, and what each is compared with
-comparability  what must be equal, and what else differs
-significance   means, paired gaps, tests, Holm's correction
+comparison     the comparison as one value, `Comparison`
+comparability  facts that must be equal, those that may be the subject, and notes on other differences
 convergence    tokens to the baseline's loss, loss variance, gradient norms
-cost, theory   what the runs took, beside what the formulas say
-trend          how gaps change with a subject that is a number
-provenance     which program and versions trained the runs
-comparison     all of it as one `Comparison`
-console, report, files, plots, trend_text, trend_plot, overlay     how a `Comparison` is shown
+cost           speed, parameters and memory of the runs
+theory         the same by formula
+trend          change of the gap with a subject that is a number
+tables         tables for the report and the terminal
+plots          figures of gap, memory and throughput
+loss_plot      figure of the training loss
+content        JSON and CSV
+report         report.md, the terminal's summary, TensorBoard links; writes everything
 """

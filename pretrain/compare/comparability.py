@@ -1,26 +1,20 @@
-"""What must be equal for runs to be comparable, which of it may be the subject, and what else differs."""
+"""Facts that must be equal for runs to be comparable, those that may be the subject, notes on the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretrain.compare.labels import Groups, settings_of
+from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.finished import FinishedRun
+from pretrain.study.seeds import Groups, settings_of
 
-# Settings that name or place a run, or are what is compared; everything else that differs is reported.
-EXPECTED_TO_DIFFER = (
-    "run.",
-    "attention.",
-    "data.directory",
-    "data.seed",
-    "data.cache_directory",
-    "data.loader_workers",
-    "data.allow_change",
-    "checkpoint.",
-)
+EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.noted)
+"""Settings that name or place a run, or by which runs are compared; any other that differs is reported."""
+
+_SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "position_embedding")
 
 # Facts that follow from another one: naming that one as the subject releases these too.
 _FOLLOWS = {
@@ -30,7 +24,7 @@ _FOLLOWS = {
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
-    """{name: its value in each run} of the differences named as the subject.
+    """Return {name: its value in each run} of the differences named as the subject.
 
     A name is a fact that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers` ...) or any
     other setting of the config.
@@ -84,19 +78,19 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
 
 
 def _follows(name: str, subjects: Mapping[str, Any], runs: Sequence[FinishedRun]) -> bool:
-    """Whether a fact differs only because one that is named as the subject does."""
+    """Return whether a fact differs only because one that is named as the subject does."""
     if name == "data.validation_samples" and "data.sequence_length" in subjects:
         return len(_validated(runs)) == 1
     return _FOLLOWS.get(name) in subjects
 
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
-    """How many held-out tokens of a source a run's validation takes at most."""
+    """Return the held-out tokens of a source that a run's validation takes at most."""
     return {run.config["data"]["validation_samples"] * run.config["data"]["sequence_length"] for run in runs}
 
 
 def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
-    """What lengths of samples as the subject do to losses."""
+    """Return a note on losses where lengths of samples are the subject."""
     if "data.sequence_length" not in subjects:
         return []
     cause = "samples of another length cut the held-out text otherwise"
@@ -109,21 +103,12 @@ def length_notes(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> li
 
 
 def _facts(run: FinishedRun) -> dict[str, Any]:
-    """What must agree: data, training tokens, the model's shape, and how it is evaluated."""
+    """Return the facts that must agree: data, training tokens, the model's shape and its evaluation."""
     data, model = run.config["data"], run.config["model"]
     return {
         "data.fingerprint": run.data_fingerprint,
         "tokens": run.result.tokens,
-        **{
-            f"model.{key}": model[key]
-            for key in (
-                "num_layers",
-                "hidden_size",
-                "num_attention_heads",
-                "vocab_size",
-                "position_embedding",
-            )
-        },
+        **{f"model.{key}": model[key] for key in _SHAPE},
         **{f"model.{key}": model.get(key) or value for key, value in _derived(model).items()},
         "model.rotary_base": model.get("rotary_base") if model["position_embedding"] == "rope" else None,
         "model.tied_embeddings": model.get("tied_embeddings", True),
@@ -136,13 +121,13 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
-    """What these keys are where a config leaves them open."""
+    """Return the values of these keys where a config leaves them open."""
     heads, hidden = model["num_attention_heads"], model["hidden_size"]
     return {"num_query_groups": heads, "head_dim": hidden // heads, "ffn_hidden_size": 4 * hidden}
 
 
 def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
-    """Whether the fact is, in every run, only what follows from another one that is judged by itself."""
+    """Return whether the fact follows, in every run, from another one that is judged by itself."""
     key = name.removeprefix("model.")
     if key not in ("num_query_groups", "head_dim", "ffn_hidden_size"):
         return False
@@ -150,9 +135,8 @@ def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
 
 
 def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
-    """One sentence for each other setting that is not the same in all runs."""
-    runs = [run for group in groups.groups for run in group.runs]
-    settings = {run.path: _other_settings(run) for run in runs}
+    """Return one sentence for each other setting that is not the same in all runs."""
+    settings = {run.path: _other_settings(run) for run in groups.runs}
     notes = []
     for key in sorted(set().union(*settings.values()) - set(subjects)):
         places: dict[str, list[str]] = {}
@@ -172,7 +156,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
-    """What keeps a pair of equal run.seed from seeing the same samples in the same order, if anything."""
+    """Return notes on pairs of equal run.seed that did not see the same samples in the same order."""
     notes = []
     for group in groups.groups:
         base = {run.seed: run for run in groups.baseline_of(group).runs}
@@ -199,7 +183,7 @@ def _other_settings(run: FinishedRun) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in settings_of(run).items()
-        if key not in facts and not key.startswith(EXPECTED_TO_DIFFER)
+        if key not in facts and key not in EXPECTED_TO_DIFFER
     }
     settings["environment.device"] = run.device
     for key in ("world_size", "tensor_model_parallel_size"):

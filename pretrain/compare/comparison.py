@@ -1,4 +1,4 @@
-"""The comparison of finished runs as one value; everything shown or written is made from it.
+"""Comparison of finished runs as one value, from which everything shown or written is made.
 
 comparison = compare_runs([Path("runs/vanilla-1"), Path("runs/orthogonal-1")], baseline="vanilla")
 """
@@ -20,18 +20,17 @@ from pretrain.compare.comparability import (
 )
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
-from pretrain.compare.labels import Group, Groups, group_runs
-from pretrain.compare.significance import FEWEST_SEEDS, PairedGap, adjust, paired_gap
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers
-from pretrain.errors import UserError
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
+from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
+from pretrain.study.seeds import Group, Groups, group_runs, refuse_twice
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs of one variant (in one stratum of the subject) and all that is said of them.
+    """Runs of one variant (in one stratum of the subject), with everything measured and computed.
 
     `name` is `label` and `stratum`. `gap` is None for the baseline itself and where no pair of runs exists;
     `source_gaps` are descriptive and not tested. `theory` is None where the formulas do not know the config.
@@ -54,15 +53,16 @@ class Variant:
 
     @property
     def is_baseline(self) -> bool:
+        """Return whether others are compared with this one."""
         return self.name == self.baseline
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`variants` has a stratum's baseline first, then the others in the order given. `notes` are sentences.
+    """Comparison of variants, a stratum's baseline first, then the others in the order given.
 
-    `trends` are there if the one subject is a number and each of its values has a baseline of its own.
-    `groups` holds the runs themselves, with their curves, for the plots.
+    `notes` are sentences. `trends` are there if the one subject is a number and each of its values has a
+    baseline of its own. `groups` holds the runs themselves, with their curves, for the plots.
     """
 
     baseline: str
@@ -74,16 +74,21 @@ class Comparison:
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
-        """Every run, variant by variant."""
-        return tuple(run for variant in self.variants for run in variant.runs)
+        """Return every run, variant by variant."""
+        return tuple(self.groups.runs)
+
+    @property
+    def others(self) -> tuple[Variant, ...]:
+        """Return every variant but the baselines."""
+        return tuple(variant for variant in self.variants if not variant.is_baseline)
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every validated source."""
+        """Return every validated source."""
         return tuple(sorted({source for variant in self.variants for source in variant.perplexity_by_source}))
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
+        """Return the variant of that name."""
         return next(variant for variant in self.variants if variant.name == name)
 
 
@@ -98,29 +103,28 @@ def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] =
         UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
             differ in what is not the subject, or one variant has two runs with one seed.
     """
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("a run was given twice: give each run directory once")
+    refuse_twice(paths)
     runs = _named_apart([read_finished_run(path) for path in paths])
-    found = find_subjects(runs, subjects)
-    refuse_incomparable(runs, found)
-    groups = group_runs(runs, baseline, found)
+    values = find_subjects(runs, subjects)
+    refuse_incomparable(runs, values)
+    groups = group_runs(runs, baseline, values)
     variants = [_variant(group, groups) for group in groups.groups]
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
-    trends, trend_notes = _trends(variants, runs, found)
+    trends, trend_notes = _trends(variants, runs, values)
     notes = (
         *_sample_notes(variants),
         *trend_notes,
-        *length_notes(runs, found),
+        *length_notes(runs, values),
         *seed_notes(groups),
-        *settings_notes(groups, found),
+        *settings_notes(groups, values),
         *_theory_notes(variants),
     )
     return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups)
 
 
 def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Runs that share a name are called by their path."""
+    """Return the runs, with those that share a name called by their path."""
     names = [run.name for run in runs]
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.path)) for run in runs]
 
@@ -144,9 +148,9 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
             source: spread([math.exp(loss) for loss in losses.values()])
             for source, losses in by_source.items()
         },
-        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base)),
+        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base), NATS),
         source_gaps={
-            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source))
+            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source), NATS)
             for source, losses in by_source.items()
         },
         reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),
@@ -159,9 +163,9 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
 def _trends(
     variants: Sequence[Variant], runs: Sequence[FinishedRun], subjects: Mapping[str, Sequence[Any]]
 ) -> tuple[tuple[Trend, ...], list[str]]:
-    """A line for each label, if the subject is a number.
+    """Fit a line for each label, if the subject is a number.
 
-    A gap to a baseline of another value has the subject's own effect in it, so it has no part in this.
+    A gap to a baseline of another value has the subject's own effect in it, so that gap is left out.
     """
     numbers = subject_numbers(subjects)
     if numbers is None:
@@ -176,7 +180,7 @@ def _trends(
 
 
 def _losses(group: Group[FinishedRun]) -> dict[int, float]:
-    """{seed: validation loss}, without the runs whose loss is not finite."""
+    """Return {seed: validation loss}, without the runs whose loss is not finite."""
     losses = {run.seed: run.result.validation_loss for run in group.runs}
     return {seed: loss for seed, loss in losses.items() if loss is not None}
 
@@ -187,7 +191,7 @@ def _source_losses(group: Group[FinishedRun], source: str) -> dict[int, float]:
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
-    """How many samples there are, what they allow to claim, and which of them could not be used."""
+    """Return notes on the number of seeds, what they allow to claim, and runs that could not be used."""
     notes = []
     pairs = {
         variant.name: variant.gap.n if variant.gap else 0 for variant in variants if not variant.is_baseline
@@ -240,11 +244,11 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
             "the last phase, FLOPs the mean over all steps."
         )
     for variant in variants:
-        found = variant.cost.size.trainable_parameters
-        expected = variant.theory.size.trainable_parameters if variant.theory else found
-        if expected != found:
+        counted = variant.cost.size.trainable_parameters
+        expected = variant.theory.size.trainable_parameters if variant.theory else counted
+        if expected != counted:
             notes.append(
-                f"{variant.name} trains {found:,} parameters but the formulas count {expected:,}: they do "
+                f"{variant.name} trains {counted:,} parameters but the formulas count {expected:,}: they do "
                 "not cover all of its parts, and its other figures by formula are off alike."
             )
     return notes

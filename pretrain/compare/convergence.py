@@ -1,4 +1,4 @@
-"""How the runs got there: tokens to the baseline's loss, loss variance, gradient norms and their spikes.
+"""Convergence: tokens to the baseline's loss, loss variance, gradient norms and their spikes.
 
 All of it is read off the training curves, which have a value for every step; runs of one seed are compared,
 for they saw the same samples in the same order.
@@ -33,7 +33,7 @@ SPIKE_HISTORY = 10
 
 @dataclass(frozen=True)
 class Reach:
-    """When a variant's runs had the smoothed loss that the baseline's run of their seed had at `fraction`.
+    """Steps and tokens to the smoothed loss that the baseline's run of the same seed had at `fraction`.
 
     `reached` of `pairs` runs got there at all; `steps`, `tokens` and `token_ratio` (to the tokens that the
     baseline needed) are None unless all did, for a mean over the lucky ones would mislead.
@@ -49,7 +49,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Stability:
-    """Over the runs of a variant; the norms are those before clipping, after the learning rate's warm-up.
+    """Noise of a variant's runs; the norms are those before clipping, after the learning rate's warm-up.
 
     `loss_variance` is of the training loss about a straight line through the last quarter of the records,
     `logged_loss_variance` the last value of the metric LOSS_VARIANCE. `spikes` are those among the `records`
@@ -65,7 +65,7 @@ class Stability:
 
 
 def smoothed_loss(curves: RunCurves) -> Floats:
-    """Trailing mean of the training loss, [records]; NaN where its window is not full."""
+    """Return the trailing mean of the training loss, [records]; NaN where its window is not full."""
     loss = curves[LOSS]
     width = max(1, round(SMOOTHING * len(loss)))
     sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(loss))])
@@ -77,24 +77,24 @@ def smoothed_loss(curves: RunCurves) -> Floats:
 
 
 def reaches(runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> tuple[Reach, ...]:
-    """One Reach for each of FRACTIONS; both arguments are {seed: run}."""
+    """Return a Reach for each of FRACTIONS; both arguments are {seed: run}."""
     return tuple(_reach(fraction, runs, base) for fraction in FRACTIONS)
 
 
 def _reach(fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, FinishedRun]) -> Reach:
     seeds = sorted(runs.keys() & base.keys())
-    found = []
+    hits = []
     for seed in seeds:
         target = _loss_at(base[seed].curves, fraction)
         own, theirs = _first_at_most(runs[seed].curves, target), _first_at_most(base[seed].curves, target)
         if own is not None and theirs is not None:
-            found.append((*own, own[1] / theirs[1]))
-    steps, tokens, ratios = (list(column) for column in zip(*found, strict=True)) if found else ([], [], [])
-    whole = bool(seeds) and len(found) == len(seeds)
+            hits.append((*own, own[1] / theirs[1]))
+    steps, tokens, ratios = (list(column) for column in zip(*hits, strict=True)) if hits else ([], [], [])
+    whole = bool(seeds) and len(hits) == len(seeds)
     return Reach(
         fraction=fraction,
         pairs=len(seeds),
-        reached=len(found),
+        reached=len(hits),
         steps=spread(steps) if whole else None,
         tokens=spread(tokens) if whole else None,
         token_ratio=spread(ratios) if whole else None,
@@ -102,13 +102,13 @@ def _reach(fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, 
 
 
 def _loss_at(curves: RunCurves, fraction: float) -> float:
-    """The smoothed loss of the last record that had used at most this share of the run's tokens."""
+    """Return the smoothed loss of the last record that had used at most this share of the run's tokens."""
     index = int(np.searchsorted(curves.tokens, fraction * curves.tokens[-1], side="right")) - 1
     return float(smoothed_loss(curves)[index]) if index >= 0 else np.nan
 
 
 def _first_at_most(curves: RunCurves, target: float) -> tuple[int, int] | None:
-    """(step, tokens) of the first record whose smoothed loss is at most `target`."""
+    """Return (step, tokens) of the first record whose smoothed loss is at most `target`."""
     hits = np.flatnonzero(smoothed_loss(curves) <= target)
     return (int(curves.steps[hits[0]]), int(curves.tokens[hits[0]])) if len(hits) else None
 
@@ -133,7 +133,7 @@ def stability(runs: Sequence[FinishedRun]) -> Stability:
 
 
 def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
-    """Records after both the first tenth of the steps and the learning rate's warm-up, [records].
+    """Return whether each record is after both the first tenth of the steps and the warm-up, [records].
 
     If the warm-up leaves nothing, the first tenth alone is dropped.
     """
@@ -143,7 +143,7 @@ def after_warm_up(run: FinishedRun) -> NDArray[np.bool_]:
 
 
 def tail_variance(loss: Floats) -> float:
-    """Variance (n - 2 in the denominator) about the least-squares line of the tail; NaN if too short."""
+    """Return the variance (n - 2 degrees of freedom) about a line through the tail; NaN if too short."""
     tail = loss[-max(1, round(TAIL * len(loss))) :]
     if len(tail) < 3 or not np.isfinite(tail).all():
         return float("nan")
@@ -153,7 +153,7 @@ def tail_variance(loss: Floats) -> float:
 
 
 def spikes(norms: Floats) -> NDArray[np.bool_]:
-    """Which gradient norms are spikes, [records]; see SPIKE_FACTOR."""
+    """Return whether each gradient norm is a spike, [records]; see SPIKE_FACTOR."""
     usual = np.full(len(norms), np.nan)
     for index in range(SPIKE_HISTORY, min(SPIKE_WINDOW, len(norms))):
         usual[index] = _median(norms[None, :index])[0]
@@ -165,7 +165,7 @@ def spikes(norms: Floats) -> NDArray[np.bool_]:
 
 
 def _median(windows: Floats) -> Floats:
-    """Median of the finite values of each row, [rows]; NaN where a row has none."""
+    """Return the median of the finite values of each row, [rows]; NaN where a row has none."""
     if np.isfinite(windows).all():
         return np.median(windows, axis=1)
     rows = [row[np.isfinite(row)] for row in windows]

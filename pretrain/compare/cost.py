@@ -1,4 +1,4 @@
-"""What the runs of a variant took: speed, parameters, memory by kind, checkpoint."""
+"""Cost of a variant's runs: speed, parameters, memory by kind, checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Quartiles:
 
 @dataclass(frozen=True)
 class Cost:
-    """Speeds are over the steps of all runs after each run's first tenth.
+    """Cost of a variant's runs; speeds are over the steps of all runs after each run's first tenth.
 
     Counts and bytes are medians over the runs, which are equal unless the layout changed. The two peaks are
     of rank 0's process (`device` on CUDA only; `host` is resident).
@@ -56,12 +56,12 @@ def measured_cost(runs: Sequence[FinishedRun]) -> Cost:
 
 
 def _medians(records: Sequence[ModelSize] | Sequence[StateBytes]) -> list[int]:
-    """The median of each field over the records, rounded."""
+    """Return the median of each field over the records, rounded."""
     return [round(float(middle)) for middle in np.median([astuple(record) for record in records], axis=0)]
 
 
 def quartiles(values: Floats) -> Quartiles | None:
-    """Of the values that are finite; None if there is none."""
+    """Return median and quartiles of the finite values; None if there is none."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return None

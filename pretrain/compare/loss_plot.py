@@ -1,4 +1,4 @@
-"""Loss by token: the variants' training curves, and below them their distance to the baseline."""
+"""Figure of the loss by token: the variants' training curves, and their distance to the baseline below."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.compare.labels import Group
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, style_of
 from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
+from pretrain.study.seeds import Group
 
 _POINTS = 400
 _MOST_BANDS = 3
@@ -38,7 +38,7 @@ class _Curve:
 
 
 def loss_figure(comparison: Comparison) -> Figure | None:
-    """Two rows of axes: loss, and distance to the baseline; one column for each stratum of the subject."""
+    """Draw two rows of axes, loss and distance to the baseline, with a column for each stratum."""
     groups = comparison.groups.groups
     strata = list(dict.fromkeys(group.stratum for group in groups))
     labels = list(dict.fromkeys(group.label for group in groups))
@@ -76,7 +76,7 @@ def loss_figure(comparison: Comparison) -> Figure | None:
 
 
 def _columns(labels: Sequence[str], inches: float) -> int:
-    """Columns of a legend that fit the figure: about 0.08 inches a letter and 0.9 for the line."""
+    """Return the columns of a legend that fit the figure: about 0.08 inches a letter and 0.9 for the line."""
     fitting = int(inches / (0.08 * max(map(len, labels)) + 0.9))
     return max(1, min(4, fitting, len(labels)))
 
@@ -93,7 +93,7 @@ def _curve(group: Group) -> _Curve:
 
 
 def _look(index: int, count: int) -> dict[str, Any]:
-    """How a variant's lines look, in every column; markers are set off so that they don't hide each other."""
+    """Return the looks of a variant's lines; markers are set off so that they do not hide each other."""
     return {
         "color": style_of(index, COLOURS),
         "linestyle": style_of(index, DASHES),

@@ -1,4 +1,4 @@
-"""The plots of a comparison: loss by token, gap with intervals, trend, memory, throughput, as PNG.
+"""Plots of a comparison: loss by token, gap with intervals, trend, memory, throughput.
 
 The style is `reporting.plots`'; every part of a bar has its own hatching besides.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,27 +16,25 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
-from pretrain.compare.trend_plot import trend_figure
-from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH, write_figures
+from pretrain.compare.trend import trend_figure
+from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH
 from pretrain.reporting.text import byte_count, percent, signed
 
 
-def write_plots(comparison: Comparison, out: Path) -> list[str]:
-    """Write the plots that have something to show, remove older ones that have not; returns their names."""
-    return write_figures(
-        {
-            "loss": lambda: loss_figure(comparison),
-            "gap": lambda: gap_figure(comparison),
-            "trend": lambda: trend_figure(comparison),
-            "memory": lambda: memory_figure(comparison),
-            "throughput": lambda: throughput_figure(comparison),
-        },
-        out,
-    )
+def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
+    """Return a function for each figure; None of one means that there is nothing to show."""
+    labels = list(dict.fromkeys(variant.label for variant in comparison.variants))
+    return {
+        "loss": lambda: loss_figure(comparison),
+        "gap": lambda: gap_figure(comparison),
+        "trend": lambda: trend_figure(comparison.trends, labels, comparison.baseline),
+        "memory": lambda: memory_figure(comparison),
+        "throughput": lambda: throughput_figure(comparison),
+    }
 
 
 def gap_figure(comparison: Comparison) -> Figure | None:
-    """Each variant's gap with its 95 % interval, and the single pairs behind it."""
+    """Draw each variant's gap with its 95 % interval, and the single pairs behind it."""
     variants = [variant for variant in comparison.variants if variant.gap is not None]
     if not variants:
         return None
@@ -61,7 +58,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
 
 
 def memory_figure(comparison: Comparison) -> Figure:
-    """Bytes of model states by kind, summed over ranks, as the live engine held them."""
+    """Draw the bytes of model states by kind, summed over ranks, as the live engine held them."""
     variants = list(comparison.variants)
     kinds: tuple[tuple[str, str, str, Callable[[Variant], int]], ...] = (
         ("weights that train", "#0072B2", "", lambda v: v.cost.states.weight_bytes),
@@ -95,7 +92,7 @@ def memory_figure(comparison: Comparison) -> Figure:
 
 
 def throughput_figure(comparison: Comparison) -> Figure | None:
-    """Tokens per second: median and quartiles over all steady steps, and what FLOPs alone would give."""
+    """Draw tokens per second: median and quartiles of the steady steps, and the speed by FLOPs alone."""
     variants = [variant for variant in comparison.variants if variant.cost.tokens_per_second is not None]
     if not variants:
         return None
@@ -121,7 +118,7 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
 
 
 def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
-    """A figure with one row for each variant, the first on top."""
+    """Return a figure with one row for each variant, the first on top."""
     figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(variants)), layout="constrained")
     axes = figure.add_subplot()
     axes.set_yticks(range(len(variants)), [_in_lines(variant) for variant in variants])
@@ -151,7 +148,7 @@ def _note_at_right(axes: Axes, row: int, text: str) -> None:
 
 
 def _byte_ticks(axes: Axes, largest: float) -> None:
-    """Round numbers of the binary unit that suits the longest bar."""
+    """Set ticks at round numbers of the binary unit that suits the longest bar."""
     power = max(0, min(4, int(math.log(max(largest, 1), 1024))))
     steps = [
         step
@@ -167,7 +164,7 @@ def _byte_ticks(axes: Axes, largest: float) -> None:
 def _legend_below(
     figure: Figure, markers: Sequence[tuple[str, str, str, bool]], line: tuple[str, str]
 ) -> None:
-    """`markers` are (marker, colour, text, filled); `line` is (colour, text)."""
+    """Draw a legend of `markers` (marker, colour, text, filled) and of a `line` (colour, text)."""
     handles = [
         Line2D(
             [],

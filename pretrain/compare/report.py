@@ -1,107 +1,250 @@
-"""report.md: the comparison for people, the formulas behind its numbers, the command that remakes it."""
+"""Everything that `compare` writes and prints.
+
+    OUT/report.md comparison.json variants.csv runs.csv {loss,gap,trend,memory,throughput}.png tensorboard/
+
+`tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a variant or a
+seed. The entries are links to the runs' own event files: nothing is copied, and later records show up.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
+from rich.console import Console
+
+from pretrain.compare import convergence
 from pretrain.compare.comparison import Comparison
-from pretrain.compare.console import headlines
-from pretrain.compare.definitions import definitions
-from pretrain.compare.provenance import provenance
+from pretrain.compare.content import as_json, runs_csv, variants_csv
+from pretrain.compare.plots import figures
 from pretrain.compare.tables import (
     convergence_table,
+    cost_summary,
     cost_table,
     gap_table,
+    quality_summary,
     runs_table,
     source_gap_table,
     stability_table,
     validation_table,
 )
-from pretrain.compare.text import gap_sentence
-from pretrain.compare.trend_text import trend_sentences, trend_table
-from pretrain.reporting.tables import markdown
+from pretrain.compare.trend import trend_sentences, trend_table
+from pretrain.reporting.text import share
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import FinishedRun
+from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL
+from pretrain.study.report import Block, Document, Picture, show, write
+from pretrain.study.tables import gap_sentence
+
+PACKAGES = ("torch", "deepspeed", "megatron-core")
+_TAIL = (1 - CONFIDENCE) / 2
 
 
-def report_markdown(comparison: Comparison, plots: Sequence[str], command: Sequence[Sequence[str]]) -> str:
-    """The whole report.
+def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
+    """Write all files into `out` (made if missing), each whole or not at all.
 
     Args:
-        plots: file names of those there are, beside the report: loss, gap, trend, memory, throughput.
-        command: the command that made it, cut where a line may break.
+        command: the command that made the report, cut where a line may break.
     """
-    shown = {name.removesuffix(".png"): f"![{name.removesuffix('.png')}]({name})" for name in plots}
-    gaps = sum(not variant.is_baseline for variant in comparison.variants)
-    lines = ["# Comparison of runs", "", *_paragraphs(headlines(comparison))]
-    lines += [*_summary(comparison), *_quality(comparison, shown), *_trends(comparison, shown)]
-    lines += [*_convergence(comparison, shown), *_cost(comparison, shown)]
-    lines += ["## Runs", "", *markdown(runs_table(comparison)), ""]
-    how = definitions(gaps, len(comparison.trends))
-    lines += ["## How the numbers are made", "", *(f"* {text}" for text in how), ""]
-    lines += ["## Made by", "", "```", " \\\n    ".join(map(shlex.join, command)), "```", ""]
-    lines += ["of", "", *(f"* {text}" for text in provenance(comparison.runs)), ""]
-    return "\n".join(lines)
+    write(comparison_document(comparison, command), out)
+    link_event_files(comparison, out / "tensorboard")
 
 
-def _summary(comparison: Comparison) -> list[str]:
-    gaps = [
-        gap_sentence(variant.name, variant.gap) for variant in comparison.variants if not variant.is_baseline
-    ]
-    said = (*gaps, *trend_sentences(comparison.trends), *comparison.notes)
-    return ["## In short", "", *(f"* {text}" for text in said), ""]
+def comparison_document(comparison: Comparison, command: Sequence[Sequence[str]]) -> Document:
+    """Return everything that is written, but for the links."""
+    files = {"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)}
+    return Document(
+        page=report_page(comparison, command),
+        content=as_json(comparison),
+        figures=figures(comparison),
+        files=files,
+        content_file="comparison.json",
+    )
 
 
-def _quality(comparison: Comparison, shown: dict[str, str]) -> list[str]:
-    lines = ["## Validation", "", *markdown(validation_table(comparison)), ""]
-    if any(not variant.is_baseline for variant in comparison.variants):
-        lines += ["The gap to the baseline, paired by seed; positive is worse:", ""]
-        lines += [*markdown(gap_table(comparison)), "", *_plot(shown, "gap")]
-        if len(comparison.sources) > 1:
-            lines += ["The gap by source, in nats per token (not tested):", ""]
-            lines += [*markdown(source_gap_table(comparison)), ""]
-    return lines
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print two tables that fit 100 columns, and what a reader must know."""
+    warning = (
+        "Runs made one after the other share a machine with different company: benchmarks/step/measure.py "
+        "measures a ratio of speeds side by side."
+    )
+    tables = (quality_summary(comparison), cost_summary(comparison))
+    sentences = [*_gap_sentences(comparison), warning, *comparison.notes]
+    show((*_headlines(comparison), *tables, sentences), console, lines=True)
 
 
-def _trends(comparison: Comparison, shown: dict[str, str]) -> list[str]:
-    if not comparison.trends:
-        return []
+def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> list[Block]:
+    """Return the parts of report.md."""
     return [
-        f"## How the gap changes with {comparison.trends[0].subject}",
-        "",
-        *_plot(shown, "trend"),
-        "In nats per token:",
-        "",
-        *markdown(trend_table(comparison.trends)),
-        "",
-    ]
-
-
-def _convergence(comparison: Comparison, shown: dict[str, str]) -> list[str]:
-    return [
+        "# Comparison of runs",
+        *_headlines(comparison),
+        "## In short",
+        [*_gap_sentences(comparison), *comparison.notes],
+        *_quality(comparison),
+        *_trends(comparison),
         "## Convergence",
-        "",
-        *_plot(shown, "loss"),
+        Picture("loss"),
         "Steps and tokens to the training loss that the baseline's run of the same seed had at 25, 50, 75 "
         "and 100 % of its tokens; in parentheses, tokens against the baseline's:",
-        "",
-        *markdown(convergence_table(comparison)),
-        "",
-        *markdown(stability_table(comparison)),
-        "",
+        convergence_table(comparison),
+        stability_table(comparison),
+        *_cost(comparison),
+        "## Runs",
+        runs_table(comparison),
+        "## How the numbers are made",
+        definitions(len(comparison.others), len(comparison.trends)),
+        "## Made by",
+        "\n".join(["```", " \\\n    ".join(map(shlex.join, command)), "```"]),
+        "of",
+        _origins(comparison.runs),
     ]
 
 
-def _cost(comparison: Comparison, shown: dict[str, str]) -> list[str]:
-    lines = ["## Cost", "", *_plot(shown, "throughput"), *_plot(shown, "memory")]
+def _headlines(comparison: Comparison) -> list[str]:
+    """Return what was compared with what, on how many tokens."""
+    tokens = sorted({run.result.tokens for run in comparison.runs})
+    lengths = sorted({run.config["data"]["sequence_length"] for run in comparison.runs})
+    unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
+    subject = f" Subject: {', '.join(comparison.subjects)}." if comparison.subjects else ""
+    return [
+        f"Baseline: {comparison.baseline}.{subject} Each of {len(comparison.runs)} runs trained on "
+        f"{_either(tokens)} tokens in sequences of {_either(lengths)}.",
+        "Perplexity of the validation text for a model without context (unigram): "
+        f"{_either(unigram, ',.2f')}.",
+    ]
+
+
+def _either(values: Sequence[float], form: str = ",") -> str:
+    return " or ".join(format(value, form) for value in values)
+
+
+def _gap_sentences(comparison: Comparison) -> list[str]:
+    gaps = [gap_sentence(variant.name, variant.gap) for variant in comparison.others]
+    return [*gaps, *trend_sentences(comparison.trends)]
+
+
+def _quality(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = ["## Validation", validation_table(comparison)]
+    if comparison.others:
+        blocks += ["The gap to the baseline, paired by seed; positive is worse:", gap_table(comparison)]
+        blocks += [Picture("gap")]
+        if len(comparison.sources) > 1:
+            blocks += ["The gap by source, in nats per token (not tested):", source_gap_table(comparison)]
+    return blocks
+
+
+def _trends(comparison: Comparison) -> list[Block]:
+    if not comparison.trends:
+        return []
+    heading = f"## How the gap changes with {comparison.trends[0].subject}"
+    return [heading, Picture("trend"), "In nats per token:", trend_table(comparison.trends)]
+
+
+def _cost(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = ["## Cost", Picture("throughput"), Picture("memory")]
     for stratum in dict.fromkeys(variant.stratum for variant in comparison.variants):
-        lines += [f"### {stratum}", ""] if stratum else []
-        lines += [*markdown(cost_table(comparison, stratum)), ""]
-    return lines
+        blocks += [f"### {stratum}" if stratum else "", cost_table(comparison, stratum)]
+    return blocks
 
 
-def _plot(shown: dict[str, str], name: str) -> list[str]:
-    return [shown[name], ""] if name in shown else []
+def _origins(runs: Sequence[FinishedRun]) -> list[str]:
+    """Return commit, versions and devices that trained the runs, the most frequent first."""
+    origins = Counter(map(_origin, runs))
+    return [f"{count} of {len(runs)} runs: {origin}" for origin, count in origins.most_common()]
 
 
-def _paragraphs(texts: Sequence[str]) -> list[str]:
-    return [line for text in texts for line in (text, "")]
+def _origin(run: FinishedRun) -> str:
+    environment = run.environment
+    commit, versions = environment.get("git_commit"), environment.get("packages", {})
+    parts = [f"commit {commit[:12]}" if commit else "no commit recorded"]
+    parts += [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
+    if "python" in environment:
+        parts.append(f"Python {environment['python']}")
+    return ", ".join([*parts, f"{run.device} × {environment['world_size']}"])
+
+
+def definitions(comparisons: int, trends: int = 0) -> list[str]:
+    """Return one paragraph for each kind of number, for a report with so many gaps and trends."""
+    return [
+        "Validation loss is the mean over all tokens of the held-out text, in nats per token; perplexity is "
+        "its exponential. ± is the standard deviation over seeds (n - 1 in the denominator).",
+        "Gap: d_i = loss of the variant - loss of the baseline at seed i. The interval is "
+        f"mean(d) ± t({(1 + CONFIDENCE) / 2:.3f}, n - 1) sd(d) / √n. It is not adjusted for the number of "
+        "variants, so it may leave out zero where the adjusted test claims nothing. The perplexity gap is "
+        "exp(mean(d)) - 1.",
+        "Lies within: the smallest symmetric margin that contains the whole interval, as percent of "
+        "perplexity: max(exp(high) - 1, 1 - exp(low)), rounded up. A claim of equivalence within this margin "
+        f"and any larger one would hold at {100 * _TAIL:g} % by two one-sided t-tests, for one variant by "
+        f"itself. With fewer than {FEWEST_SEEDS} pairs none is given. That no difference is significant "
+        "does not mean that there is none.",
+        "Cohen's d is d_z = mean(d) / sd(d), the formula for paired samples: it measures the gap in units of "
+        "its own spread between seeds, not of the spread of losses.",
+        "Tests: the paired t-test, two-sided, is the one that claims are made from; the Wilcoxon signed-rank "
+        f"test needs no normal distribution and is a check. Holm adjusts each over all {comparisons} gaps of "
+        "this report. A difference is called significant if the adjusted p of the t-test is below "
+        f"{LEVEL} with at least {FEWEST_SEEDS} pairs. With n pairs the Wilcoxon test cannot give less than "
+        "2 / 2ⁿ, which is 0.0625 for 5.",
+        *(_trend_definitions(trends) if trends else []),
+        f"Convergence: training losses are smoothed over the last {share(convergence.SMOOTHING)} of the "
+        "run's records; a loss is reached at the first record that is at most it. A mean is given only if "
+        "every run got there.",
+        "Loss variance: of the training loss about its line of least squares over the last "
+        f"{share(convergence.TAIL)} of the records.",
+        "Gradient norms are those before clipping, after the first tenth of the steps and the learning "
+        "rate's warm-up. The coefficient of variation is sd / mean over a run's steps. A spike is a norm "
+        f"above {convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
+        "before it.",
+        "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
+        f"{share(convergence.WARM_UP)}. By formula, a step would take time in proportion to its executed "
+        "FLOPs. Runs made one after the other share a machine with different company: "
+        "benchmarks/step/measure.py measures a ratio side by side.",
+        "Memory is what the live engine held, summed over ranks. By formula: with T trainable and F frozen "
+        "parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: T w), frozen bank "
+        "F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, checkpoint "
+        "T (w + 12) (ZeRO-3: 12 T).",
+    ]
+
+
+def _trend_definitions(trends: int) -> list[str]:
+    return [
+        "Change per doubling: for each seed that has a gap at every value x of the subject where the variant "
+        "has any, least squares over that seed's gaps gives gap = a + b log2(x). Mean, interval and t-test "
+        "of b are over these seeds, so pairs stay pairs and gaps at different values are not taken to be "
+        f"independent. Holm adjusts over all {trends} slopes of this report; significance is claimed as for "
+        "gaps. Off the line: the largest distance of these seeds' mean gaps from the mean line. An "
+        "extrapolation is the mean of what the seeds' lines give there, its interval by Student's t over "
+        "seeds. Gaps at a value are over all pairs there, as in the table of gaps.",
+    ]
+
+
+def link_event_files(comparison: Comparison, directory: Path) -> None:
+    """Link the runs' event files below `directory`; runs without any are left out.
+
+    Only links are removed from an older `directory`, and folders that are then empty.
+    """
+    _remove_links(directory)
+    for group in comparison.groups.groups:
+        for run in group.runs:
+            events = RunDirectory(run.path).tensorboard
+            if events.is_dir():
+                link = directory / _file_name(group.name) / f"seed-{run.seed}"
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.relpath(events.resolve(), link.parent.resolve()))
+
+
+def _remove_links(directory: Path) -> None:
+    for folder in sorted(directory.glob("*")) if directory.is_dir() else []:
+        if folder.is_dir() and not folder.is_symlink():
+            for link in folder.iterdir():
+                if link.is_symlink():
+                    link.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", name)

@@ -1,13 +1,12 @@
-"""The tables of a comparison, for the report."""
+"""Tables of a comparison, for the report and for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.cost import Cost, Quartiles
-from pretrain.compare.text import NOT_FINITE, margin, p_value, quartile_text, verdict
 from pretrain.compare.theory import Theory
 from pretrain.reporting.statistics import Spread
 from pretrain.reporting.tables import Table
@@ -21,10 +20,17 @@ from pretrain.reporting.text import (
     share,
     signed,
 )
+from pretrain.study import tables as study
+from pretrain.study.tables import GapRow, p_value
+
+NOT_FINITE = "not finite"
+"""In place of the mean of a loss that no run has."""
+LONG_LABEL = 20
+"""A label of more characters is broken before its adapters on the terminal."""
 
 
 def validation_table(comparison: Comparison) -> Table:
-    """Loss and perplexity of each variant, over all sources and by source."""
+    """Return loss and perplexity of each variant, over all sources and by source."""
     sources = comparison.sources if len(comparison.sources) > 1 else ()
     rows = [
         (
@@ -41,8 +47,8 @@ def validation_table(comparison: Comparison) -> Table:
     return Table((*header, *(f"perplexity: {source}" for source in sources)), rows)
 
 
-def _mean_or_diverged(value: Spread | None, digits: int) -> str:
-    return mean_sd(value, digits, missing=NOT_FINITE)
+def _mean_or_diverged(value: Spread | None, digits: int, separator: str = " ") -> str:
+    return mean_sd(value, digits, separator, NOT_FINITE)
 
 
 def _over_unigram(variant: Variant) -> str:
@@ -52,60 +58,67 @@ def _over_unigram(variant: Variant) -> str:
 
 
 def gap_table(comparison: Comparison) -> Table:
-    """Each variant's paired gap, its interval, effect size and tests."""
-    rows = []
-    for variant in _others(comparison):
-        gap = variant.gap
-        if gap is None:
-            rows.append((variant.name, "0", *[NOTHING] * 9, verdict(None)))
-            continue
-        rows.append(
-            (
-                variant.name,
-                str(gap.n),
-                signed(gap.mean),
-                interval(gap.low, gap.high),
-                percent(gap.perplexity_ratio),
-                NOTHING if gap.equivalent_within is None else f"±{margin(gap)}",
-                signed(gap.cohens_dz, 2),
-                p_value(gap.t_p, gap.n),
-                p_value(gap.t_p_holm, gap.n),
-                p_value(gap.wilcoxon_p, gap.n),
-                p_value(gap.wilcoxon_p_holm, gap.n),
-                verdict(gap),
-            )
-        )
-    header = (
-        "variant",
-        "pairs",
-        "gap, nats/token",
-        "95 % interval",
-        "perplexity",
-        "lies within",
-        "d_z",
-        "t-test p",
-        "by Holm",
-        "Wilcoxon p",
-        "by Holm",
-        "what may be said",
-    )
-    return Table(header, rows, text_columns=(0, len(header) - 1))
+    """Return each variant's paired gap, its interval, effect size and tests."""
+    rows = [GapRow((variant.name,), variant.gap) for variant in comparison.others]
+    gap = replace(study.GAP, title="gap, nats/token")
+    columns = (study.PAIRS, gap, study.INTERVAL, study.PERPLEXITY, study.LIES_WITHIN, study.EFFECT)
+    return study.gap_table(("variant",), rows, (*columns, *study.TESTS), claims=True)
 
 
 def source_gap_table(comparison: Comparison) -> Table:
-    """The gap on each source with its interval; nothing is tested here."""
+    """Return the gap on each source with its interval; nothing is tested here."""
     rows = []
-    for variant in _others(comparison):
-        cells = []
-        for source in comparison.sources:
-            gap = variant.source_gaps.get(source)
-            cells.append(NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}")
+    for variant in comparison.others:
+        gaps = [variant.source_gaps.get(source) for source in comparison.sources]
+        cells = [NOTHING if g is None else f"{signed(g.mean)} {interval(g.low, g.high)}" for g in gaps]
         rows.append((variant.name, *cells))
     return Table(("variant", *comparison.sources), rows)
 
 
+def quality_summary(comparison: Comparison) -> Table:
+    """Return loss, perplexity and gap of each variant for a terminal of 100 columns."""
+    header = (
+        "variant",
+        "n",
+        "validation\nloss",
+        "perplexity",
+        "gap, nats/token\n(of perplexity)",
+        "d_z",
+        "p, Holm",
+    )
+    rows = []
+    for variant in comparison.variants:
+        gap = variant.gap
+        cells = ["baseline" if variant.is_baseline else "no pair", "", ""]
+        if gap is not None:
+            span = "" if gap.low is None else "\n" + interval(gap.low, gap.high, 3)
+            size = f"{signed(gap.mean, 3)} ({percent(gap.perplexity_ratio)}){span}"
+            cells = [size, signed(gap.cohens_dz, 2), p_value(gap.t_p_holm, gap.n)]
+        losses = _mean_or_diverged(variant.validation_loss, 4, "\n")
+        perplexities = _mean_or_diverged(variant.validation_perplexity, 2, "\n")
+        rows.append((_in_lines(variant), str(len(variant.runs)), losses, perplexities, *cells))
+    return Table(header, rows)
+
+
+def cost_summary(comparison: Comparison) -> Table:
+    """Return speed, parameters and bytes of each variant for a terminal of 100 columns."""
+    rows = []
+    for variant in comparison.variants:
+        base = comparison.variant(variant.baseline)
+        cells = [_measured_cell(measure, variant, base, whole=False) for _, measure in SUMMARY]
+        rows.append([_in_lines(variant), *(cell.replace(" (", "\n(", 1) for cell in cells)])
+    return Table(("variant", *(title for title, _ in SUMMARY)), rows)
+
+
+def _in_lines(variant: Variant) -> str:
+    label = variant.label.replace(" ", "\n")
+    if len(label) > LONG_LABEL:
+        label = label.replace("+", "\n+")
+    return "\n".join(part for part in (label, variant.stratum) if part)
+
+
 def convergence_table(comparison: Comparison) -> Table:
-    """Steps and tokens to the loss that the baseline had at each share of its tokens."""
+    """Return steps and tokens to the loss that the baseline had at each share of its tokens."""
     rows = []
     for variant in comparison.variants:
         cells = []
@@ -122,7 +135,7 @@ def convergence_table(comparison: Comparison) -> Table:
 
 
 def stability_table(comparison: Comparison) -> Table:
-    """Loss variance, gradient norm and its spikes."""
+    """Return loss variance, gradient norm and its spikes."""
     rows = []
     for variant in comparison.variants:
         stability = variant.stability
@@ -147,56 +160,60 @@ def stability_table(comparison: Comparison) -> Table:
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of the cost table: what was measured and, where a formula has it, what it should be.
+    """Row of the cost table: the measured number and, where there is a formula, the expected one.
 
-    The functions give a number, or None where there is none; `cell` shows what was measured.
+    `cell` shows the measured number with more than `show` does; of `ratio_only` formulas only the relative
+    distance to the baseline is shown.
     """
 
     title: str
-    measured: Callable[[Variant], float | None]
-    expected: Callable[[Variant], float | None]
     show: Callable[[float | None], str]
-    cell: Callable[[Variant], str] | None = None
+    measured: Callable[[Cost], float | None] = lambda cost: None
+    expected: Callable[[Theory], float | None] = lambda theory: None
+    cell: Callable[[Cost], str] | None = None
     ratio_only: bool = False
 
 
 def cost_table(comparison: Comparison, stratum: str) -> Table:
-    """Measures down, variants of one stratum across; below a measured row, the same by formula."""
+    """Return measures down, variants of one stratum across; below a measured row, the same by formula."""
     variants = [variant for variant in comparison.variants if variant.stratum == stratum]
+    pairs = [(variant, comparison.variant(variant.baseline)) for variant in variants]
     rows: list[tuple[str, ...]] = []
     for measure in MEASURES:
-        bases = [comparison.variant(variant.baseline) for variant in variants]
-        measured = [measure.measured(variant) for variant in variants]
-        if any(value is not None for value in measured):
-            cells = [
-                (measure.show(value) if measure.cell is None else measure.cell(variant))
-                + cost_change(variant, value, measure.measured(base))
-                for variant, value, base in zip(variants, measured, bases, strict=True)
-            ]
-            rows.append((measure.title, *cells))
-        expected = [measure.expected(variant) for variant in variants]
-        if any(value is not None for value in expected):
-            cells = [
-                ("" if measure.ratio_only else measure.show(value))
-                + cost_change(variant, value, measure.expected(base))
-                for variant, value, base in zip(variants, expected, bases, strict=True)
-            ]
-            title = (
-                "· by formula" if rows and rows[-1][0] == measure.title else f"{measure.title}, by formula"
-            )
-            rows.append((title, *(cell.strip() or NOTHING for cell in cells)))
+        is_measured = any(measure.measured(variant.cost) is not None for variant in variants)
+        if is_measured:
+            rows.append((measure.title, *(_measured_cell(measure, *pair) for pair in pairs)))
+        if any(_expected(measure, variant) is not None for variant in variants):
+            title = "· by formula" if is_measured else f"{measure.title}, by formula"
+            rows.append((title, *(_expected_cell(measure, *pair) for pair in pairs)))
     return Table(("", *(variant.label for variant in variants)), rows)
 
 
-def cost_change(variant: Variant, value: float | None, base: float | None) -> str:
-    """The distance to the baseline, in parentheses."""
+def _measured_cell(measure: Measure, variant: Variant, base: Variant, *, whole: bool = True) -> str:
+    value = measure.measured(variant.cost)
+    text = measure.cell(variant.cost) if measure.cell and whole else measure.show(value)
+    return text + _change(variant, value, measure.measured(base.cost))
+
+
+def _expected_cell(measure: Measure, variant: Variant, base: Variant) -> str:
+    value = _expected(measure, variant)
+    text = "" if measure.ratio_only else measure.show(value)
+    return (text + _change(variant, value, _expected(measure, base))).strip() or NOTHING
+
+
+def _expected(measure: Measure, variant: Variant) -> float | None:
+    return measure.expected(variant.theory) if variant.theory else None
+
+
+def _change(variant: Variant, value: float | None, base: float | None) -> str:
+    """Return the relative distance to the baseline, in parentheses."""
     if variant.is_baseline or value is None or not base or value == base:
         return ""
     return f" ({percent(value / base)})"
 
 
 def runs_table(comparison: Comparison) -> Table:
-    """Every run with its result."""
+    """Return every run with its result."""
     rows = [
         (
             variant.name,
@@ -211,75 +228,73 @@ def runs_table(comparison: Comparison) -> Table:
     return Table(("variant", "seed", "validation loss", "perplexity", "run"), rows, text_columns=(0, 4))
 
 
-def _others(comparison: Comparison) -> Sequence[Variant]:
-    return [variant for variant in comparison.variants if not variant.is_baseline]
-
-
 def _median(value: Quartiles | None) -> float | None:
     return None if value is None else value.median
+
+
+def _quartile_text(value: Quartiles | None, digits: int) -> str:
+    """Return `median [first quartile, third quartile]`."""
+    if value is None:
+        return NOTHING
+    low, high = number(value.low, digits), number(value.high, digits)
+    return f"{number(value.median, digits)} [{low}, {high}]"
 
 
 def _count(value: float | None) -> str:
     return number(value, 0)
 
 
-def _none(variant: Variant) -> None:
-    return None
-
-
-def _states(variant: Variant) -> float:
-    return variant.cost.states.in_memory
-
-
-def _expected_states(variant: Variant) -> float | None:
-    return variant.theory.states.in_memory if variant.theory else None
-
-
-def _flops(variant: Variant) -> float | None:
-    return variant.theory.executed_flops_per_token if variant.theory else None
-
-
-def _by_count(title: str, of: Callable[[Cost | Theory], int], show: Callable[[float | None], str]) -> Measure:
-    """A measure that is counted and has a formula."""
-    return Measure(
-        title,
-        measured=lambda variant: of(variant.cost),
-        expected=lambda variant: of(variant.theory) if variant.theory else None,
-        show=show,
-    )
-
-
-def _share(value: float | None) -> str:
+def _percentage(value: float | None) -> str:
     return NOTHING if value is None else f"{100 * value:.1f} %"
 
 
-MEASURES: tuple[Measure, ...] = (
-    _by_count("trainable parameters", lambda cost: cost.size.trainable_parameters, _count),
-    _by_count("frozen parameters", lambda cost: cost.size.frozen_parameters, _count),
-    Measure("FLOPs per token", _none, _flops, _count),
+def _counted(
+    title: str, of: Callable[[Cost | Theory], int], show: Callable[[float | None], str] = byte_count
+) -> Measure:
+    """Return a measure that is counted and has a formula."""
+    return Measure(title, show, measured=of, expected=of)
+
+
+SPEED = Measure(
+    "tokens/s",
+    _count,
+    lambda cost: _median(cost.tokens_per_second),
+    cell=lambda cost: _quartile_text(cost.tokens_per_second, 0),
+)
+TRAINABLE = _counted("trainable parameters", lambda cost: cost.size.trainable_parameters, _count)
+FROZEN = _counted("frozen parameters", lambda cost: cost.size.frozen_parameters, _count)
+CHECKPOINT = _counted("checkpoint", lambda cost: cost.states.checkpoint_bytes)
+MEASURES = (
+    TRAINABLE,
+    FROZEN,
+    Measure("FLOPs per token", _count, expected=lambda theory: theory.executed_flops_per_token),
     Measure(
         "step time, s",
-        lambda variant: _median(variant.cost.step_seconds),
-        _flops,
-        lambda value: number(value, 4),
-        lambda variant: quartile_text(variant.cost.step_seconds, 4),
+        number,
+        lambda cost: _median(cost.step_seconds),
+        lambda theory: theory.executed_flops_per_token,
+        lambda cost: _quartile_text(cost.step_seconds, 4),
         ratio_only=True,
     ),
-    Measure(
-        "tokens/s",
-        lambda variant: _median(variant.cost.tokens_per_second),
-        _none,
-        _count,
-        lambda variant: quartile_text(variant.cost.tokens_per_second, 0),
+    SPEED,
+    Measure("MFU", _percentage, lambda cost: _median(cost.mfu)),
+    Measure("HFU", _percentage, lambda cost: _median(cost.hfu)),
+    _counted("weights that train", lambda cost: cost.states.weight_bytes),
+    _counted("frozen bank", lambda cost: cost.states.frozen_bytes),
+    _counted("gradients", lambda cost: cost.states.gradient_bytes),
+    _counted("optimizer state", lambda cost: cost.states.optimizer_state_bytes),
+    _counted("these four together", lambda cost: cost.states.in_memory),
+    Measure("peak memory of a device", byte_count, lambda cost: cost.peak_device_bytes),
+    Measure("peak memory of a host process", byte_count, lambda cost: cost.peak_host_bytes),
+    CHECKPOINT,
+)
+SUMMARY = (
+    ("tokens/s", SPEED),
+    ("trainable\nparameters", TRAINABLE),
+    ("frozen\nparameters", FROZEN),
+    (
+        "gradients +\noptimizer state",
+        _counted("", lambda cost: cost.states.gradient_bytes + cost.states.optimizer_state_bytes),
     ),
-    Measure("MFU", lambda variant: _median(variant.cost.mfu), _none, _share),
-    Measure("HFU", lambda variant: _median(variant.cost.hfu), _none, _share),
-    _by_count("weights that train", lambda cost: cost.states.weight_bytes, byte_count),
-    _by_count("frozen bank", lambda cost: cost.states.frozen_bytes, byte_count),
-    _by_count("gradients", lambda cost: cost.states.gradient_bytes, byte_count),
-    _by_count("optimizer state", lambda cost: cost.states.optimizer_state_bytes, byte_count),
-    Measure("these four together", _states, _expected_states, byte_count),
-    Measure("peak memory of a device", lambda variant: variant.cost.peak_device_bytes, _none, byte_count),
-    Measure("peak memory of a host process", lambda variant: variant.cost.peak_host_bytes, _none, byte_count),
-    _by_count("checkpoint", lambda cost: cost.states.checkpoint_bytes, byte_count),
+    ("checkpoint", CHECKPOINT),
 )

@@ -1,13 +1,16 @@
-"""What a run is: one typed, frozen tree, from YAML and dotted overrides.
+"""The configuration of a run: one typed, frozen tree, from YAML and dotted overrides.
 
-tree        the whole configuration, and what follows from its values
-sections    its sections; `attention` is one of them, `types` their common ground
-text        files, overrides, and where each value came from; `yaml_values` is the YAML, `sentences` what is
-            said of wrong keys and values
-refusals    combinations that cannot be; `initial_weights`: a file of another model
-load        the way to get a configuration: text, then tree, then refusals
-deepspeed   the dictionary that DeepSpeed is given
-phases      when a run begins to train more
+setting     declaration of a key: meaning, range, and how the rest of the program treats the key
+sections    the sections but attention; `types`: their base class and the types of values
+attention   the attention section, from the policy's axes
+tree        the whole configuration, and the values that follow from others
+keys        all keys with their records; changes at a resume
+sources     YAML files, overrides, and where each value came from
+refusals    combinations that cannot be
+load        the way to get a configuration: sources, then tree, then refusals; sentences about mistakes
+deepspeed   the dictionary for DeepSpeed
+phases      phases of a run that trains more weights from some step on
 schedule    learning rate as a function of the step
 show        the verb of that name
+reference   docs/configuration.md, generated
 """

@@ -1,29 +1,36 @@
 """The attention section of the configuration: the variant, its seed, and a key for each axis of the policy.
 
-The keys and what they mean follow from the declarations in `megatron_patches.recipe.policy`; here is only how
-the types of their values are written in YAML.
+The keys and their meanings follow from the declarations in `megatron_patches.recipe.policy`; this module adds
+how their values are written in YAML, and their records as configuration keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 
+from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import Unfreeze
 from megatron_patches.recipe.policy import AXES, QKPolicy
-from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Number, Section, as_tuple
+from pretrain.config.setting import OnResume, Setting, setting
+from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Section, as_tuple
+
+BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
+"""Keys of the section with these names are compared at a resume as parts of the frozen bank's recipe."""
+
+_REFUSED = Setting(OnResume.REFUSED, noted=False, hparam=True)
 
 
 class UnfreezeEntry(Section):
-    """One entry of attention.unfreeze."""
+    """An entry of attention.unfreeze."""
 
-    at: Number = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
+    at: float = Field(gt=0, lt=1, description="Part of the run's steps after which it applies.")
     layers: Layers = Field(description="Layers that become trainable: 4, 4-7 or 50%-100%, counted from 0.")
-    learning_rate_factor: Number = Field(
+    learning_rate_factor: float = Field(
         default=1.0,
         gt=0,
         description="Of the learning-rate schedule from there on, in place of the last one.",
@@ -36,12 +43,12 @@ def _same(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Form:
-    """How values of a type of the policy are written.
+    """The written form of a type of the policy.
 
     Attributes:
-        written: their type in the section.
-        read: from the section's value to the policy's.
-        shown: from the policy's value to plain values of config.yaml; None where there is nothing to say.
+        written: the type in the section.
+        read: turns the section's value into the policy's.
+        shown: turns the policy's value into plain values for config.yaml; None for an empty one.
     """
 
     written: Any
@@ -53,9 +60,7 @@ _FORMS: dict[Any, _Form] = {
     int: _Form(Int),
     tuple[str, ...]: _Form(Names, shown=list),
     tuple[tuple[str, float], ...]: _Form(
-        LayerShares,
-        read=lambda shares: tuple(shares.items()),
-        shown=lambda shares: dict(shares) or None,
+        LayerShares, read=lambda shares: tuple(shares.items()), shown=lambda shares: dict(shares) or None
     ),
     tuple[Unfreeze, ...]: _Form(
         Annotated[tuple[UnfreezeEntry, ...], BeforeValidator(as_tuple)],
@@ -63,7 +68,7 @@ _FORMS: dict[Any, _Form] = {
         shown=lambda entries: [asdict(entry) for entry in entries] or None,
     ),
 }
-"""Of the types that are written otherwise than the policy holds them; all others are written as they are."""
+"""{type of the policy: its written form}; types that are missing here are written as they are."""
 
 
 def _form(name: str) -> _Form:
@@ -74,16 +79,11 @@ def _form(name: str) -> _Form:
 
 
 def _key(name: str, axis: Axis) -> tuple[Any, Any]:
-    """Type and field of the section's key for an axis; unset, it is the variant's own value."""
-    described = Field(
-        default=None,
-        description=axis.meaning,
-        ge=axis.ge,
-        gt=axis.gt,
-        le=axis.le,
-        min_length=axis.min_length,
-        max_length=axis.max_length,
-    )
+    """Return type and field of the section's key for an axis; unset, it stands for the variant's value."""
+    named = name != "adapters"  # adapters are in a run's name anyway
+    record = replace(_REFUSED, identity=name not in BANK_KEYS, method=named, label=named)
+    limits = {key: getattr(axis, key) for key in ("ge", "gt", "le", "min_length", "max_length")}
+    described = setting(None, axis.meaning, record, **limits)
     return _form(name).written | None, described
 
 
@@ -91,7 +91,7 @@ _SectionType = TypeVar("_SectionType", bound=type[Section])
 
 
 def _with_axes(section: _SectionType) -> _SectionType:
-    """The section with a key for each axis of the policy, after its own.
+    """Return the section with a key for each axis of the policy, after the section's own keys.
 
     A decorator, so that the type checker goes on to see the class that is written below.
     """
@@ -102,21 +102,29 @@ def _with_axes(section: _SectionType) -> _SectionType:
 
 @_with_axes
 class AttentionSection(Section):
-    """Which policy, and what is changed of it: the keys named here, and those of `policy.AXES`."""
+    """The policy: its variant and seed, and the axes that are set (the keys of `policy.AXES`)."""
 
-    variant: str = Field(description="Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.")
-    seed: Int | None = Field(
-        default=None, ge=0, le=SEED_MAX, description="Seed of the Query/Key bank; unset: run.seed."
+    variant: str = setting(
+        ...,
+        "Query/Key policy: a name in megatron_patches.recipe.policy.VARIANTS.",
+        replace(_REFUSED, identity=True, method=True),
+    )
+    seed: Int | None = setting(
+        None,
+        "Seed of the Query/Key bank; unset: run.seed.",
+        replace(_REFUSED, identity="seed" not in BANK_KEYS),
+        ge=0,
+        le=SEED_MAX,
     )
 
     def given_axes(self) -> dict[str, Any]:
-        """{axis: value} of the axes that are set, as `policy_for` takes them."""
+        """Return {axis: value} of the axes that are set, as `policy_for` takes them."""
         given = {name: getattr(self, name) for name in AXES}
         return {name: _form(name).read(value) for name, value in given.items() if value is not None}
 
 
 def written_axes(policy: QKPolicy) -> dict[str, Any]:
-    """{axis: plain value} of every axis; None where it does not apply to the policy."""
+    """Return {axis: plain value} of every axis; None for an axis that does not apply to the policy."""
     values = {name: getattr(policy, name) for name in AXES}
     return {
         name: _form(name).shown(value) if AXES[name].fits(policy, value) else None

@@ -1,4 +1,4 @@
-"""Our configuration -> the dictionary DeepSpeed is given: a JSON, the user's overrides, the keys we own.
+"""The dictionary for DeepSpeed, from our configuration: a JSON, the user's overrides, the keys we own.
 
 Leans on DeepSpeed 0.19: its key names, and what it does with data types at each ZeRO stage (see
 `ds_configs/README.md`).
@@ -21,39 +21,20 @@ AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
-PASSED_ON = frozenset(
-    {
-        "aio",
-        "bf16",
-        "checkpoint",
-        "comet",
-        "comms_logger",
-        "communication_data_type",
-        "csv_monitor",
-        "data_types",
-        "disable_allgather",
-        "dump_state",
-        "flops_profiler",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "gradient_predivide_factor",
-        "log_level",
-        "memory_breakdown",
-        "prescale_gradients",
-        "steps_per_print",
-        "tensorboard",
-        "timers",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "wall_clock_breakdown",
-        "wandb",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "zero_optimization",
-    }
-)
+PASSED_ON = frozenset({
+    "aio", "bf16", "checkpoint", "comet", "comms_logger", "communication_data_type", "csv_monitor",
+    "data_types", "disable_allgather", "dump_state", "flops_profiler", "gradient_accumulation_steps",
+    "gradient_clipping", "gradient_predivide_factor", "log_level", "memory_breakdown",
+    "prescale_gradients", "steps_per_print", "tensorboard", "timers", "train_batch_size",
+    "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb", "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer", "zero_optimization",
+})  # fmt: skip
 
-_NO_EFFECT = "this program's own loop and model would not use it; remove it"
+_NO_EFFECT = (
+    "seq_parallel_communication_data_type", "activation_checkpointing", "autotuning", "compile",
+    "data_efficiency", "dataloader_drop_last", "datastates_ckpt", "expert_parallel", "hybrid_engine",
+    "pipeline", "sequence_parallel_size", "use_data_before_expert_parallelism", "weight_quantization",
+)  # fmt: skip
 # Top-level keys that DeepSpeed reads and this program cannot honour, with the reason.
 REFUSED = {
     "optimizer": "the optimizer is built from this program's section 'optimizer'; remove it",
@@ -64,19 +45,7 @@ REFUSED = {
     "tensor_parallel": "set parallel.tensor_model_parallel_size; remove it",
     "managed_gradient_accumulation": "the loop relies on DeepSpeed's own gradient accumulation; remove it",
     "gradient_allreduce_op": "gradients must be averaged over ranks, not summed; remove it",
-    "seq_parallel_communication_data_type": _NO_EFFECT,
-    "activation_checkpointing": _NO_EFFECT,
-    "autotuning": _NO_EFFECT,
-    "compile": _NO_EFFECT,
-    "data_efficiency": _NO_EFFECT,
-    "dataloader_drop_last": _NO_EFFECT,
-    "datastates_ckpt": _NO_EFFECT,
-    "expert_parallel": _NO_EFFECT,
-    "hybrid_engine": _NO_EFFECT,
-    "pipeline": _NO_EFFECT,
-    "sequence_parallel_size": _NO_EFFECT,
-    "use_data_before_expert_parallelism": _NO_EFFECT,
-    "weight_quantization": _NO_EFFECT,
+    **dict.fromkeys(_NO_EFFECT, "this program's own loop and model would not use it; remove it"),
 }
 
 _OFFLOAD = "offloading needs DeepSpeed's own CPU Adam and this program builds torch's AdamW; remove it"
@@ -98,7 +67,7 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 
 
 def zero_stage(config: Config, world_size: int) -> int:
-    """The ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
+    """Return the ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
 
     Args:
         world_size: ranks in total, over tensor and data parallelism.
@@ -113,7 +82,7 @@ def zero_stage(config: Config, world_size: int) -> int:
 
 
 def settings_name(config: Config, world_size: int) -> str:
-    """What `deepspeed.config` names: a JSON of `ds_configs`, or a path; never `auto`.
+    """Return the JSON of `ds_configs`, or the path, that `deepspeed.config` names; never `auto`.
 
     `auto` is the fastest that splits what there is to split. ZeRO splits over data-parallel ranks; with one
     of them it only adds copies of weights and gradients, so in fp32 it is left out. bf16 needs it for its
@@ -131,7 +100,7 @@ def settings_name(config: Config, world_size: int) -> str:
 
 
 def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """The JSON that `deepspeed.config` stands for, overrides merged in, names checked, nothing filled in.
+    """Return the JSON that `deepspeed.config` names, overrides merged in, names checked, nothing filled in.
 
     Raises:
         UserError: no such JSON, not JSON, a key DeepSpeed does not know, or one this program cannot honour.
@@ -156,7 +125,7 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
-    """What `deepspeed.initialize(config=...)` is given.
+    """Return the argument of `deepspeed.initialize(config=...)`.
 
     Args:
         world_size: ranks in total, over tensor and data parallelism.
@@ -170,7 +139,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
-    """`deepspeed_settings` and the keys that follow from our configuration; does not import DeepSpeed.
+    """Return `deepspeed_settings` and the keys that follow from our configuration; imports no DeepSpeed.
 
     Raises:
         UserError: as `deepspeed_settings`, or a key contradicts our configuration.
@@ -192,7 +161,7 @@ def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[Any, str]]:
-    """DeepSpeed keys that follow from our configuration: path -> (value, what of ours it comes from)."""
+    """Return the DeepSpeed keys that follow from our configuration: path -> (value, our key behind it)."""
     data = config.data
     return {
         ("train_batch_size",): (data.global_batch_size, "data.global_batch_size"),
@@ -228,7 +197,7 @@ def _read(name_or_path: str) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` laid over it, sections merged key by key; neither is modified."""
+    """Return `base` with `changes` laid over it, sections merged key by key; neither is modified."""
     merged = {key: _merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
     for key, value in changes.items():
         under = merged.get(key)
@@ -241,7 +210,7 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_zero_section(section: Mapping[str, Any]) -> None:
-    """Let DeepSpeed's own model of the section judge it now: later it would be a traceback in every rank."""
+    """Let DeepSpeed's own model check the section now; later a mistake would be a traceback in every rank."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
 

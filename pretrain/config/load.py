@@ -1,23 +1,24 @@
-"""Getting a configuration: read, parse, then refuse what cannot be. Nothing else in the program makes one.
+"""Loading of a configuration: read, parse, then refuse what cannot be. Nothing else makes a `Config`.
 
     config = load_config("demo", ["attention.variant=vanilla", "optimizer.learning_rate=5e-4"])
 
-Paths in it are taken from the working directory. What is refused, and where: `sections` (types and ranges),
-`refusals` (combinations), `deepspeed` (DeepSpeed's own keys).
+Relative paths start from the working directory. `sections` judges types and ranges, `refusals` combinations,
+`deepspeed` DeepSpeed's own keys; the sentences about wrong names and values are here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from megatron_patches.errors import MethodError
-from pretrain.config.messages import refuse_unknown_keys, validation_sentence
+from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
-from pretrain.config.sources import Draft, apply_overrides, locate, read_yaml
+from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, locate, read_yaml
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -40,7 +41,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """As `load_config`, and with where each value came from.
+    """Load as `load_config` does, and tell where each value came from.
 
     Raises:
         UserError: as `load_config`.
@@ -54,7 +55,7 @@ def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
-    """A configuration from plain values (section -> key -> value).
+    """Make a configuration from plain values (section -> key -> value).
 
     Raises:
         UserError: as `load_config`.
@@ -63,12 +64,13 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 
 
 def config_from_draft(draft: Draft) -> Config:
-    """A configuration from values that remember where they came from.
+    """Make a configuration from values that remember where they came from.
 
     Raises:
         UserError: as `load_config`.
     """
-    refuse_unknown_keys(draft, Config)
+    _refuse_unknown_keys(draft)
+    _unset_excluded(draft)
     try:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
@@ -78,3 +80,95 @@ def config_from_draft(draft: Draft) -> Config:
     except MethodError as error:
         raise UserError(str(error)) from None
     return config
+
+
+def _unset_excluded(draft: Draft) -> None:
+    """Unset the file's key of two that exclude each other, where an override or a grid gives the other."""
+    for name, key in KEYS.items():
+        section, _, own = name.partition(".")
+        given = draft.values.get(section, {})
+        path, other = (section, own), (section, key.excludes)
+        both = key.excludes and given.get(own) is not None and given.get(key.excludes) is not None
+        if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
+            draft.values[section] = {**given, key.excludes: None}
+            draft.origins[other] = draft.origins[path]
+
+
+def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:
+    return draft.origins.get(path, "").rpartition(":")[0] == draft.source
+
+
+def _refuse_unknown_keys(draft: Draft) -> None:
+    """Check names only, so that a typo is reported as such and with its place.
+
+    Raises:
+        UserError: a section or key that there is not, with the nearest that there is.
+    """
+    keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
+    for section, content in draft.values.items():
+        if section not in keys:
+            raise UserError(
+                f"{_where(draft, (section,))}unknown section '{section}'{_nearest(section, keys)}"
+            )
+        if not isinstance(content, Mapping):
+            shown = "nothing" if content is None else repr(content)
+            raise UserError(f"{_where(draft, (section,))}section '{section}' must hold keys, but is {shown}")
+        for key in content:
+            if key not in keys[section]:
+                place, hint = _where(draft, (section, key)), _nearest_key(section, key, keys)
+                raise UserError(f"{place}unknown key '{section}.{key}'{hint}")
+
+
+def _where(draft: Draft, path: KeyPath) -> str:
+    """Name the place of the value at `path` or of what is around it: `config demo.yaml line 3: `."""
+    if any(known[: len(path)] == path and origin == OVERRIDE for known, origin in draft.origins.items()):
+        return f"{OVERRIDE}: "
+    for length in range(len(path), 0, -1):
+        origin = draft.origins.get(path[:length])
+        if origin == OVERRIDE:
+            return f"{OVERRIDE}: "
+        if origin is not None:
+            name, _, line = origin.rpartition(":")
+            return f"config {name} line {line}: "
+    return ""
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> str:
+    """Name the nearest key of the section; else the same word in another section; else the section's keys."""
+    if difflib.get_close_matches(key, keys[section], n=1, cutoff=0.6):
+        return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
+    elsewhere = [f"{other}.{name}" for other, names in keys.items() for name in names if name == key]
+    if elsewhere:
+        return f"; did you mean '{elsewhere[0]}'?"
+    return f"; known keys of {section}: {', '.join(keys[section])}"
+
+
+_PLAINLY = {
+    "string_pattern_mismatch": "it should be one word without / or \\, and not begin with a dot",
+    "tuple_type": "it should be a list, such as [a, b]",
+    "dict_type": "it should be a mapping, such as {key: value}",
+}
+"""{pydantic's type of error: the same in the words of a configuration file}."""
+
+
+def validation_sentence(error: ValidationError, draft: Draft) -> str:
+    """Say pydantic's first complaint as one sentence that names the key, its value and its place."""
+    first = error.errors()[0]
+    path = tuple(str(part) for part in first["loc"])
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):  # raised by our own validators: already a sentence that names its keys
+        return f"{_where(draft, path) if path else ''}{cause}"
+    # All of data.blend.0.weight, but not of optimizer.betas.1.
+    key = ".".join(path if len(path) > 3 else path[:2])
+    if first["type"] == "missing":
+        missing = f"section '{key}'" if len(path) == 1 else f"'{key}'"
+        return f"config {draft.source}: {missing} is missing and has no default"
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    reason = _PLAINLY.get(first["type"], reason.replace("input should", "it should"))
+    return f"{_where(draft, path)}'{key}' is {first['input']!r}: {reason}"

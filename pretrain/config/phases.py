@@ -1,4 +1,4 @@
-"""Runs whose set of trainable weights changes on the way: which phase a step is in.
+"""Phases of a run whose set of trainable weights changes on the way.
 
 Phase and learning-rate factor are functions of the config and the step. A checkpoint belongs to the phase of
 its last step: a resume loads it into an engine of that phase and then changes phase as the uninterrupted run
@@ -24,7 +24,7 @@ class Phase:
 
 
 def phases_of(config: Config) -> tuple[Phase, ...]:
-    """All phases of a run, in order."""
+    """Return all phases of a run, in order."""
     schedule = config.policy().unfreeze
     phases = [Phase(0, 1, 1.0, ())]
     for number, (entry, step) in enumerate(
@@ -36,5 +36,5 @@ def phases_of(config: Config) -> tuple[Phase, ...]:
 
 
 def phase_at(config: Config, step: int) -> Phase:
-    """The phase that optimizer step `step` (from 1) belongs to; step 0 is the start of phase 0."""
+    """Return the phase that optimizer step `step` (from 1) belongs to; step 0 is the start of phase 0."""
     return next(phase for phase in reversed(phases_of(config)) if phase.first_step <= max(1, step))

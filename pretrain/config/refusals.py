@@ -1,4 +1,4 @@
-"""What cannot be: combinations of configuration values that are refused before any process group exists.
+"""Refusals: combinations of configuration values that cannot be, before any process group exists.
 
 Each message is one sentence that names the keys and their values. `check_tree` needs no world size, and
 `load` calls it on every `Config` it makes; `check_layout` also judges the number of ranks and the DeepSpeed
@@ -12,11 +12,8 @@ from importlib.util import find_spec
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
 from pretrain.config.deepspeed import filled_settings, zero_stage
-from pretrain.config.initial_weights import check_initial_weights
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-
-FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def check_tree(config: Config) -> None:
@@ -29,7 +26,6 @@ def check_tree(config: Config) -> None:
     _check_heads(config)
     _check_tensor_parallel(config)
     _check_schedule(config)
-    _check_optimizer(config)
     _check_divides(
         "data.global_batch_size",
         config.data.global_batch_size,
@@ -40,7 +36,7 @@ def check_tree(config: Config) -> None:
     _check_recompute(config)
     _check_profile(config)
     _check_prompts(config)
-    check_initial_weights(config)
+    _check_initial_weights(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
@@ -141,20 +137,6 @@ def _check_schedule(config: Config) -> None:
         )
 
 
-def _check_optimizer(config: Config) -> None:
-    """AdamW divides by 1 − β₁ at step 1, multiplies with the weight decay, and works in float32."""
-    optimizer, largest = config.optimizer, FLOAT32_MAX
-    factors = [entry.learning_rate_factor for entry in config.policy().unfreeze]
-    rate = optimizer.learning_rate * max([1.0, *factors])
-    if rate * max(1 / (1 - optimizer.betas[0]), optimizer.weight_decay) > largest:
-        raise UserError(
-            f"optimizer.learning_rate={optimizer.learning_rate:g} with betas={list(optimizer.betas)} and "
-            f"weight_decay={optimizer.weight_decay:g} is more than AdamW can compute with in fp32; lower it"
-        )
-    if optimizer.eps > largest:
-        raise UserError(f"optimizer.eps={optimizer.eps:g} is no float32; lower it")
-
-
 def _check_query_key(config: Config) -> None:
     """Let the method itself judge; building the recipe draws nothing."""
     policy = config.policy()
@@ -195,7 +177,7 @@ def _check_profile(config: Config) -> None:
 
 
 def _check_prompts(config: Config) -> None:
-    """What is wrong with prompts before a tokenizer has seen them."""
+    """Check what can be known of prompts without a tokenizer."""
     section, length = config.telemetry, config.data.sequence_length
     if not section.sample_prompts:
         return
@@ -212,6 +194,26 @@ def _check_prompts(config: Config) -> None:
     for number, text in enumerate(section.sample_prompts):
         if not text:
             raise UserError(f"telemetry.sample_prompts.{number} is empty; give it some text, or leave it out")
+
+
+def _check_initial_weights(config: Config) -> None:
+    """Refuse a file of initial weights whose model is not the one that is described."""
+    given = config.given_weights
+    if given is None:
+        return
+    described = config.resolved()["model"]
+    for key, value in given.model.items():
+        if key == "max_positions":
+            if config.data.sequence_length > value:
+                raise UserError(
+                    f"data.sequence_length={config.data.sequence_length} but the model in {given.path} has "
+                    f"{value} learned positions; set data.sequence_length={value} or less"
+                )
+        elif described[key] != value:
+            raise UserError(
+                f"model.{key}={described[key]} but the model in {given.path} has {value}; "
+                f"set model.{key}={value}"
+            )
 
 
 def _check_unfreeze_stage(config: Config, stage: int) -> None:
@@ -231,7 +233,7 @@ def _check_compiled_stage(config: Config, stage: int) -> None:
 
 
 def _check_zero_stage(config: Config, stage: int) -> None:
-    """ZeRO stage 0 in bf16: under tensor parallelism DeepSpeed takes a rank's norm for the model's."""
+    """Refuse stage 0 in bf16: under tensor parallelism DeepSpeed takes a rank's norm for the model's."""
     if config.precision.dtype != "bf16" or stage != 0:
         return
     size = config.parallel.tensor_model_parallel_size
@@ -248,7 +250,7 @@ def _check_zero_stage(config: Config, stage: int) -> None:
 
 
 def _require_wandb() -> None:
-    """UserError unless the package can be imported. A directory `wandb`, as it makes them, is none."""
+    """Refuse where the package cannot be imported; a directory `wandb`, as it makes them, is no package."""
     spec = find_spec("wandb")
     if spec is None or spec.origin is None:
         raise UserError(
@@ -258,7 +260,7 @@ def _require_wandb() -> None:
 
 
 def _check_adapters(config: Config, stage: int) -> None:
-    """A rank without a frozen head has adapters of no elements, which DeepSpeed's ZeRO-3 does not gather."""
+    """Refuse ZeRO-3 where a rank has no frozen head: it does not gather adapters of no elements."""
     policy, size = config.policy(), config.parallel.tensor_model_parallel_size
     if stage < 3 or not policy.adapters:
         return

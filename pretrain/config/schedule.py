@@ -10,7 +10,7 @@ from pretrain.config.sections import OptimizerSection, ScheduleSection
 def learning_rate(
     optimizer: OptimizerSection, schedule: ScheduleSection, step: int, total_steps: int
 ) -> float:
-    """The learning rate used by optimizer step `step`.
+    """Return the learning rate used by optimizer step `step`.
 
     Steps count from 1. With peak = optimizer.learning_rate, floor = schedule.min_ratio * peak,
     w = schedule.warmup_steps, N = total_steps:
@@ -40,7 +40,7 @@ def learning_rate(
 
 
 def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
-    """The part of peak − floor that is left after `done` of `decay_steps` steps: from 1 down to exactly 0."""
+    """Return the part of peak − floor that is left after `done` of `decay_steps` steps: 1 to exactly 0."""
     if done >= decay_steps:
         return 0.0
     if schedule.kind == "polynomial":

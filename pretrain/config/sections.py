@@ -1,132 +1,145 @@
-"""The sections of the configuration tree: names, types, ranges, meanings.
+"""The sections of the configuration tree: names, types, ranges, meanings, and how each key is treated.
 
 Checks that need one section only live here; those across sections live in `refusals`. Every section is
 frozen and rejects unknown keys. The attention section is in `attention`, the values' types are in `types`.
-
-Sizes have upper bounds (`le`) far above anything that was ever trained: 2,048 layers, 4,096 heads, 2^20 wide,
-2^24 tokens of context, of vocabulary and samples of a step, 10^9 steps, 10^16 tokens. They are there so that
-a digit too many is refused at once; without them the program would compute for ever with it, or ask for more
-memory than there is.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.types import SEED_MAX, Betas, FileName, Int, Names, PathLike, Section, as_tuple
+from pretrain.config.setting import OnResume, Setting, setting
+from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, Section, as_tuple
 from pretrain.ranks.devices import Device
+
+NO_EFFECT = Setting(OnResume.NO_EFFECT)
+EFFECTIVE = Setting(OnResume.EFFECTIVE)
+ROUNDING = Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding")
+ANOTHER_LAYOUT = Setting(OnResume.EFFECTIVE, note="another ZeRO stage is another layout too")
+LAYOUT = Setting(OnResume.LAYOUT)
+MODEL = Setting(OnResume.REFUSED, identity=True, method=True, hparam=True)
+TRAINING = Setting(OnResume.EFFECTIVE, method=True, hparam=True)
+SAMPLES = replace(MODEL, data_change=True)
+SHARDS = Setting(
+    OnResume.REFUSED,
+    note="compared by what the shards hold, wherever they lie",
+    data_change=True,
+    hparam=True,
+)
+LOADING = Setting(OnResume.NO_EFFECT, noted=False, hparam=True)
+UNNOTED = Setting(OnResume.EFFECTIVE, noted=False)
+UNNOTED_NO_EFFECT = Setting(OnResume.NO_EFFECT, noted=False)
 
 
 class RunSection(Section):
-    name: FileName = Field(
-        pattern=r"^[^./\\\s][^/\\\s]*$", description="Name of the run: its directory's last part."
+    """Name, place, seed and device of the run."""
+
+    name: str = setting(
+        ..., "Name of the run: its directory's last part.", UNNOTED_NO_EFFECT, pattern=r"^[^./\\\s][^/\\\s]*$"
     )
-    directory: PathLike = Field(default=Path("runs"), description="Directory that holds the runs.")
-    seed: Int = Field(
-        default=1234,
+    directory: PathLike = setting(Path("runs"), "Directory that holds the runs.", UNNOTED_NO_EFFECT)
+    seed: Int = setting(
+        1234,
+        "Seed of the initial weights and of dropout, and of what has no seed of its own.",
+        Setting(OnResume.REFUSED, noted=False, identity=True, hparam=True),
         ge=0,
         le=SEED_MAX,
-        description="Seed of the initial weights and of dropout, and of what has no seed of its own.",
     )
-    device: Device = Field(
-        default="auto",
-        description="auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
+    device: Device = setting(
+        "auto",
+        "auto: the GPUs; the CPU where the machine has none, or CUDA_VISIBLE_DEVICES is empty. "
         "A machine whose GPUs torch cannot use is refused unless this says cpu.",
+        UNNOTED,
     )
-    deterministic: bool = Field(
-        default=False,
-        description="On GPUs: only operations that give the same bits in every run; slower. On the CPU "
-        "all do.",
+    deterministic: bool = setting(
+        False,
+        "On GPUs: only operations that give the same bits in every run; slower. On the CPU all do.",
+        UNNOTED,
     )
 
 
 class ModelSection(Section):
-    num_layers: Int = Field(ge=1, le=2048, description="Transformer layers.")
-    hidden_size: Int = Field(ge=1, le=2**20, description="Width of the residual stream.")
-    num_attention_heads: Int = Field(ge=1, le=4096, description="Query heads of a layer.")
-    num_query_groups: Int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.",
+    """Shape of the model, and how its weights start."""
+
+    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1)
+    hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
+    num_attention_heads: Int = setting(..., "Query heads of a layer.", MODEL, ge=1)
+    num_query_groups: Int | None = setting(
+        None, "Key/value heads of a layer (grouped-query attention); unset: num_attention_heads.", MODEL, ge=1
     )
-    head_dim: Int | None = Field(
-        default=None,
-        ge=1,
-        le=2**16,
-        description="Width of one head; unset: hidden_size / num_attention_heads.",
+    head_dim: Int | None = setting(
+        None, "Width of one head; unset: hidden_size / num_attention_heads.", MODEL, ge=1
     )
-    ffn_hidden_size: Int | None = Field(
-        default=None, ge=1, le=2**24, description="Inner width of the MLP; unset: 4 * hidden_size."
+    ffn_hidden_size: Int | None = setting(
+        None, "Inner width of the MLP; unset: 4 * hidden_size.", MODEL, ge=1
     )
-    vocab_size: Int = Field(
-        ge=2, le=2**24, description="Rows of the embedding; at least the tokenizer's vocabulary."
+    vocab_size: Int = setting(..., "Rows of the embedding; at least the tokenizer's vocabulary.", MODEL, ge=2)
+    position_embedding: Literal["learned", "rope"] = setting(
+        ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys.", MODEL
     )
-    position_embedding: Literal["learned", "rope"] = Field(
-        description="learned: a trained vector per position; rope: rotary embedding of queries and keys."
+    rotary_base: Int = setting(10000, "Base of the rotary frequencies (rope only).", MODEL, ge=2)
+    dropout: float = setting(
+        0.1, "Dropout of hidden states and of attention probabilities.", MODEL, ge=0, lt=1
     )
-    rotary_base: Int = Field(
-        default=10000, ge=2, le=10**12, description="Base of the rotary frequencies (rope only)."
-    )
-    dropout: float = Field(
-        default=0.1, ge=0, lt=1, description="Dropout of hidden states and of attention probabilities."
-    )
-    layernorm_epsilon: float = Field(default=1e-5, gt=0, description="Added to the variance in LayerNorm.")
-    init_std: float = Field(
-        default=0.02,
+    layernorm_epsilon: float = setting(1e-5, "Added to the variance in LayerNorm.", MODEL, gt=0)
+    init_std: float = setting(
+        0.02,
+        "Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
+        MODEL,
         gt=0,
-        description="Standard deviation of initial weights (output projections: / sqrt(2 * num_layers)).",
     )
-    tied_embeddings: bool = Field(default=True, description="The output layer shares the embedding matrix.")
-    initial_weights: PathLike | None = Field(
-        default=None,
-        description="File of `python -m pretrain import` that the weights start from; unset: drawn.",
+    tied_embeddings: bool = setting(True, "The output layer shares the embedding matrix.", MODEL)
+    initial_weights: PathLike | None = setting(
+        None,
+        "File of `python -m pretrain import` that the weights start from; unset: drawn.",
+        replace(MODEL, note="compared by what the file holds"),
     )
 
 
 class OptimizerSection(Section):
-    learning_rate: float = Field(
-        gt=0, description="Peak learning rate of AdamW, reached at the end of warmup."
+    """AdamW."""
+
+    learning_rate: float = setting(
+        ..., "Peak learning rate of AdamW, reached at the end of warmup.", TRAINING, gt=0
     )
-    betas: Betas = Field(
-        default=(0.9, 0.98), description="AdamW's decay rates of the first and second moment."
+    betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", TRAINING)
+    eps: float = setting(1e-8, "AdamW's epsilon.", TRAINING, gt=0)
+    weight_decay: float = setting(
+        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", TRAINING, ge=0
     )
-    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(
-        default=0.01, ge=0, description="Decoupled weight decay of matrices and embeddings (never of norms)."
-    )
-    gradient_clip: float = Field(
-        default=1.0, ge=0, description="Largest global gradient norm; 0 switches clipping off."
+    gradient_clip: float = setting(
+        1.0, "Largest global gradient norm; 0 switches clipping off.", TRAINING, ge=0
     )
 
 
 class ScheduleSection(Section):
-    steps: Int | None = Field(
-        default=None, ge=1, le=10**9, description="Optimizer steps of the whole run; give this or tokens."
-    )
-    tokens: Int | None = Field(
-        default=None,
+    """Length of the run and shape of its learning rate."""
+
+    steps: Int | None = setting(
+        None,
+        "Optimizer steps of the whole run; give this or tokens.",
+        replace(TRAINING, excludes="tokens"),
         ge=1,
-        le=10**16,
-        description="Training tokens of the whole run, rounded up to whole steps.",
     )
-    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = Field(
-        description="Shape of the learning rate after warmup."
+    tokens: Int | None = setting(
+        None,
+        "Training tokens of the whole run, rounded up to whole steps.",
+        replace(TRAINING, excludes="steps"),
+        ge=1,
     )
-    warmup_steps: Int = Field(ge=0, description="Steps of linear warmup.")
-    min_ratio: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        description="Final learning rate as a fraction of the peak (not for constant).",
+    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = setting(
+        ..., "Shape of the learning rate after warmup.", TRAINING
     )
-    cycles: Int = Field(default=1, ge=1, description="Cosine cycles after warmup (cosine_restarts only).")
-    power: float = Field(
-        default=1.0, gt=0, description="Exponent of the decay (polynomial only); 1 is linear."
+    warmup_steps: Int = setting(..., "Steps of linear warmup.", TRAINING, ge=0)
+    min_ratio: float = setting(
+        0.1, "Final learning rate as a fraction of the peak (not for constant).", TRAINING, ge=0, le=1
     )
+    cycles: Int = setting(1, "Cosine cycles after warmup (cosine_restarts only).", TRAINING, ge=1)
+    power: float = setting(1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> ScheduleSection:
@@ -149,7 +162,7 @@ class ScheduleSection(Section):
 
 
 class BlendEntry(Section):
-    """One shard directory of a blend."""
+    """A shard directory of a blend."""
 
     directory: PathLike = Field(description="Shard directory with a manifest.json.")
     weight: float = Field(gt=0, description="Its part of the samples, in any unit.")
@@ -161,46 +174,52 @@ class BlendEntry(Section):
 
 
 class DataSection(Section):
-    directory: PathLike | None = Field(
-        default=None,
-        description="Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
+    """Training and held-out samples."""
+
+    directory: PathLike | None = setting(
+        None,
+        "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
         "its sources in proportion to their tokens; give this or blend.",
+        replace(SHARDS, noted=False, excludes="blend"),
     )
-    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = Field(
-        default=None,
+    blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = setting(
+        None,
+        "Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
+        replace(SHARDS, method=True, excludes="directory"),
         min_length=1,
-        description="Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
     )
-    sequence_length: Int = Field(
-        ge=1, le=2**24, description="Tokens of one training sample that the model predicts."
+    sequence_length: Int = setting(
+        ..., "Tokens of one training sample that the model predicts.", SAMPLES, ge=1
     )
-    micro_batch_size: Int = Field(
-        ge=1, le=2**24, description="Samples in one forward pass of one data-parallel rank."
+    micro_batch_size: Int = setting(
+        ...,
+        "Samples in one forward pass of one data-parallel rank.",
+        Setting(OnResume.LAYOUT, hparam=True),
+        ge=1,
     )
-    global_batch_size: Int = Field(
-        ge=1, le=2**24, description="Samples in one optimizer step, over all ranks."
+    global_batch_size: Int = setting(..., "Samples in one optimizer step, over all ranks.", MODEL, ge=1)
+    validate_every: Int = setting(
+        ..., "Steps between validations; 0: only at the end.", Setting(OnResume.EFFECTIVE, hparam=True), ge=0
     )
-    validate_every: Int = Field(ge=0, description="Steps between validations; 0: only at the end.")
-    validation_samples: Int = Field(ge=1, le=10**9, description="Validation samples per source, at most.")
-    seed: Int | None = Field(
-        default=None, ge=0, le=SEED_MAX, description="Seed of the sample order; unset: run.seed."
-    )
-    reset_at_document_end: bool = Field(
-        default=False,
-        description="Documents of a sample stand alone: attention and positions restart, no loss across.",
-    )
-    loader_workers: Int = Field(
-        default=0,
+    validation_samples: Int = setting(..., "Validation samples per source, at most.", TRAINING, ge=1)
+    seed: Int | None = setting(
+        None,
+        "Seed of the sample order; unset: run.seed.",
+        Setting(OnResume.REFUSED, hparam=True, identity=True, data_change=True, noted=False),
         ge=0,
-        le=1024,
-        description="Threads of a rank that read samples ahead; 0: read when needed.",
+        le=SEED_MAX,
     )
-    cache_directory: PathLike | None = Field(
-        default=None, description="Where sample orders are kept; unset: sample_order in run.directory."
+    reset_at_document_end: bool = setting(
+        False, "Documents of a sample stand alone: attention and positions restart, no loss across.", SAMPLES
     )
-    allow_change: bool = Field(
-        default=False,
-        description="Resume although data, blend, data.seed or sequence length are not the checkpoint's.",
+    loader_workers: Int = setting(
+        0, "Threads of a rank that read samples ahead; 0: read when needed.", LOADING, ge=0
+    )
+    cache_directory: PathLike | None = setting(
+        None, "Where sample orders are kept; unset: sample_order in run.directory.", LOADING
+    )
+    allow_change: bool = setting(
+        False, "Resume although data, blend, data.seed or sequence length are not the checkpoint's.", LOADING
     )
 
     @model_validator(mode="after")
@@ -212,26 +231,25 @@ class DataSection(Section):
 
 
 class ParallelSection(Section):
-    tensor_model_parallel_size: Int = Field(
-        default=1, ge=1, le=4096, description="Ranks that share one copy of the model."
+    """Layout over ranks."""
+
+    tensor_model_parallel_size: Int = setting(1, "Ranks that share one copy of the model.", LAYOUT, ge=1)
+    sequence_parallel: bool = setting(
+        False, "Split norms and residuals over the tensor-parallel ranks too.", LAYOUT
     )
-    sequence_parallel: bool = Field(
-        default=False, description="Split norms and residuals over the tensor-parallel ranks too."
-    )
-    timeout_seconds: Int = Field(
-        default=600,
-        ge=1,
-        le=30 * 24 * 3600,
-        description="Seconds after which a collective that hangs ends the run.",
+    timeout_seconds: Int = setting(
+        600, "Seconds after which a collective that hangs ends the run.", NO_EFFECT, ge=1
     )
 
 
 class PrecisionSection(Section):
-    dtype: Literal["fp32", "bf16"] = Field(
-        description="Compute type; with bf16 the optimizer keeps fp32 master weights."
+    """Types of numbers."""
+
+    dtype: Literal["fp32", "bf16"] = setting(
+        ..., "Compute type; with bf16 the optimizer keeps fp32 master weights.", MODEL
     )
-    grad_accum_dtype: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="Type in which gradients are summed over micro batches and over ranks."
+    grad_accum_dtype: Literal["fp32", "bf16"] = setting(
+        "fp32", "Type in which gradients are summed over micro batches and over ranks.", MODEL
     )
 
     @model_validator(mode="after")
@@ -243,83 +261,143 @@ class PrecisionSection(Section):
         return self
 
 
+class PerformanceSection(Section):
+    """Ways to compute a step that give the same result up to rounding."""
+
+    overlap_reduction: bool = setting(
+        True,
+        "Reduce gradients over data-parallel ranks during the backward pass where DeepSpeed "
+        "does it afterwards: stage 0 in fp32, stage 1 in bf16.",
+        Setting(OnResume.EFFECTIVE, note="the same sums; over three ranks and more in another order"),
+    )
+    reduced_precision_reduction: bool = setting(
+        False,
+        "On GPUs: let a bf16 product whose sum is split add up its parts in bf16, not in fp32.",
+        EFFECTIVE,
+    )
+    cross_entropy: Literal["in_place", "chunked", "megatron"] = setting(
+        "in_place",
+        "Logits in the loss. in_place: kept in precision.dtype; chunked: never whole, and "
+        "made twice; megatron: all of them in fp32.",
+        ROUNDING,
+    )
+    compile: Literal["auto", "layers", "none"] = setting(
+        "auto",
+        "torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3 nor with "
+        "recompute=query_key; layers: always; none: never.",
+        Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"),
+    )
+    document_attention: Literal["flash", "mask"] = setting(
+        "flash",
+        "With data.reset_at_document_end. flash: each document by itself, where there is a "
+        "kernel for it (on GPUs in bf16); mask: all pairs of a sample, most of them masked.",
+        ROUNDING,
+    )
+    structured_products: Literal["auto", "kernel", "products"] = setting(
+        "auto",
+        "Q and K of a structured bank. products: two batched products; kernel: one Triton "
+        "kernel for both, on GPUs; auto: what a short measurement at the start finds faster there.",
+        ROUNDING,
+    )
+    recompute: Literal["none", "query_key", "attention", "full"] = setting(
+        "none",
+        "Activations of a layer made again in backward instead of kept: queries and keys of a "
+        "structured bank, those of the attention with its norm, or all.",
+        NO_EFFECT,
+    )
+
+    def compiles(self, on_cuda: bool, zero_stage: int) -> bool:
+        """Return whether layers run compiled, with `auto` resolved."""
+        possible = on_cuda and zero_stage < 3 and self.recompute != "query_key"
+        return possible if self.compile == "auto" else self.compile == "layers"
+
+
 class CheckpointSection(Section):
-    every: Int = Field(ge=0, description="Steps between checkpoints; 0: only at the end.")
-    keep_last: Int = Field(default=2, ge=1, description="Complete checkpoints to keep.")
-    asynchronous: bool = Field(
-        default=True,
-        description="Copy what is to be saved, and write it behind the training; else training waits.",
+    """Saving, and reading at a resume."""
+
+    every: Int = setting(..., "Steps between checkpoints; 0: only at the end.", UNNOTED, ge=0)
+    keep_last: Int = setting(2, "Complete checkpoints to keep.", UNNOTED, ge=1)
+    asynchronous: bool = setting(
+        True,
+        "Copy what is to be saved, and write it behind the training; else training waits.",
+        UNNOTED_NO_EFFECT,
     )
-    verify: Literal["full", "size"] = Field(
-        default="full",
-        description="What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+    verify: Literal["full", "size"] = setting(
+        "full",
+        "What of a checkpoint's files is checked at a resume: size and SHA-256, or size only.",
+        UNNOTED_NO_EFFECT,
     )
-    fall_back: bool = Field(
-        default=False,
-        description="Resume from the checkpoint before where the newest one is damaged, and keep that aside "
+    fall_back: bool = setting(
+        False,
+        "Resume from the checkpoint before where the newest one is damaged, and keep that aside "
         "as step_X.damaged; else stop.",
+        UNNOTED_NO_EFFECT,
     )
-    export_at_end: bool = Field(
-        default=False,
-        description="Export the finished run's model for transformers, into RUN/exports.",
+    export_at_end: bool = setting(
+        False, "Export the finished run's model for transformers, into RUN/exports.", UNNOTED_NO_EFFECT
     )
 
 
 class StabilitySection(Section):
-    max_skipped: Int = Field(
-        default=3,
-        ge=1,
-        le=10**9,
-        description="Steps in a row without an update, for numbers that are not finite or far too large, "
+    """Steps whose update is left out."""
+
+    max_skipped: Int = setting(
+        3,
+        "Steps in a row without an update, for numbers that are not finite or far too large, "
         "after which the run stops.",
+        EFFECTIVE,
+        ge=1,
     )
-    spike_factor: float | None = Field(
-        default=None,
-        gt=0,
-        description="Leave out an update whose loss or gradient norm is more than so many standard "
+    spike_factor: float | None = setting(
+        None,
+        "Leave out an update whose loss or gradient norm is more than so many standard "
         "deviations above its running mean; unset: none is left out for its size.",
+        EFFECTIVE,
+        gt=0,
     )
 
 
 class ProfileSection(Section):
-    """A few steps to look into."""
+    """Steps that are profiled."""
 
-    at: Int = Field(default=20, ge=1, le=10**9, description="The first step that is profiled.")
-    steps: Int = Field(default=3, ge=1, le=1000, description="How many.")
+    at: Int = Field(default=20, ge=1, description="The first step that is profiled.")
+    steps: Int = Field(default=3, ge=1, description="How many.")
     ranks: Literal["first", "all"] = Field(default="first", description="Of rank 0, or of every rank.")
 
 
 class TelemetrySection(Section):
-    every: Int = Field(default=1, ge=1, description="Steps between records.")
-    tensorboard: bool = Field(default=True, description="Write TensorBoard event files beside metrics.jsonl.")
-    wandb: bool = Field(
-        default=False,
-        description="Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').",
+    """Records of the run."""
+
+    every: Int = setting(1, "Steps between records.", EFFECTIVE, ge=1)
+    tensorboard: bool = setting(True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE)
+    wandb: bool = setting(
+        False, "Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').", EFFECTIVE
     )
-    variance_window: Int = Field(
-        default=100, ge=2, description="Records over which stability/loss_variance is taken."
+    variance_window: Int = setting(
+        100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
     )
-    sample_prompts: Names = Field(
-        default=(),
+    sample_prompts: Names = setting(
+        (),
+        "Texts that the model continues at every validation, for TensorBoard's page TEXT.",
+        EFFECTIVE,
         max_length=8,
-        description="Texts that the model continues at every validation, for TensorBoard's page TEXT.",
     )
-    sample_tokens: Int = Field(
-        default=48, ge=1, le=2**24, description="Tokens by which each is; each token is a forward pass."
+    sample_tokens: Int = setting(
+        48, "Tokens by which each is; each token is a forward pass.", EFFECTIVE, ge=1
     )
-    profile: ProfileSection | None = Field(
-        default=None,
-        description="Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.",
+    profile: ProfileSection | None = setting(
+        None, "Steps to profile into RUN/profile: {at: 20, steps: 3, ranks: first}; null: none.", NO_EFFECT
     )
 
 
 class DeepSpeedSection(Section):
-    config: str = Field(
-        default="auto",
-        min_length=1,
-        description="DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
+    """DeepSpeed's own settings."""
+
+    config: str = setting(
+        "auto",
+        "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
         "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
+        ANOTHER_LAYOUT,
+        min_length=1,
     )
-    overrides: dict[str, Any] = Field(
-        default_factory=dict, description="Keys merged into the DeepSpeed JSON."
-    )
+    overrides: dict[str, Any] = setting({}, "Keys merged into the DeepSpeed JSON.", ANOTHER_LAYOUT)

@@ -1,4 +1,4 @@
-"""`python -m pretrain show`: every value, where it came from, and what the whole amounts to."""
+"""The verb `show`: every value, where it came from, and sizes, length and arithmetic of the whole."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 colu
 
 
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
-    """The resolved configuration, each value with where it came from, and its summary, as text.
+    """Return the resolved configuration as text: each value with where it came from, and a summary.
 
     Args:
         name_or_path, overrides: as `load_config`.
-        meanings: also print what each key means.
+        meanings: also print the meaning of each key.
 
     Raises:
         UserError: as `load_config`.
@@ -52,7 +52,7 @@ def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: b
 
 
 def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
-    """(key, value, origin, meaning) of every value, in the order of the tree.
+    """Return (key, value, origin, meaning) of every value, in the order of the tree.
 
     An origin is `FILE:LINE`, `override`, `default`, or `derived` for an unset value that follows from others.
     """
@@ -68,7 +68,7 @@ def value_rows(loaded: LoadedConfig) -> list[tuple[str, str, str, str]]:
 
 
 def summary_rows(config: Config) -> list[tuple[str, str]]:
-    """(name, value) of what follows from the configuration: parameters, length, arithmetic."""
+    """Return (name, value) of the summary: parameters, length, arithmetic."""
     shape, policy = config.shape(), config.policy()
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
@@ -103,7 +103,7 @@ def _what_saves(config: Config) -> str:
 
 
 def _deepspeed_text(config: Config) -> str:
-    """What `deepspeed.config` stands for: with `auto` the number of ranks may decide."""
+    """Name the DeepSpeed settings; with `deepspeed.config=auto` the number of ranks may decide."""
     size = config.parallel.tensor_model_parallel_size
     alone, several = settings_name(config, size), settings_name(config, 2 * size)
     return several if alone == several else f"{alone} with one data-parallel rank, {several} with more"
@@ -120,7 +120,7 @@ def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
-    """The origin of a value, or of the latest thing inside it (deepspeed.overrides)."""
+    """Return the origin of a value, or of the latest value inside it (deepspeed.overrides)."""
     inside = [origin for known, origin in origins.items() if known == path or known.startswith(f"{path}.")]
     return inside[-1] if inside else "default"
 

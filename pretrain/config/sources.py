@@ -1,33 +1,52 @@
-"""Reading configuration text: a YAML file with line numbers, dotted overrides.
+"""Configuration text: YAML files with line numbers, dotted overrides, and where each value came from.
 
-Knows nothing of what the keys mean; what is said of wrong ones is in `sentences`.
+YAML is read as version 1.2 resolves plain values; PyYAML's own way is 1.1, where 5e-4 is text and `off` a
+boolean. This module knows nothing of what the keys mean; `load` does.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from pretrain.config.yaml_values import (
-    MAX_CHARACTERS,
-    MAX_DEPTH,
-    YamlProblem,
-    compose_yaml,
-    construct_yaml,
-    parse_yaml,
-)
 from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
-MAX_BYTES = 2**18
-"""Of a configuration file; the largest that come with the program are a hundredth of it."""
+
+FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
+
+
+class YamlProblem(ValueError):
+    """Text that is not YAML; the message completes `the value ...`."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves scalars as YAML 1.2 does."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # PyYAML's own way to configure a loader class
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), None
+)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][\d_]*)$"), None)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or 1.2 would take for something else."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 
 @dataclass
@@ -39,23 +58,34 @@ class Draft:
     origins: dict[KeyPath, str] = field(default_factory=dict)
 
 
+def parse_yaml(text: str) -> Any:
+    """Return the value of the one document in `text`; None for an empty text.
+
+    Raises:
+        YamlProblem: not YAML.
+    """
+    node = _compose(text)
+    return None if node is None else _construct(node)
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Write YAML that `parse_yaml` reads back as the same values, keys in the given order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(path: Path, shown_as: str) -> Draft:
     """Read a YAML mapping of sections.
 
     Raises:
-        UserError: the file cannot be read or is too large, is not YAML, is not a mapping, has a key twice, or
-            a key that is not text.
+        UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key that is
+            not text.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        text = content.decode("utf-8")
+        text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config {shown_as} cannot be read: {error}") from None
-    if len(content) > MAX_BYTES:
-        raise UserError(f"config {shown_as} is larger than {MAX_BYTES:,} bytes; it cannot be a configuration")
     try:
-        node = compose_yaml(text)
+        node = _compose(text)
         if not isinstance(node, yaml.MappingNode):
             raise UserError(
                 f"config {shown_as} must be a mapping of sections, "
@@ -63,15 +93,32 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
             )
         draft = Draft(shown_as)
         _record_lines(node, (), shown_as, draft.origins)
-        draft.values = construct_yaml(node)
+        draft.values = _construct(node)
     except YamlProblem as problem:
         raise UserError(f"config {shown_as} {problem}") from None
     return draft
 
 
-def not_text(key: object) -> str:
-    """What is said of the name of a section or key that YAML reads as a number, a truth value or nothing."""
-    return f"the key '{shorten(str(key))}' is not text; sections and keys are words, such as model"
+def _compose(text: str) -> yaml.Node | None:
+    """Return the node of the one document in `text`, with line numbers; None for an empty text."""
+    try:
+        return yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
+
+
+def _construct(node: yaml.Node) -> Any:
+    try:
+        return _Loader("").construct_document(node)
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError) as error:  # the last two of `!!bool x`
+        raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
+
+
+def _problem(error: Exception) -> str:
+    """Return PyYAML's problem in one line, with the line number."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    return f"line {mark.line + 1}: {problem}" if mark is not None else problem
 
 
 def _record_lines(
@@ -83,7 +130,10 @@ def _record_lines(
             raise UserError(f"config {shown_as} line {line}: keys must be plain words")
         path = (*parent, str(key_node.value))
         if len(path) <= 2 and not key_node.tag.endswith(":str"):
-            raise UserError(f"config {shown_as} line {line}: {not_text(key_node.value)}")
+            raise UserError(
+                f"config {shown_as} line {line}: the key '{key_node.value}' is not text; "
+                "sections and keys are words, such as model"
+            )
         if path in origins:
             raise UserError(
                 f"config {shown_as} line {line}: key '{'.'.join(path)}' is given twice; remove one"
@@ -104,27 +154,21 @@ def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
-    """`section.key=value` items as (key, value), the value parsed as YAML.
+    """Return `section.key=value` items as (key, value), the value parsed as YAML.
 
     Raises:
         UserError: an item is not of that form.
     """
     parsed = []
     for item in overrides:
-        shown = shorten(printable(item))
-        if not _is_utf8(item):
-            raise UserError(f"override '{shown}' is not UTF-8 text; write it in plain characters")
         name, equals, text = item.partition("=")
         name = name.strip()
         if not equals or "." not in name or not all(name.split(".")):
-            raise UserError(f"override '{shown}' is not of the form section.key=value, such as run.seed=7")
-        if len(name) > MAX_CHARACTERS:
-            raise UserError(f"override '{shown}' has a key of more than {MAX_CHARACTERS:,} characters")
-        if name.count(".") >= MAX_DEPTH:
-            raise UserError(f"override '{shown}' nests deeper than {MAX_DEPTH} levels; shorten its key")
+            raise UserError(f"override '{item}' is not of the form section.key=value, such as run.seed=7")
         try:
             parsed.append((name, parse_yaml(text)))
         except YamlProblem as problem:
+            shown = item.encode("unicode_escape").decode() if not item.isprintable() else item
             raise UserError(f"override '{shown}': the value {problem}") from None
     return parsed
 
@@ -141,7 +185,7 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
 
 
 def override_text(key: str, value: Any) -> str:
-    """`key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
+    """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
     return f"{key}={value if _is_plain_word(value) else json.dumps(value, ensure_ascii=False)}"
 
 
@@ -152,23 +196,8 @@ def _is_plain_word(value: Any) -> bool:
         return False
 
 
-def printable(text: str) -> str:
-    r"""The text on one line and as UTF-8: `\n` for a line break, `\udcff` for a byte that was not UTF-8."""
-    one_line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return one_line.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def shorten(text: str, longest: int = 400) -> str:
-    """The text, its middle left out if it is long: a sentence must stay one that can be read."""
-    return text if len(text) <= longest else f"{text[: longest - 100]} ... {text[-90:]}"
-
-
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; False too for a name that no file can have or that we may not look at."""
+    """Return whether there is such a file; False too for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -176,7 +205,7 @@ def is_file(path: Path) -> bool:
 
 
 def locate(name_or_path: str) -> tuple[Path, str]:
-    """The file of a config and how to call it in messages: a name from `pretrain/configs`, else a path.
+    """Return the file of a config and its name in messages: a name from `pretrain/configs`, else a path.
 
     Raises:
         UserError: there is neither.
@@ -185,9 +214,8 @@ def locate(name_or_path: str) -> tuple[Path, str]:
     names = sorted(entry.name[: -len(".yaml")] for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
     if name_or_path in names:
         return Path(str(shipped.joinpath(f"{name_or_path}.yaml"))), f"{name_or_path}.yaml"
-    shown = printable(name_or_path)
     if is_file(Path(name_or_path)):
-        return Path(name_or_path), shown
+        return Path(name_or_path), name_or_path
     raise UserError(
-        f"config '{shorten(shown)}' is neither a file nor one of the shipped configs: {', '.join(names)}"
+        f"config '{name_or_path}' is neither a file nor one of the shipped configs: {', '.join(names)}"
     )

@@ -1,7 +1,7 @@
-"""The configuration of a run: one typed, frozen tree of sections, and what follows from their values.
+"""The configuration of a run: one typed, frozen tree of sections, and the values that follow from theirs.
 
-Each section refuses what is wrong within it. What its sections cannot be together is judged by `refusals`
-once the tree is there; `load` does both, and is the way to get a configuration.
+Each section refuses what is wrong within it, `refusals` what sections cannot be together. `load` applies
+both, and is the way to get a configuration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
 from pretrain.config.attention import AttentionSection, written_axes
-from pretrain.config.performance import PerformanceSection
 from pretrain.config.sections import (
     CheckpointSection,
     DataSection,
@@ -24,18 +23,19 @@ from pretrain.config.sections import (
     ModelSection,
     OptimizerSection,
     ParallelSection,
+    PerformanceSection,
     PrecisionSection,
     RunSection,
     ScheduleSection,
     StabilitySection,
     TelemetrySection,
 )
+from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
-from pretrain.config.yaml_values import dump_yaml
 
 
 class Config(Section):
-    """A run, fully described. Where a section holds None, the property of the same name has the value."""
+    """The configuration of a run. Where a section holds None, the property of the same name has the value."""
 
     run: RunSection
     model: ModelSection
@@ -53,30 +53,30 @@ class Config(Section):
 
     @property
     def num_query_groups(self) -> int:
-        """Key/value heads of a layer."""
+        """Return the key/value heads of a layer."""
         groups = self.model.num_query_groups
         return self.model.num_attention_heads if groups is None else groups
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Return the width of one head."""
         given = self.model.head_dim
         return self.model.hidden_size // self.model.num_attention_heads if given is None else given
 
     @property
     def ffn_hidden_size(self) -> int:
-        """Inner width of the MLP."""
+        """Return the inner width of the MLP."""
         given = self.model.ffn_hidden_size
         return 4 * self.model.hidden_size if given is None else given
 
     @property
     def tokens_per_step(self) -> int:
-        """Training tokens of one optimizer step, over all ranks."""
+        """Return the training tokens of one optimizer step, over all ranks."""
         return self.data.global_batch_size * self.data.sequence_length
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run: schedule.steps, or the fewest that reach schedule.tokens."""
+        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach schedule.tokens."""
         if self.schedule.steps is not None:
             return self.schedule.steps
         tokens = self.schedule.tokens or 0
@@ -84,43 +84,43 @@ class Config(Section):
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:
-        """What the weights start from; None: they are drawn."""
+        """Return the file that the weights start from; None: they are drawn."""
         path = self.model.initial_weights
         return None if path is None else GivenWeights(path)
 
     @property
     def bank_seed(self) -> int:
-        """Seed of the Query/Key bank."""
+        """Return the seed of the Query/Key bank."""
         return self.run.seed if self.attention.seed is None else self.attention.seed
 
     @property
     def data_seed(self) -> int:
-        """Seed of the sample order."""
+        """Return the seed of the sample order."""
         return self.run.seed if self.data.seed is None else self.data.seed
 
     @property
     def sample_cache(self) -> Path:
-        """Where sample orders are kept, for all runs on the same data."""
+        """Return the directory of sample orders, shared by all runs on the same data."""
         given = self.data.cache_directory
         return self.run.directory / "sample_order" if given is None else given
 
     @property
     def run_path(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return self.run.directory / self.run.name
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Copies of the model among `world_size` ranks."""
+        """Return the number of copies of the model among `world_size` ranks."""
         return world_size // self.parallel.tensor_model_parallel_size
 
     def gradient_accumulation_steps(self, world_size: int) -> int:
-        """Forward passes of a rank in one optimizer step."""
+        """Return the forward passes of a rank in one optimizer step."""
         return self.data.global_batch_size // (
             self.data.micro_batch_size * self.data_parallel_size(world_size)
         )
 
     def policy(self) -> QKPolicy:
-        """The Query/Key policy: the variant with the axes given in `attention` replaced.
+        """Return the Query/Key policy: the variant with the axes given in `attention` replaced.
 
         Raises:
             MethodError: unknown variant, or axes that do not go together (never once `load` has judged them).
@@ -128,7 +128,7 @@ class Config(Section):
         return policy_for(self.attention.variant, self.attention.given_axes())
 
     def recipe(self) -> BankRecipe | ScoreRecipe | None:
-        """How the Query/Key bank, or what stands in its place, is drawn; making the recipe draws nothing.
+        """Return the recipe of the Query/Key bank, or of the score matrices in its place; nothing is drawn.
 
         None for variants whose queries and keys start like every other weight.
 
@@ -154,7 +154,7 @@ class Config(Section):
         )
 
     def shape(self) -> ModelShape:
-        """The sizes that parameter and FLOP counts depend on."""
+        """Return the sizes that parameter and FLOP counts depend on."""
         return ModelShape(
             num_layers=self.model.num_layers,
             hidden_size=self.model.hidden_size,
@@ -169,7 +169,7 @@ class Config(Section):
         )
 
     def resolved(self) -> dict[str, dict[str, Any]]:
-        """The tree as plain values, None replaced by what it stands for; parsing it gives the same run."""
+        """Return the tree as plain values, with unset keys filled in; parsing them gives the same run."""
         values: dict[str, dict[str, Any]] = self.model_dump(mode="json")
         values["model"].update(
             num_query_groups=self.num_query_groups,
@@ -181,5 +181,5 @@ class Config(Section):
         return values
 
     def to_yaml(self) -> str:
-        """`resolved` as YAML that `load_config` reads back."""
+        """Return `resolved` as YAML that `load_config` reads back."""
         return dump_yaml(self.resolved())

@@ -1,7 +1,7 @@
 """Config -> samples.
 
-inputs   what is refused before ranks meet: shards, tokenizer, layout, prompts
-open     the training and validation data of a run
-prompts  what the model is to continue at validations, in ids
-batches  the micro batches of a step, read ahead
+inputs   refusals before ranks meet: shards, tokenizer, layout, prompts
+open     training and validation data of a run
+prompts  prompts for continuations at validations, in ids
+batches  micro batches of a step, read ahead
 """

@@ -1,4 +1,4 @@
-"""Which samples of a global batch are this rank's, and their tokens.
+"""This rank's samples of a global batch, and their tokens.
 
 A global batch is the samples `consumed_samples …` of one order over the whole run, dealt out in rounds of
 micro_batch_size × data-parallel size. Tensor-parallel ranks read the same samples; nothing is broadcast.
@@ -27,7 +27,7 @@ def rank_samples(
     data_parallel_rank: int,
     data_parallel_size: int,
 ) -> Int64Array:
-    """`[micro batches, micro_batch_size]` sample numbers of one data-parallel rank in one global batch."""
+    """Return `[micro batches, micro_batch_size]` sample numbers of a data-parallel rank in a global batch."""
     numbers = np.arange(consumed_samples, consumed_samples + global_batch_size, dtype=np.int64)
     return numbers.reshape(-1, data_parallel_size, micro_batch_size)[:, data_parallel_rank]
 
@@ -46,7 +46,7 @@ class Batches:
         self._read: dict[int, torch.Tensor] = {}
 
     def at(self, consumed_samples: int) -> torch.Tensor:
-        """`[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on.
+        """Return `[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on.
 
         On the CPU, in pinned memory if the model is on a GPU.
 
@@ -57,7 +57,7 @@ class Batches:
         return self._read.pop(consumed_samples)
 
     def read(self, consumed_samples: int) -> None:
-        """Have the batch from there on in memory: a GPU that works meanwhile need not wait for it later.
+        """Read the batch from there on into memory: a GPU that works meanwhile need not wait for it later.
 
         Raises:
             DataError: as `at`.
@@ -80,7 +80,7 @@ class Batches:
         self._loader.close()
 
     def _numbers(self, consumed_samples: int) -> tuple[Int64Array, Int64Array]:
-        """Sample numbers `[batches, micro batches, micro_batch_size]` to read now, and those to read next.
+        """Return sample numbers `[batches, micro batches, micro_batch_size]` to read now and next.
 
         They end where the run does: beyond may begin an epoch that nobody will need the order of.
         """

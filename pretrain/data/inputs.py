@@ -1,4 +1,4 @@
-"""What can be refused before a rank is started; imports nothing heavy, so that the answer is quick."""
+"""Refusals before a rank is started; imports nothing heavy, so that the answer is quick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pretrain.errors import UserError
 
 
 def check_inputs(config: Config, world_size: int) -> Blend:
-    """Everything that can be refused without starting a rank: layout, prompts, the data against the model.
+    """Refuse all that can be refused without starting a rank: layout, prompts, the data against the model.
 
     Raises:
         UserError, DataError
@@ -30,7 +30,7 @@ def check_inputs(config: Config, world_size: int) -> Blend:
 
 
 def read_blend(config: Config) -> Blend:
-    """The manifests of data.directory or data.blend, checked against each other.
+    """Read the manifests of data.directory or data.blend, checked against each other.
 
     Raises:
         DataError: a directory is not a finished shard directory, or they do not go together.

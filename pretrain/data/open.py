@@ -1,4 +1,4 @@
-"""The data of a run: its samples, its held-out sets, and what data.json says of them."""
+"""The data of a run: its samples, its held-out sets, and the content of data.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pretrain.config.tree import Config
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run trains on and what it is judged by."""
+    """The training and validation data of a run."""
 
     blend: Blend
     boundary: int | None
@@ -35,7 +35,7 @@ def open_data(config: Config, blend: Blend) -> RunData:
 
 
 def data_facts(config: Config, data: RunData) -> dict[str, Any]:
-    """The content of data.json."""
+    """Return the content of data.json."""
     blend = data.blend
     parts = [
         {

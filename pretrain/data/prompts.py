@@ -13,7 +13,7 @@ from pretrain.errors import UserError
 
 @dataclass(frozen=True)
 class Prompts:
-    """What `telemetry.sample_prompts` asks for.
+    """The prompts of `telemetry.sample_prompts`.
 
     ids: those of every text, at least one.
     tokens: by how many each is continued; they and the longest prompt fit into `data.sequence_length`.
@@ -27,7 +27,7 @@ class Prompts:
     tokenizer: Tokenizer
 
     def added(self, number: int, ids: Sequence[int]) -> str:
-        """The text that `ids` add to a prompt's own."""
+        """Return the text that `ids` add to a prompt's own."""
         prompt = self.ids[number]
         before, whole = self.tokenizer.decode(prompt), self.tokenizer.decode([*prompt, *ids])
         # Decoded alone, the first of them could lose its space.
@@ -35,7 +35,7 @@ class Prompts:
 
 
 def read_prompts(config: Config, blend: Blend) -> Prompts | None:
-    """The prompts in ids; None: there are none.
+    """Read the prompts in ids; None: there are none.
 
     Raises:
         UserError: one is longer than there is room for, or nothing is left of it.
@@ -45,7 +45,7 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
     if not texts:
         return None
     tokenizer = open_tokenizer(blend.manifests[0].tokenizer_path)
-    length, found = config.data.sequence_length, []
+    length, encoded = config.data.sequence_length, []
     for number, text in enumerate(texts):
         key = f"telemetry.sample_prompts.{number}"
         (ids,) = tokenizer.encode([text])
@@ -56,5 +56,5 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
                 f"{key} has {len(ids)} tokens, which with telemetry.sample_tokens={tokens} is more than "
                 f"data.sequence_length={length}; shorten it, or lower telemetry.sample_tokens"
             )
-        found.append(tuple(ids.tolist()))
-    return Prompts(texts, tuple(found), tokens, blend.eod_id, tokenizer)
+        encoded.append(tuple(ids.tolist()))
+    return Prompts(texts, tuple(encoded), tokens, blend.eod_id, tokenizer)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pretrain.doctor.checks import local_facts
@@ -21,9 +21,11 @@ from pretrain.doctor.verdict import (
     SITE,
     Gathered,
     Problem,
+    bad_nodes,
     exit_code,
     find_problems,
     find_warnings,
+    ranks_by_node,
 )
 from pretrain.ranks.environment import head_node, missing_nodes
 
@@ -53,7 +55,7 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     came = rendezvous.collect("hello", range(own.world_size), request.timeout)
     absent = [rank for rank in range(own.world_size) if rank not in came]
     missing = missing_nodes(absent, came, own.world_size, os.environ)
-    nodes = _group(came)
+    nodes = ranks_by_node(came)
     rendezvous.post("roster", nodes)
     clocks = {own.node: (0.0, 0.0)}
     for node, ranks in nodes.items():
@@ -68,7 +70,9 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     rendezvous.post("collectives", run_collectives)
     collectives: dict[int, Any] = {}
     if run_collectives:
-        rendezvous.post("collectives/0", Collectives(rendezvous, nodes, _limit(request), _silent).run())
+        rendezvous.post(
+            "collectives/0", Collectives(rendezvous, nodes, _limit(request), lambda what: None).run()
+        )
         collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + _slack(request))
     done = collectives if run_collectives else facts
     gathered = Gathered(
@@ -145,8 +149,7 @@ def _complain(problems: Sequence[Problem]) -> None:
     texts = [problem.text for problem in problems if not problem.nodes]
     for text in texts:
         print(f"error: {text}", file=sys.stderr, flush=True)
-    bad = sorted({node for problem in problems for node in problem.nodes})
-    if bad and not texts:
+    if (bad := bad_nodes(problems)) and not texts:
         print(f"bad-nodes: {','.join(bad)}", flush=True)
 
 
@@ -180,20 +183,9 @@ def _expect(rendezvous: Rendezvous, key: str, seconds: float) -> Any:
     return value
 
 
-def _group(nodes: Mapping[int, str]) -> dict[str, list[int]]:
-    ranks_of: dict[str, list[int]] = {}
-    for rank in sorted(nodes):
-        ranks_of.setdefault(nodes[rank], []).append(rank)
-    return ranks_of
-
-
 def _limit(request: Request) -> float:
     return min(request.timeout, COLLECTIVE_SECONDS)
 
 
 def _slack(request: Request) -> float:
     return min(request.timeout, SLACK_SECONDS)
-
-
-def _silent(_: str) -> None:
-    """Report nothing: nobody waits to hear what rank 0 is doing."""

@@ -72,10 +72,7 @@ class Gathered:
     @property
     def ranks_of(self) -> dict[str, list[int]]:
         """Return {node: its ranks that came}, the head node first."""
-        ranks_of: dict[str, list[int]] = {}
-        for rank in sorted(self.nodes):
-            ranks_of.setdefault(self.nodes[rank], []).append(rank)
-        return ranks_of
+        return ranks_by_node(self.nodes)
 
     @property
     def links(self) -> dict[str, float | None]:
@@ -87,6 +84,14 @@ class Gathered:
         """Return a prefix that names some ranks of one node; empty if they are all of its ranks."""
         node = self.nodes[ranks[0]]
         return "" if len(ranks) == len(self.ranks_of[node]) else f"{name_ranks(ranks)}: "
+
+
+def ranks_by_node(nodes: Mapping[int, str]) -> dict[str, list[int]]:
+    """Return {node: its ranks} in the order of the ranks, from {rank: node}."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in sorted(nodes):
+        ranks_of.setdefault(nodes[rank], []).append(rank)
+    return ranks_of
 
 
 def exit_code(problems: Sequence[Problem]) -> int:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.verb import tasks
-from pretrain.finetuning.bert.verbs import bert_reservoir, bert_small
+from pretrain.finetuning.bert.verbs import bert_reservoir
 from pretrain.finetuning.verbs import glue, translation
 
 if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
     from pretrain.ranks.groups import ParallelContext
     from pretrain.runs.finished import FinishedRun
-    from pretrain.study.report import Report
+
+Measured = TypeVar("Measured")
 
 evaluate = typer.Typer(
     no_args_is_help=True,
@@ -49,27 +49,21 @@ def diversity(
 
     Example: python -m pretrain evaluate diversity runs/vanilla runs/orthogonal --out runs/diversity
     """
-    with _loaded(runs) as (found, models, groups, context):
-        from pretrain.evaluation.heads.attention_maps import chosen_layer, observe_maps
-        from pretrain.evaluation.heads.diversity import RunDiversity, measure_diversity
-        from pretrain.evaluation.heads.diversity_report import Limits, diversity_report
-        from pretrain.model.build import build_model
+    read = _read_runs(runs)
+    from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer, observe_maps
+    from pretrain.evaluation.heads.diversity import Limits, RunDiversity, diversity_report, measure_run
+    from pretrain.study.report import finish
 
-        layer = chosen_layer(maps_layer, found)
-        measured, maps = [], []
-        for trained, group in zip(models, groups, strict=True):
-            maps.append(observe_maps(trained, group, layer, maps_positions))
-            untrained = build_model(trained.config, context).eval()
-            measured.append(
-                RunDiversity(
-                    trained.run.name,
-                    group,
-                    trained.run.seed,
-                    measure_diversity(trained.model, trained.data, samples),
-                    measure_diversity(untrained, trained.data, samples),
-                )
-            )
-    _finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
+    layer = chosen_layer(maps_layer, read)
+
+    def measure(
+        trained: TrainedModel, group: str, context: ParallelContext
+    ) -> tuple[AttentionMaps, RunDiversity]:
+        maps = observe_maps(trained, group, layer, maps_positions)
+        return maps, measure_run(trained, group, context, samples)
+
+    maps, measured = zip(*_measure(read, measure), strict=True)
+    finish(diversity_report(measured, Limits(cosine, divergence), samples, maps), out)
 
 
 @evaluate.command()
@@ -88,14 +82,12 @@ def length(
 
     Example: python -m pretrain evaluate length runs/vanilla runs/orthogonal --out runs/length
     """
-    with _loaded(runs) as (_, models, groups, _):
-        from pretrain.evaluation.heads.length import measure_lengths
-        from pretrain.evaluation.heads.length_report import length_report
+    read = _read_runs(runs)
+    from pretrain.evaluation.heads.length import length_report, measure_lengths
+    from pretrain.study.report import finish
 
-        measured = [
-            measure_lengths(trained, group, samples) for trained, group in zip(models, groups, strict=True)
-        ]
-    _finish(length_report(measured, tolerance), out)
+    measured = _measure(read, lambda trained, group, _: measure_lengths(trained, group, samples))
+    finish(length_report(measured, tolerance), out)
 
 
 @evaluate.command()
@@ -120,10 +112,10 @@ def approximation(
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.evaluation.heads.approximation import Experiment, run_experiment
-    from pretrain.evaluation.heads.approximation_report import approximation_report
+    from pretrain.evaluation.heads.approximation import Grid, approximation_report, run_grid
+    from pretrain.study.report import finish
 
-    experiment = Experiment(
+    grid = Grid(
         variants=tuple(variants.split(",")),
         widths=_ascending("--widths", widths),
         depths=_ascending("--depths", depths),
@@ -131,13 +123,12 @@ def approximation(
         steps=steps,
         learning_rate=learning_rate,
     )
-    _finish(approximation_report(experiment, run_experiment(experiment), tolerance), out)
+    finish(approximation_report(grid, run_grid(grid), tolerance), out)
 
 
 evaluate.command()(glue)
 evaluate.command()(translation)
 evaluate.command()(bert_reservoir)
-evaluate.command()(bert_small)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:
@@ -150,46 +141,35 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
     return values
 
 
-@contextmanager
-def _loaded(
-    runs: Sequence[Path],
-) -> Iterator[tuple[list[FinishedRun], Iterator[TrainedModel], list[str], ParallelContext]]:
-    """The runs and their models, one in memory at a time, with their group names.
-
-    What can be refused at once is, before the first model is loaded.
-    """
+def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
+    """Read finished runs and refuse those of different data, before any model is loaded."""
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.evaluation.heads.groups import group_names
-    from pretrain.evaluation.heads.trained_model import load_trained_model
-    from pretrain.ranks.single_process import one_process
-    from pretrain.reporting.progress import WorkDisplay
     from pretrain.runs.finished import read_finished_run
 
-    found = [read_finished_run(path) for path in runs]
-    groups = group_names(found)
-    fingerprints = {run.data_fingerprint for run in found}
-    if len(fingerprints) > 1:
+    runs = [read_finished_run(path) for path in paths]
+    if len({run.data_fingerprint for run in runs}) > 1:
         raise UserError(
             "these runs were trained on different data, so they have no held-out text in common; "
             "evaluate runs of one data set together"
         )
+    return runs
+
+
+def _measure(
+    runs: Sequence[FinishedRun], measure: Callable[[TrainedModel, str, ParallelContext], Measured]
+) -> list[Measured]:
+    """Load one model after the other and measure each, given the name of its group."""
+    from pretrain.evaluation.heads.trained_model import load_trained_model
+    from pretrain.ranks.single_process import one_process
+    from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.seeds import group_by_method
+
+    groups = group_by_method(runs)
+    results = []
     with one_process() as context, WorkDisplay(len(runs)) as work:
-
-        def models() -> Iterator[TrainedModel]:
-            for run in found:
-                work.begin(run.name)
-                yield load_trained_model(run.path, context)
-
-        yield found, models(), groups, context
-
-
-def _finish(report: Report, out: Path) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    path = write_report(report, out)
-    print_report(report, Console())
-    typer.echo(f"written: {path}")
+        for run in runs:
+            work.begin(run.name)
+            results.append(measure(load_trained_model(run.path, context), groups.name_of(run), context))
+    return results

@@ -7,7 +7,7 @@ the same time.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +38,6 @@ class LogitAgreement:
     largest: float
     compared: int
     same_token: float
-
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def held_out_tokens(run: TrainedRun) -> torch.Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,14 @@ from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers, versions
 from pretrain.export.projections import folded_adapters
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.study.models import FACTS
 
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
@@ -84,7 +86,8 @@ def export_run(
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = _facts(run, architecture, dtype, folded, logits)
         facts["weight_bytes"] = weight_bytes
-        facts["tokenizer"] = compare_tokenizers(run.blend.manifests, directory, architecture.normed).as_dict()
+        agreement = compare_tokenizers(run.blend.manifests, directory, architecture.normed)
+        facts["tokenizer"] = asdict(agreement)
         facts[CHECKPOINT_FACT] = modified
         write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
@@ -153,5 +156,5 @@ def _facts(
         "frozen_bank": dict(run.frozen_bank),
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},
         "folded": folded,
-        "logits": logits.as_dict(),
+        "logits": asdict(logits),
     }

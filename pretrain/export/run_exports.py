@@ -15,10 +15,11 @@ from typing import Any
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, FACTS, checkpoint_modified, find_checkpoint
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified, find_checkpoint
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.study.models import FACTS
 
 _TIMEOUT = 6 * 3600
 

@@ -10,6 +10,7 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
+from pretrain.study.models import require_trust
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,7 @@ class Sampler:
         require_transformers("sample")
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        if not trust_code and (own_code := sorted(directory.glob("*.py"))):
-            raise UserError(
-                f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
-            )
+        require_trust(directory, trust_code)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_code)
             self.model = AutoModelForCausalLM.from_pretrained(

@@ -7,7 +7,6 @@ from pathlib import Path
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER, RunDirectory, step_of
 
-FACTS = "export.json"
 CHECKPOINT_FACT = "checkpoint_modified_ns"
 """Key of export.json with the checkpoint's `checkpoint_modified`, which shows if that was written again."""
 

@@ -11,7 +11,7 @@ import base64
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -174,9 +174,6 @@ class TokenizerAgreement:
     tokens: int
     different_ids: int
     different_texts: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -> TokenizerAgreement:

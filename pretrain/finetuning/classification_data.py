@@ -11,14 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.finetuning.records import SUFFIXES, Record, column, read_records, text_column
 
-_T = TypeVar("_T")
 TRAIN = "train"
 VALIDATION = "validation"
 MISMATCHED = "validation_mismatched"
@@ -27,7 +24,7 @@ _FILES = {
     VALIDATION: ("validation", "dev", "validation_matched", "dev_matched"),
     MISMATCHED: ("validation_mismatched", "dev_mismatched"),
 }
-"""What the files of a split may be called, without what follows a hyphen or a point."""
+"""Names of the files of a split, without a part after a hyphen or a point."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """Numbers that the classifier gives for an example."""
+        """Return how many numbers the classifier gives for an example."""
         return len(self.labels) or 1
 
     @property
@@ -101,7 +98,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Example:
-    """One or two sentences with the number of their label, or their score."""
+    """Example of a task: one or two sentences with the number of their label, or their score."""
 
     first: str
     second: str | None
@@ -110,7 +107,7 @@ class Example:
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task; `mismatched` are MNLI's of other genres, where they are given."""
+    """Examples of a task; `mismatched` are MNLI's of other genres, where they are given."""
 
     task: Task
     train: Sequence[Example]
@@ -119,25 +116,25 @@ class TaskData:
 
 
 def find_tasks(names: str) -> list[Task]:
-    """The tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
+    """Return the tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
 
     Raises:
         UserError: a name is none of them, or is there twice.
     """
     known = {key.lower(): task for task in TASKS.values() for key in (task.name, task.folder)}
-    found: list[Task] = []
+    tasks: list[Task] = []
     for name in names.split(","):
         task = known.get(name.strip().lower())
         if task is None:
             raise UserError(f"--tasks: there is no task '{name.strip()}'; there are {', '.join(TASKS)}")
-        if task in found:
+        if task in tasks:
             raise UserError(f"--tasks names {task.name} twice")
-        found.append(task)
-    return found
+        tasks.append(task)
+    return tasks
 
 
 def read_task(task: Task, data: Path) -> TaskData:
-    """Its examples from the folder of the task in `data`, or from `data` itself if that is the folder.
+    """Read a task's examples from its folder in `data`, or from `data` itself if that is the folder.
 
     Raises:
         UserError: no such folder, no file of a split or several kinds of them, or a row that is no example.
@@ -154,48 +151,33 @@ def read_task(task: Task, data: Path) -> TaskData:
 
 
 def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
-    """The examples of files, one after the other.
+    """Read the examples of files, one after the other.
 
     Raises:
         UserError: a file cannot be read, or a row is no example of the task.
     """
-    found = [
+    examples = [
         _example(task, record) for path in paths for record in read_records(path, task.columns, task.headless)
     ]
-    if not found:
+    if not examples:
         raise UserError(f"{', '.join(map(str, paths))}: there are no examples")
-    return found
-
-
-def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
-    """The examples to train on, and those by which training is ended, drawn by the seed.
-
-    The examples that are reported must not choose the weights they are reported of.
-
-    Raises:
-        UserError: there are too few for both.
-    """
-    count = min(most, max(1, round(part * len(examples))))
-    if len(examples) < 2 * count:
-        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
-    order = np.random.default_rng(seed).permutation(len(examples))
-    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
+    return examples
 
 
 def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list[Example]:
-    found = [
+    files = [
         path
         for path in sorted(folder.iterdir())
         if path.suffix in SUFFIXES and path.name.split(".")[0].split("-")[0] in _FILES[split]
     ]
-    if not found:
+    if not files:
         if required:
             names = " or ".join(_FILES[split])
             raise UserError(f"{folder} has no file {names} that ends in {', '.join(SUFFIXES)}")
         return []
-    if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in found}) > 1:
-        raise UserError(f"{folder} has {found[0].name} and {found[-1].name} for one split; leave one out")
-    return read_examples(task, found)
+    if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in files}) > 1:
+        raise UserError(f"{folder} has {files[0].name} and {files[-1].name} for one split; leave one out")
+    return read_examples(task, files)
 
 
 def _example(task: Task, record: Record) -> Example:

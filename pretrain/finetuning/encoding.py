@@ -1,4 +1,4 @@
-"""Texts to ids as the exported model saw them in training, and lists of ids to padded batches.
+"""Encoding of texts as the exported model saw them in training, and padded batches.
 
     [end of document] first sentence [newline] second sentence
 
@@ -10,17 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example, Task
 
+_T = TypeVar("_T")
+ASIDE, MOST_ASIDE = 0.1, 1000
+"""Share of the training examples that decides when a training ends, and their largest number."""
 IGNORED = -100
 """The label of a token that has no part in the loss."""
 Ids = list[int]
 Item = Mapping[str, Any]
-"""What a model is given of one example: `input_ids`, `labels`, and lists as long as `input_ids`."""
+"""Example as a model reads it: `input_ids`, `labels`, and lists as long as `input_ids`."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,11 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def labels(self) -> np.ndarray:
+        """Return the labels of examples that have one each: `[items]`."""
+        return np.array([item["labels"] for item in self.items])
+
 
 def encode_examples(
     task: Task,
@@ -45,7 +55,7 @@ def encode_examples(
     start: int,
     longest: int,
 ) -> Encoded:
-    """For a model that reads from left to right.
+    """Encode examples for a model that reads from left to right.
 
     Args:
         to_ids: ids of texts, without any that mark their ends.
@@ -67,7 +77,7 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """The same lists cut so that they have `room` ids together: the longest gives first."""
+    """Cut lists so that they have `room` ids together; the longest is cut first."""
     lengths = [len(part) for part in parts]
     while sum(lengths) > room:
         longest = lengths.index(max(lengths))
@@ -77,9 +87,24 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
+def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
+    """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
+
+    The examples that are reported must not choose the weights they are reported of.
+
+    Raises:
+        UserError: there are too few for both.
+    """
+    count = min(most, max(1, round(part * len(examples))))
+    if len(examples) < 2 * count:
+        raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
+    order = np.random.default_rng(seed).permutation(len(examples))
+    return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
+
+
 @dataclass(frozen=True)
 class Collate:
-    """Items to one batch, padded at the end.
+    """Collator of items into one batch, padded at the end.
 
     Attributes:
         pad_id: what `input_ids` are filled up with.
@@ -88,7 +113,7 @@ class Collate:
     pad_id: int
 
     def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """`[items, longest]` int64 each, and `attention_mask`; labels that are no lists are `[items]`."""
+        """Return `[items, longest]` int64 each, and `attention_mask`; single labels are `[items]`."""
         longest = max(len(item["input_ids"]) for item in items)
         fill = {"input_ids": self.pad_id, "labels": IGNORED}
         batch: dict[str, torch.Tensor] = {}

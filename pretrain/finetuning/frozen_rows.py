@@ -1,4 +1,4 @@
-"""Rows of weights that stay as they are in fine-tuning, and the proof, bit for bit, that they did.
+"""Rows of weights that stay frozen in fine-tuning, and the proof, bit for bit, that they did.
 
 A weight of which all rows are frozen does not require a gradient. Where only some are (a fused QKV weight,
 frozen heads beside trained ones), the weight is computed from a trained one and the frozen rows: a gradient
@@ -24,7 +24,7 @@ Rows = Mapping[str, Sequence[Sequence[int]]]
 
 
 class _Kept(nn.Module):
-    """A weight whose frozen entries are not those of the trained parameter."""
+    """Weight with frozen entries that are not those of the trained parameter."""
 
     frozen: torch.Tensor
     entries: torch.Tensor
@@ -39,7 +39,7 @@ class _Kept(nn.Module):
 
 
 def freeze(model: nn.Module, rows: Rows) -> None:
-    """Keep these rows, and the biases that belong to them, as they are.
+    """Freeze these rows, and the biases that belong to them.
 
     Raises:
         UserError: the model has no such weight, or not so many rows.
@@ -58,7 +58,7 @@ def freeze(model: nn.Module, rows: Rows) -> None:
 
 
 def frozen_digest(model: nn.Module, rows: Rows) -> str:
-    """SHA-256 of the bits of these rows and their biases, as the model computes with them."""
+    """Return the SHA-256 of the bits of these rows and their biases, as the model computes with them."""
     digest = hashlib.sha256()
     for name, ranges in sorted(rows.items()):
         module = _module(model, name)
@@ -73,25 +73,25 @@ def frozen_digest(model: nn.Module, rows: Rows) -> str:
 
 @dataclass(frozen=True)
 class Before:
-    """What a model was before training: digest of what is frozen, and of every tensor that trains."""
+    """State of a model before training: digests of the frozen rows and of every tensor that trains."""
 
     frozen: str
     trained: Mapping[str, bytes]
 
 
 def remember(model: nn.Module, rows: Rows) -> Before:
-    """Look at the model before training."""
+    """Return the state of the model before training."""
     return Before(frozen_digest(model, rows), _trained_digests(model))
 
 
 def what_changed(model: nn.Module, rows: Rows, before: Before, head: str | None) -> dict[str, Any]:
-    """That the frozen rows are the same bits, and which of the others changed.
+    """Check that the frozen rows are the same bits, and that others changed.
 
     Args:
-        head: what the name of the newly made head's weight begins with; None: there is none.
+        head: first letters of the name of the new head's weight; None: there is no new head.
 
     Returns:
-        For a report: tensors and entries that are frozen, the digest, tensors that changed and did not.
+        Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.
 
     Raises:
         RuntimeError: a frozen bit changed.
@@ -132,7 +132,7 @@ def _module(model: nn.Module, name: str) -> nn.Module:
 def _entries(
     name: str, module: nn.Module, weight: torch.Tensor, ranges: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Which entries of a weight or bias belong to the rows: bool, of the same shape."""
+    """Return the entries of a weight or bias that belong to the rows: bool, of the same shape."""
     from transformers.pytorch_utils import Conv1D
 
     # GPT2's matrices are transposed, so that what W x makes is along the last axis.

@@ -1,4 +1,4 @@
-"""What GLUE reports of each task, by scikit-learn and scipy, and how far the choice of items moves it.
+"""Metrics of GLUE's tasks, by scikit-learn and scipy, and their standard errors over items.
 
 The standard error is of a fixed model over other items of the same kind: what a validation set of n items can
 tell apart at all. For accuracy it is √(p (1 − p) / n), for the others the standard deviation over resamples
@@ -18,15 +18,15 @@ RESAMPLES = 1000
 
 
 def predictions_of(task: Task, outputs: np.ndarray) -> np.ndarray:
-    """What `[items, numbers]` of a classifier say: `[items]` numbers of labels, or scores."""
+    """Return the predictions of outputs `[items, numbers]`: `[items]` numbers of labels, or scores."""
     return outputs.reshape(len(outputs), -1).argmax(axis=1) if task.labels else outputs.reshape(-1)
 
 
 def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
-    """The task's metrics, each by its name; 1 is the best, and an undefined correlation counts as 0."""
+    """Return the task's metrics by name; 1 is the best, and an undefined correlation counts as 0."""
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name in task.metrics:
         if name == "accuracy":
             value = accuracy_score(labels, predictions)
@@ -36,23 +36,23 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
             value = matthews_corrcoef(labels, predictions)
         else:
             value = _correlation(name, labels, predictions)
-        found[name] = float(value)
-    return found
+        values[name] = float(value)
+    return values
 
 
 def constant_score(task: Task, labels: np.ndarray) -> float:
-    """The score of a model that has learned nothing but which label is the most frequent."""
+    """Return the score of a model that always gives the most frequent label."""
     values, counts = np.unique(labels, return_counts=True)
     return score(measure(task, labels, np.full(len(labels), values[counts.argmax()])))
 
 
 def score(measured: dict[str, float]) -> float:
-    """GLUE's score of a task: the mean of its metrics."""
+    """Return GLUE's score of a task: the mean of its metrics."""
     return sum(measured.values()) / len(measured)
 
 
 def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray, seed: int = 0) -> float:
-    """Of the score over the choice of items.
+    """Return the standard error of the score over the choice of items.
 
     Args:
         seed: of the resamples.
@@ -80,7 +80,7 @@ def _correlation(name: str, labels: np.ndarray, predictions: np.ndarray) -> floa
 
 
 def _two_class_scores(task: Task, counts: np.ndarray) -> np.ndarray:
-    """Scores of `[resamples, 4]` counts of (label, prediction) = 00, 01, 10, 11."""
+    """Return the scores of `[resamples, 4]` counts of (label, prediction) = 00, 01, 10, 11."""
     tn, fp, fn, tp = counts.T.astype(float)
     with np.errstate(divide="ignore", invalid="ignore"):
         all_metrics = {

@@ -1,8 +1,9 @@
-"""An exported model loaded for fine-tuning: with a head for a task, or as the language model it is."""
+"""Loading of exported models: as a classifier with a new head, or as a language model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +27,11 @@ HEAD = "score"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Texts to ids and back.
+    """Tokenizer of an export.
 
     Attributes:
-        start: what every text of the training began after: a document's end; here also what batches are
-            padded with, for no text has it.
+        start: id of a document's end, after which every text of the training began; batches are padded
+            with the same id, for no text has it.
         longest: positions that the model was trained with.
     """
 
@@ -39,23 +40,23 @@ class Tokenizer:
     longest: int
 
     def ids(self, texts: list[str]) -> list[Ids]:
-        found: list[Ids] = self.program(texts, add_special_tokens=False)["input_ids"] if texts else []
-        return found
+        ids: list[Ids] = self.program(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return ids
 
     def text(self, ids: Ids) -> str:
         return str(self.program.decode(ids, skip_special_tokens=True))
 
 
 def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
-    """The model's tokenizer.
+    """Load the model's tokenizer.
 
     Raises:
         UserError: transformers cannot load it, or it marks no end of a document.
     """
     directory = str(pretrained.directory)
-    load = _loading(pretrained)
-    program = load(lambda: AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted))
-    config = load(lambda: AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted))
+    with _loading(pretrained):
+        program = AutoTokenizer.from_pretrained(directory, trust_remote_code=pretrained.trusted)
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=pretrained.trusted)
     start = program.bos_token_id if program.bos_token_id is not None else program.eos_token_id
     if start is None:
         raise UserError(f"{directory}: the tokenizer has neither bos_token nor eos_token; name one of them")
@@ -68,7 +69,7 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
 
 
 def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Module:
-    """The model with a new head, drawn from torch's generator, in float32.
+    """Load the model with a new head, drawn from torch's generator, in float32.
 
     Raises:
         UserError: transformers cannot load it, or has no classifier of that kind.
@@ -82,32 +83,31 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
     if list(pretrained.directory.glob("*.py")):
         model = _classifier_around(load_language_model(pretrained), facts)
     else:
-        model, found = _loading(pretrained)(
-            lambda: AutoModelForSequenceClassification.from_pretrained(
+        with _loading(pretrained):
+            loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 str(pretrained.directory), dtype=torch.float32, output_loading_info=True, **facts
             )
-        )
-        if missing := sorted(name for name in found["missing_keys"] if not name.startswith(HEAD)):
+        model, info = loaded
+        if missing := sorted(name for name in info["missing_keys"] if not name.startswith(HEAD)):
             raise UserError(f"{pretrained.directory} has no weight {missing[0]}; export the run again")
     return _prepared(model)
 
 
 def load_language_model(pretrained: Pretrained) -> Any:
-    """The model as it was trained, in float32.
+    """Load the model as it was trained, in float32.
 
     Raises:
         UserError: transformers cannot load it.
     """
-    model = _loading(pretrained)(
-        lambda: AutoModelForCausalLM.from_pretrained(
+    with _loading(pretrained):
+        model = AutoModelForCausalLM.from_pretrained(
             str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
         )
-    )
     return _prepared(model)
 
 
 def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
-    """A stock classifier whose body is that of a model with code of its own, a subclass of a stock one."""
+    """Return a stock classifier around the body of a model whose own code subclasses a stock one."""
     stock: Any = type(language_model).__mro__[1]
     values = language_model.config.to_dict()
     for key in ("auto_map", "model_type", "architectures"):
@@ -121,10 +121,10 @@ def _classifier_around(language_model: Any, facts: dict[str, Any]) -> Any:
 
 
 def _prepared(model: Any) -> Any:
-    """Let the row of the padding id learn, and not what says which heads have a norm.
+    """Let the embedding of the padding id train, and freeze the marks of heads that have a norm.
 
-    The padding id also begins every text, and is not looked at where it pads. That a head has a norm is a
-    number among the weights of an export's own code, which transformers makes trainable as it loads it.
+    The padding id also begins every text, and is not attended to where it pads. An export's own code marks a
+    head that has a norm by a number among its weights, which transformers makes trainable on loading.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -135,12 +135,10 @@ def _prepared(model: Any) -> Any:
     return model
 
 
-def _loading(pretrained: Pretrained) -> Callable[[Callable[[], Any]], Any]:
-    def load(make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error
-
-    return load
+@contextmanager
+def _loading(pretrained: Pretrained) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"transformers cannot load {pretrained.directory}: {reason}") from error

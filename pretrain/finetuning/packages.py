@@ -1,4 +1,4 @@
-"""The optional packages of this floor: one sentence where one is missing, and none of their chatter."""
+"""Optional packages of fine-tuning: imported quietly, refused with one sentence if missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = {"accelerate": "accelerate", "sklearn": "scikit-learn", "sacrebleu": 
 
 
 def require_packages(verb: str, *names: str) -> None:
-    """Import transformers and what else the verb needs, quietly.
+    """Import transformers and other packages of the verb, quietly.
 
     Args:
         names: keys of PACKAGES.
@@ -23,7 +23,7 @@ def require_packages(verb: str, *names: str) -> None:
     Raises:
         UserError: one is not installed.
     """
-    # Transformers imports DeepSpeed where it is installed, which would say on the console what it has found.
+    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)
     for name in names:
@@ -36,6 +36,6 @@ def require_packages(verb: str, *names: str) -> None:
 
 
 def package_versions(*names: str) -> dict[str, str]:
-    """Of torch, transformers and these keys of PACKAGES, which are installed."""
+    """Return the versions of torch, transformers and these keys of PACKAGES, which are installed."""
     distributions = ["torch", "transformers", *(PACKAGES[name] for name in names)]
     return {distribution: version(distribution) for distribution in distributions}

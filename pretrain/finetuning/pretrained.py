@@ -1,32 +1,30 @@
-"""The models to fine-tune: exports of runs, or directories of transformers, and what is known of them."""
+"""Models to fine-tune: exports of runs, or directories of transformers, with the facts of export.json."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
 from pretrain.export.run_exports import exported_apart
-from pretrain.export.select_checkpoint import FACTS
 from pretrain.finetuning.frozen_rows import Rows
+from pretrain.study.models import FACTS, model_digest, require_trust
+from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_twice
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
     *("run", "seed", "step", "variant", "attention", "parameters"),
     *("sequence_length", "data", "model", "frozen_rows"),
 )
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """One model.
+    """Model to fine-tune.
 
     Attributes:
         path: as the user gave it.
@@ -48,29 +46,36 @@ class Pretrained:
 
     @property
     def seed(self) -> int | None:
-        """Of the pretraining, where it is known."""
+        """Return the seed of the pretraining, where it is known."""
         return self.facts.get("seed")
 
     @property
     def place(self) -> str:
-        """What tells models of one name apart in the names of files."""
+        """Return letters that tell models of one name apart in the names of files."""
         return hashlib.sha256(str(self.directory.resolve()).encode()).hexdigest()[:8]
 
     @property
     def frozen_rows(self) -> Rows:
-        """What was frozen when the pretraining ended."""
+        """Return the rows that were frozen when the pretraining ended."""
         return self.facts.get("frozen_rows", {})
 
-    @cached_property
+    @property
+    def variant(self) -> str:
+        """Return the variant; of a model without export.json its name."""
+        return str(self.facts.get("variant", self.path.name))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the section `attention` of the run's configuration; empty where it is not known."""
+        return {"attention": self.facts.get("attention", {})}
+
+    @property
     def method(self) -> str:
-        """Variant and adapters; for somebody else's model its name."""
-        if not self.facts:
-            return self.path.name
-        adapters = self.facts["attention"].get("adapters") or ()
-        return "+".join([str(self.facts["variant"]), *adapters])
+        """Return variant and adapters."""
+        return method_of(self)
 
     def settings(self) -> dict[str, Any]:
-        """What makes models of one method differ other than in their seeds."""
+        """Return the settings, other than seeds, in which models of one method can differ."""
         facts = self.facts
         if not facts:
             return {}
@@ -86,7 +91,7 @@ class Pretrained:
 
 
 def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
-    """A run's export, made if need be, or the directory of an export.
+    """Open a run's export, made if need be, or the directory of an export.
 
     Raises:
         UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
@@ -96,59 +101,35 @@ def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
     trusted = trust_code or directory != path
-    if not trusted and (own_code := sorted(directory.glob("*.py"))):
-        raise UserError(
-            f"{directory} has code of its own, {own_code[0].name}: read it, then give --trust-code"
-        )
-    return Pretrained(path, directory, _facts(directory / FACTS), _digest(directory), trusted)
+    require_trust(directory, trusted)
+    facts = _facts(directory / FACTS)
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
+    return Pretrained(path, directory, facts, model_digest(directory), trusted)
 
 
-def group_models(models: Sequence[Pretrained]) -> list[str]:
-    """For each model its group: the method, and the settings in which groups of that method differ.
+def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> Groups[Pretrained]:
+    """Group models by method, and by the settings in which models of one method differ.
+
+    Args:
+        baseline: name of a group, its variant, or the name of a model; None: the first model's group.
 
     Raises:
-        UserError: a model is given twice, or two of a group have the same seed.
+        UserError: a model is given twice, two of a group have the same seed, or no such baseline.
     """
-    if len({model.directory.resolve() for model in models}) < len(models):
-        raise UserError("a model was given twice: give each directory once")
-    names = []
-    for model in models:
-        others = [other.settings() for other in models if other.method == model.method]
-        own = model.settings()
-        differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
-        told = ", ".join(f"{key}={own[key]}" for key in differing)
-        names.append(f"{model.method} ({told})" if told else model.method)
-    for (name, seed), count in Counter((n, m.seed) for n, m in zip(names, models, strict=True)).items():
-        if count > 1:
-            raise UserError(f"two models of {name} have the same seed {seed}; leave one of them out")
-    return names
+    refuse_twice((model.directory for model in models), "model", "directory")
+    return group_by_settings(
+        models, [model.method for model in models], [model.settings() for model in models], baseline
+    )
 
 
 def _facts(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if missing := [key for key in NEEDED_FACTS if key not in found]:
+        facts: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if missing := [key for key in NEEDED_FACTS if key not in facts]:
             raise ValueError(f"it has no '{missing[0]}'")
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); export the run again") from error
-    facts: Mapping[str, Any] = found
     return facts
-
-
-def _digest(directory: Path) -> str:
-    files = [*sorted(directory.glob("*.safetensors")), directory / "config.json"]
-    if len(files) < 2:
-        raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
-    files += [directory / name for name in TOKENIZER_FILES if (directory / name).is_file()]
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode())
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK):
-                    digest.update(chunk)
-        except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()

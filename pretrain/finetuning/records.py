@@ -1,4 +1,4 @@
-"""Rows of a file by column, each with its place for a sentence about it: TSV, JSONL, parquet.
+"""Rows of TSV, JSONL and parquet files by column, each with its place for messages.
 
 A TSV is GLUE's: a tab ends a field, a quotation mark is a letter like any other.
 """
@@ -18,7 +18,7 @@ SUFFIXES = (".tsv", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Record:
-    """One row.
+    """Row of a file.
 
     Attributes:
         place: file and line, for messages.
@@ -29,7 +29,7 @@ class Record:
 
 
 def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()) -> Iterator[Record]:
-    """The rows of a file.
+    """Read the rows of a file.
 
     Args:
         wanted: names of columns; the first line of a TSV is its header if one of them is in it.
@@ -53,10 +53,10 @@ def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, without their ends.
+    """Read the lines of a text file, without their ends.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     try:
         return [line for _, line in _numbered_lines(path)]
@@ -67,10 +67,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def column(record: Record, names: Sequence[str]) -> Any:
-    """The value of the first of these columns that the record has.
+    """Return the value of the first of these columns that the record has.
 
     Raises:
-        UserError: it has none of them, or nothing in it.
+        UserError: the record has none of them, or nothing in it.
     """
     for name in names:
         if (value := record.fields.get(name)) is not None:
@@ -79,7 +79,7 @@ def column(record: Record, names: Sequence[str]) -> Any:
 
 
 def text_column(record: Record, names: Sequence[str]) -> str:
-    """The same, which must be text."""
+    """Return the same as `column`, which must be text."""
     value = column(record, names)
     if not isinstance(value, str):
         raise UserError(f"{record.place}: {' or '.join(names)} is {value!r}, which is no text")

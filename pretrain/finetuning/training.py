@@ -1,4 +1,4 @@
-"""One fine-tuning with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
+"""Training with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
 
 The Trainer would keep the best weights in checkpoints. Here they are copied in memory, so that a training
 writes nothing; and its bars and logs are switched off.
@@ -10,7 +10,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,47 @@ from transformers import (
 
 from pretrain.errors import UserError
 from pretrain.finetuning.encoding import Item
-from pretrain.finetuning.settings import Settings
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
 
 Collator = Callable[[Sequence[Item]], dict[str, torch.Tensor]]
 Judge = Callable[[np.ndarray, np.ndarray], float]
-"""(labels, outputs) -> how good they are; more is better."""
+"""(labels, outputs) -> a score; more is better."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Hyperparameters of a fine-tuning: AdamW with a linear warmup and a linear decay to zero.
+
+    Attributes:
+        learning_rate: its peak.
+        epochs: passes over the training examples, at most.
+        batch_size: examples of a step.
+        warmup: the part of all steps in which the rate rises.
+        weight_decay: of matrices.
+        evaluate_every: steps between two evaluations of the examples set aside; every epoch has at least one.
+        patience: evaluations without a better one that end the training; 0: none do.
+    """
+
+    learning_rate: float = 5e-5
+    epochs: int = 5
+    batch_size: int = 32
+    warmup: float = 0.06
+    weight_decay: float = 0.01
+    evaluate_every: int = 500
+    patience: int = 3
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def steps_between_looks(self, examples: int) -> int:
+        """Return the steps between two evaluations: no more than an epoch has."""
+        return min(self.evaluate_every, -(-examples // self.batch_size))
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a model is trained on, and what is used of it to end the training.
+    """Examples to train on, and examples that decide when the training ends.
 
     Attributes:
         judge: of the examples set aside; None: their loss, less is better.
@@ -55,10 +84,10 @@ class Examples:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training went. The model has the weights of `best_step`.
+    """Course of a training. The model has the weights of `best_step`.
 
     Attributes:
-        looks: (step, value) of the examples set aside: the judge's, or minus the loss.
+        looks: (step, value) of every evaluation of the examples set aside: the judge's, or minus the loss.
     """
 
     steps: int
@@ -73,7 +102,7 @@ class Outcome:
 
 
 def begin(seed: int) -> None:
-    """Seed everything that is drawn from now on: the new head before the data's order and dropout.
+    """Seed all random numbers: of the new head first, then of the data's order and dropout.
 
     Call it before the model is made.
     """
@@ -95,7 +124,7 @@ def fine_tune(
 
     Args:
         seed: of the order of the data, and of dropout.
-        judged: what to give the outputs of, in the end.
+        judged: {name: examples} to compute the outputs of, after the training.
 
     Returns:
         The outcome, and {name: outputs `[items, …]` float32} of what is judged.
@@ -139,7 +168,7 @@ def fine_tune(
 
 
 class _BestWeights(TrainerCallback):
-    """Keeps what trains of the best look, and ends the training when none of `patience` looks is better."""
+    """Callback that keeps the best weights, and ends the training after `patience` evaluations without."""
 
     def __init__(self, patience: int) -> None:
         self.looks: list[tuple[int, float]] = []
@@ -182,8 +211,8 @@ def _judging(judge: Judge | None) -> Callable[[EvalPrediction], dict[str, float]
     if judge is None:
         return None
 
-    def compute(found: EvalPrediction) -> dict[str, float]:
-        return {"judged": judge(np.asarray(found.label_ids), np.asarray(found.predictions))}
+    def compute(made: EvalPrediction) -> dict[str, float]:
+        return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
 
     return compute
 

@@ -1,8 +1,9 @@
-"""A language model that is taught to go on after a prompt with the translation, and does so greedily.
+"""Translation by a language model: prompts, greedy decoding, BLEU and chrF by sacreBLEU.
 
     [end of document] prompt translation [end of document]
 
-Only the translation and its end have a part in the loss.
+The model learns to continue the prompt with the translation. Only the translation and its end have a part in
+the loss.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,11 +21,13 @@ from pretrain.finetuning.models import Tokenizer
 from pretrain.finetuning.translation_data import Pair
 
 SOURCE = "{source}"
+RESAMPLES = 1000
+Words = Literal["13a", "intl", "char", "zh", "none"]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The text before a translation.
+    """Text before a translation.
 
     Attributes:
         template: has SOURCE in it, which becomes the text to translate.
@@ -39,12 +42,12 @@ class Prompt:
             raise UserError(f"--prompt '{self.template}' must have {SOURCE} in it, once")
 
     def ids(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[Ids]:
-        """Of each pair's prompt, with the end of the document before it."""
+        """Return the ids of each pair's prompt, with the end of a document before the prompt."""
         texts = [self.template.replace(SOURCE, pair.source) for pair in pairs]
         return [[tokenizer.start, *ids] for ids in tokenizer.ids(texts)]
 
     def encode(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Encoded:
-        """Pairs to train on; those that are too long are left out and counted.
+        """Encode pairs to train on; those that are too long are left out and counted.
 
         Raises:
             UserError: all are too long.
@@ -63,7 +66,7 @@ class Prompt:
         return Encoded(items, len(pairs) - len(items))
 
     def answer_length(self, train: Encoded) -> int:
-        """Tokens that a translation may have: twice as many as the longest it learned from."""
+        """Return the most tokens of a translation: twice as many as the longest of the training pairs."""
         longest = max(sum(label != IGNORED for label in item["labels"]) for item in train.items)
         return min(2 * longest, self.longest // 2)
 
@@ -71,13 +74,13 @@ class Prompt:
 def translate(
     model: Any, prompts: Sequence[Ids], tokenizer: Tokenizer, longest: int, new_tokens: int, batch_size: int
 ) -> list[str]:
-    """Each prompt's translation: always the likeliest token, until a document ends.
+    """Translate each prompt by greedy decoding, until a document ends.
 
     Args:
         longest: ids of a prompt and its translation at most; a prompt that leaves no room for `new_tokens`
             has the translation "".
     """
-    found = [""] * len(prompts)
+    translations = [""] * len(prompts)
     fitting = [index for index, ids in enumerate(prompts) if len(ids) + new_tokens <= longest]
     fitting.sort(key=lambda index: len(prompts[index]))  # so that few are padded much
     device = next(model.parameters()).device
@@ -101,5 +104,37 @@ def translate(
             )
             for index, row in zip(batch, output[:, width:].tolist(), strict=True):
                 end = row.index(tokenizer.start) if tokenizer.start in row else len(row)
-                found[index] = tokenizer.text(row[:end]).strip()
-    return found
+                translations[index] = tokenizer.text(row[:end]).strip()
+    return translations
+
+
+@dataclass(frozen=True)
+class TranslationScores:
+    """Scores of a whole test set, as sacreBLEU prints them: 0 to 100.
+
+    Attributes:
+        standard_error: of BLEU over the choice of sentences, from the interval of its bootstrap.
+        signature: of BLEU: says which BLEU it is.
+    """
+
+    bleu: float
+    chrf: float
+    standard_error: float
+    signature: str
+
+
+def translation_scores(
+    translations: list[str], references: list[str], words: Words = "13a"
+) -> TranslationScores:
+    """Compare translations with one reference each.
+
+    Args:
+        words: sacreBLEU's way to cut texts into words.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    bleu = BLEU(tokenize=words, force=True)  # no warning of texts that look as if they had been cut before
+    score = bleu.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
+    chrf = CHRF().corpus_score(translations, [references])
+    error = score._ci / 1.96  # half of a 95 % interval
+    return TranslationScores(float(score.score), float(chrf.score), float(error), str(bleu.get_signature()))

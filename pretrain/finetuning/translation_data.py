@@ -19,7 +19,7 @@ _NESTED = "translation"
 
 @dataclass(frozen=True)
 class Pair:
-    """A text and its translation.
+    """Text and its translation.
 
     Attributes:
         place: file and line.
@@ -31,7 +31,7 @@ class Pair:
 
 
 def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> list[Pair]:
-    """The pairs of files that have both, one after the other, or of two files line by line.
+    """Read the pairs of files that have both, one after the other, or of two files line by line.
 
     Args:
         option: that named the files, for messages.

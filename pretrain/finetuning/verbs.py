@@ -1,4 +1,4 @@
-"""`python -m pretrain evaluate glue` and `evaluate translation`: fine-tuning, as `verbs` registers it."""
+"""Verbs `evaluate glue` and `evaluate translation`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pretrain.errors import UserError
-
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
+    from pretrain.finetuning.plan import Plan
     from pretrain.finetuning.pretrained import Pretrained
-    from pretrain.finetuning.settings import Settings
-    from pretrain.study.report import Report
+    from pretrain.finetuning.report import Trial
+    from pretrain.study.seeds import Groups
 
 
 class Words(str, Enum):
@@ -78,25 +77,20 @@ def glue(
     Example: python -m pretrain evaluate glue runs/vanilla runs/orthogonal --data glue --tasks sst2,rte
     """
     from pretrain.finetuning.classification_data import find_tasks, read_task
-    from pretrain.finetuning.settings import Settings
 
-    found = [read_task(task, data) for task in find_tasks(tasks)]
-    opened, groups = _open("evaluate glue", ("accelerate", "sklearn"), models, trust_code)
-    from pretrain.finetuning.glue import run_glue
-    from pretrain.finetuning.plan import Plan
-    from pretrain.finetuning.report import find_baseline, fine_tuned_report
-    from pretrain.finetuning.trials import TrialFiles
+    data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
+    opened, groups = _open("evaluate glue", ("accelerate", "sklearn"), models, trust_code, baseline)
+    from pretrain.finetuning.glue import glue_fine_tunings
+    from pretrain.finetuning.plan import Plan, run_on_exports
+    from pretrain.finetuning.training import Settings
     from pretrain.reporting.progress import WorkDisplay
 
-    base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
-    with WorkDisplay(len(opened) * len(found) * seeds) as work:
-        trials, details = run_glue(plan, found, TrialFiles(out), work.begin)
-    content = _content(settings, opened, groups, details)
-    notes = [*_constant_scores(found), *_notes(opened, train_query_key)]
-    report = fine_tuned_report("E3", "Fine-tuning on GLUE", trials, base, tolerance, notes, content)
-    _finish(report, out, details)
+    plan = Plan(opened, list(map(groups.name_of, opened)), settings, seeds, max_length, train_query_key)
+    with WorkDisplay(len(opened) * len(data_of_tasks) * seeds) as work:
+        done = run_on_exports(glue_fine_tunings(plan, data_of_tasks), seeds, out, work.begin)
+    notes = [*_constant_scores(data_of_tasks), *_notes(plan)]
+    _publish("E3", "Fine-tuning on GLUE", plan, groups.baseline, done, tolerance, notes, out)
 
 
 def translation(
@@ -128,36 +122,32 @@ def translation(
 
     Example: python -m pretrain evaluate translation runs/orthogonal --train train.tsv --test test.tsv
     """
-    from pretrain.finetuning.settings import Settings
     from pretrain.finetuning.translation_data import read_pairs
 
     learned = read_pairs("--train", train, source, target)
     translated = read_pairs("--test", test, source, target)
-    opened, groups = _open("evaluate translation", ("accelerate", "sacrebleu"), models, trust_code)
-    from pretrain.finetuning.plan import Plan
-    from pretrain.finetuning.report import find_baseline, fine_tuned_report
-    from pretrain.finetuning.translation import Texts, run_translation
-    from pretrain.finetuning.trials import TrialFiles
+    opened, groups = _open("evaluate translation", ("accelerate", "sacrebleu"), models, trust_code, baseline)
+    from pretrain.finetuning.plan import Plan, run_on_exports
+    from pretrain.finetuning.training import Settings
+    from pretrain.finetuning.translation import Texts, translation_fine_tunings
     from pretrain.reporting.progress import WorkDisplay
 
-    base = find_baseline(baseline, groups, [model.name for model in opened])
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    plan = Plan(opened, groups, settings, seeds, max_length, train_query_key)
+    plan = Plan(opened, list(map(groups.name_of, opened)), settings, seeds, max_length, train_query_key)
     texts = Texts(learned, translated, prompt.replace("\\n", "\n"), words.value)
     with WorkDisplay(len(opened) * seeds) as work:
-        trials, details = run_translation(plan, texts, TrialFiles(out), work.begin)
-    notes = [f"sacreBLEU's signature: {details[0]['signature']}", *_notes(opened, train_query_key)]
-    if untranslated := details[0]["untranslated"]:
+        done = run_on_exports(translation_fine_tunings(plan, texts), seeds, out, work.begin)
+    first = done[1][0]
+    notes = [f"sacreBLEU's signature: {first['signature']}", *_notes(plan)]
+    if untranslated := first["untranslated"]:
         notes.append(f"{untranslated} texts were too long to translate and count as empty translations")
-    content = _content(settings, opened, groups, details)
-    report = fine_tuned_report("translation", "Translation", trials, base, tolerance, notes, content)
-    _finish(report, out, details)
+    _publish("translation", "Translation", plan, groups.baseline, done, tolerance, notes, out)
 
 
 def _open(
-    verb: str, packages: tuple[str, ...], paths: list[Path], trust_code: bool
-) -> tuple[list[Pretrained], list[str]]:
-    """The models and their groups; what can be refused is, before anything is trained."""
+    verb: str, packages: tuple[str, ...], paths: list[Path], trust_code: bool, baseline: str | None
+) -> tuple[list[Pretrained], Groups[Pretrained]]:
+    """Open and group the models, and refuse before anything is trained."""
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
@@ -166,21 +156,36 @@ def _open(
 
     require_packages(verb, *packages)
     opened = [open_pretrained(path, trust_code) for path in paths]
-    return opened, group_models(opened)
+    return opened, group_models(opened, baseline)
 
 
-def _content(
-    settings: Settings, models: list[Pretrained], groups: list[str], details: list[dict[str, Any]]
-) -> dict[str, object]:
-    """What report.json has beside the scores; the predictions themselves are in OUT/trials."""
-    return {
-        "settings": settings.as_dict(),
-        "models": [_model_facts(model, group) for model, group in zip(models, groups, strict=True)],
+def _publish(
+    experiment: str,
+    title: str,
+    plan: Plan,
+    baseline: str,
+    done: tuple[list[Trial], list[dict[str, Any]]],
+    tolerance: float,
+    notes: list[str],
+    out: Path,
+) -> None:
+    """Write and print the report; the predictions themselves are in OUT/trials."""
+    from pretrain.finetuning.report import fine_tuned_report
+    from pretrain.study.report import finish
+
+    trials, details = done
+    content = {
+        "settings": plan.settings.as_dict(),
+        "models": [_model_facts(model, group) for model, group in zip(plan.models, plan.groups, strict=True)],
         "trainings": [
             {key: value for key, value in one.items() if key not in ("predictions", "translations")}
             for one in details
         ],
     }
+    kept = sum(bool(one["kept"]) for one in details)
+    remark = f" ({kept} of {len(details)} trainings were there)" if kept else ""
+    report = fine_tuned_report(experiment, title, trials, baseline, tolerance, notes, content)
+    finish(report, out, remark=remark)
 
 
 def _model_facts(model: Pretrained, group: str) -> dict[str, object]:
@@ -199,41 +204,27 @@ def _constant_scores(tasks: list[TaskData]) -> list[str]:
 
     from pretrain.finetuning.metrics import constant_score
 
-    found = []
+    notes = []
     for data in tasks:
         labels = np.array([example.label for example in data.validation])
         value = 100 * constant_score(data.task, labels)
-        found.append(f"{data.task.name}: the most frequent label, given always, scores {value:.2f}")
-    return found
+        notes.append(f"{data.task.name}: the most frequent label, given always, scores {value:.2f}")
+    return notes
 
 
-def _notes(models: list[Pretrained], train_query_key: bool) -> list[str]:
-    """What is said of Q and K."""
-    if train_query_key:
+def _notes(plan: Plan) -> list[str]:
+    """Return notes about Q and K."""
+    if plan.train_query_key:
         return ["--train-query-key: Q and K trained like everything else"]
     notes = [
         "Q and K rows that were frozen when the pretraining ended stayed so, with their biases: their bits "
         "were compared before and after every training"
     ]
-    if folded := sorted({model.name for model in models if model.facts.get("folded")}):
+    if folded := sorted({model.name for model in plan.models if model.facts.get("folded")}):
         notes.append(
             f"{', '.join(folded)}: adapters are folded into these rows, which are frozen as folded: the "
             "adapters do not train any more"
         )
-    if free := [model.name for model in models if not model.frozen_rows]:
+    if free := [model.name for model in plan.models if not model.frozen_rows]:
         notes.append(f"{', '.join(free)}: nothing was frozen, so everything trains")
     return notes
-
-
-def _finish(report: Report, out: Path, details: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    try:
-        path = write_report(report, out)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    print_report(report, Console())
-    kept = sum(bool(one["kept"]) for one in details)
-    typer.echo(f"written: {path}" + (f" ({kept} of {len(details)} trainings were there)" if kept else ""))

@@ -1,4 +1,4 @@
-"""What the job scripts in slurm/ ask: `python -m pretrain.job VERB`. Not for people.
+"""Command line for the job scripts in slurm/, not for people: `python -m pretrain.job VERB`.
 
 The answer is one line of words on stdout; what people should read goes to stderr, which is the job's log.
 """
@@ -15,7 +15,7 @@ import typer
 
 from data_pipeline.errors import DataError
 from pretrain.errors import UserError
-from pretrain.job.job_kinds import Tokenizing, Training, Work, errors_in
+from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.job.shape import Batches, Shape, shape_to_use
 from pretrain.runs.directory import FINISHED, RunDirectory
@@ -71,7 +71,7 @@ def end_training(
     asked: Annotated[bool, typer.Option("--asked")] = False,
     max_stalled: MaxStalled = 3,
 ) -> None:
-    """After the ranks ended. Answer: `finished`, `requeue` or `stop`."""
+    """Decide after the ranks ended. Answer: `finished`, `requeue` or `stop`."""
     work = Training(run)
     refusal = Segments(work).logs(SlurmJob.read(os.environ)) / "refused"
     refused = refusal.read_text().strip() if refusal.is_file() else ""
@@ -87,7 +87,7 @@ def sweep_runs(
     nodes: Nodes = 1,
     ranks_per_node: RanksPerNode = 1,
 ) -> None:
-    """The runs of one task of a sweep. Answer: a line per run, its config and overrides separated by tabs."""
+    """List the runs of one task of a sweep. Answer: a line per run, config and overrides between tabs."""
     from pretrain.config.sources import parse_overrides
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep
@@ -107,7 +107,7 @@ def sweep_runs(
 
 @app.command("begin-tokenizing")
 def begin_tokenizing(shards: Path, index: int, count: int, max_stalled: MaxStalled = 3) -> None:
-    """Before a task of a tokenize array. Answer: `run LOGS`."""
+    """Begin a task of a tokenize array. Answer: `run LOGS`."""
     work = Tokenizing(shards.absolute(), index, count)
     typer.echo(f"run {Segments(work).begin(SlurmJob.read(os.environ), max_stalled)}")
 
@@ -122,7 +122,7 @@ def end_tokenizing(
     asked: Annotated[bool, typer.Option("--asked")] = False,
     max_stalled: MaxStalled = 3,
 ) -> None:
-    """After a task of a tokenize array ended. Answer: `finished`, `requeue` or `stop`."""
+    """Decide after a task of a tokenize array ended. Answer: `finished`, `requeue` or `stop`."""
     work = Tokenizing(shards.absolute(), index, count)
     refused = "mend what the error above says" if exit_code == USER_MISTAKE else ""
     _end(work, Ending(exit_code, job_state, asked=asked, refused=refused), max_stalled)
@@ -135,32 +135,32 @@ def after_doctor(
     already: Annotated[str, typer.Option(help="Comma-separated nodes that the job leaves out now.")] = "",
     most: Annotated[int, typer.Option(envvar="ORA_MAX_EXCLUDED_NODES", min=0)] = 4,
 ) -> None:
-    """After a preflight that failed. Answer: the nodes to leave out from now on; nothing without a report.
+    """Name the nodes to leave out after a preflight that failed. Answer: these; nothing without a report.
 
     Exit code 2 where no other node would help.
     """
     try:
-        found = json.loads(report.read_text())
+        verdict = json.loads(report.read_text())
     except (OSError, ValueError):
         return
-    for problem in found["problems"]:
+    for problem in verdict["problems"]:
         _say(f"doctor: {', '.join(problem['nodes']) or 'all nodes'}: {problem['text']}")
-    if not found["bad_nodes"]:
+    if not verdict["bad_nodes"]:
         raise UserError(
             f"the preflight failed and no other node would help: mend it, then submit again ({report})"
         )
     names = [node for node in already.split(",") if node]
     segments = Segments(Training(run))
-    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), found["bad_nodes"], names, most)))
+    typer.echo(",".join(segments.exclude(SlurmJob.read(os.environ), verdict["bad_nodes"], names, most)))
 
 
 def _trained_steps(run: Path) -> int:
-    """Steps of a run that says it is finished, else 0. A schedule that was extended since is not finished."""
+    """Return the steps of a finished run, else 0. A schedule that was extended since is not finished."""
     directory = RunDirectory(run)
     return int(json.loads(directory.summary.read_text())["step"]) if directory.is_finished() else 0
 
 
-def _end(work: Work, ending: Ending, max_stalled: int) -> None:
+def _end(work: JobKind, ending: Ending, max_stalled: int) -> None:
     segments, job = Segments(work), SlurmJob.read(os.environ)
     decision = segments.end(job, ending, max_stalled)
     if decision.action != FINISHED and ending.exit_code != 0:

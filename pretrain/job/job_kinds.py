@@ -1,4 +1,4 @@
-"""What a Slurm job works at: a training run, or a task of a tokenize array.
+"""Kinds of Slurm job: a training run, or a task of a tokenize array.
 
 What it has reached is the newest complete checkpoint's step, or the number of finished units of a task.
 """
@@ -17,28 +17,28 @@ from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDir
 CRASHED = "crashed"
 
 
-class Work(Protocol):
-    """What a job works at: where it lies, how far it is, how it ended."""
+class JobKind(Protocol):
+    """The work of a job: its place, its progress, its end."""
 
     @property
     def directory(self) -> Path: ...
 
     @property
     def title(self) -> str:
-        """What a log calls it."""
+        """Return its name in a log."""
 
     @property
     def records(self) -> Path:
-        """Where its segments are recorded, and their logs."""
+        """Return the directory of the records and logs of its segments."""
 
     def start(self) -> None:
         """Forget how the segment before ended, so that this one's end is not taken from it."""
 
     def reached(self) -> int:
-        """Something that grows when a restart would not begin where the last one began."""
+        """Return a number that grows when a restart would not begin where the last one began."""
 
     def outcome(self, exit_code: int) -> str:
-        """FINISHED, CONTINUE, STOPPED or CRASHED, after its processes ended with `exit_code`."""
+        """Return FINISHED, CONTINUE, STOPPED or CRASHED, after the processes ended with `exit_code`."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Tokenizing:
 
     @property
     def records(self) -> Path:
-        """Beside the shards: tokenize wants its directory for itself."""
+        """Return a directory beside the shards: tokenize wants its directory for itself."""
         return self.directory.with_name(f"{self.directory.name}-slurm") / f"task_{self.index:04d}"
 
     def start(self) -> None:
-        """Its only state is which units are there."""
+        """Do nothing: the only state of a task is which units are there."""
 
     def reached(self) -> int:
         try:
@@ -100,7 +100,7 @@ class Tokenizing:
 
 
 def errors_in(logs: Path, most: int = 5) -> list[str]:
-    """The first sentences that ranks ended with, each once, with the log they stand in."""
+    """Return the first sentences that ranks ended with, each once, with the log they stand in."""
     sentences: dict[str, str] = {}
     for path in sorted(logs.glob("*.log")):
         for line in error_lines(path.read_text(errors="replace").splitlines()):

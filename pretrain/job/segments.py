@@ -1,9 +1,9 @@
-"""What a Slurm job did so far, and whether it goes on: the job scripts' decisions, from what is on disk.
+"""Segments of a Slurm job so far, and the decision whether it goes on: from files on disk alone.
 
 A job that needs longer than Slurm gives it runs in segments: the same job, requeued. Every segment writes
 its beginning and its end into RUN/slurm/segments.jsonl (or SHARDS-slurm/task_I/segments.jsonl), so a segment
-whose node died without a word is known too, by its missing end. `work` says what the job works at, and what
-it has reached.
+whose node died without a word is known too, by its missing end. `job_kinds` says what a job works at and how
+far the work is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from data_pipeline.io.files import sync
 from pretrain.errors import UserError
-from pretrain.job.job_kinds import Work
+from pretrain.job.job_kinds import JobKind
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 
 REQUEUE = "requeue"
@@ -36,7 +36,7 @@ class SlurmJob:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> SlurmJob:
-        """From the variables that Slurm sets in a job.
+        """Read the variables that Slurm sets in a job.
 
         Raises:
             UserError: not inside a Slurm job.
@@ -52,7 +52,7 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a segment's processes ended, and what Slurm says of the job at that moment.
+    """The end of a segment's processes, and Slurm's state of the job at that moment.
 
     Attributes:
         job_state: of `scontrol show job`; anything but RUNNING means that Slurm or a person has decided.
@@ -79,7 +79,7 @@ class Decision:
 class Segments:
     """The record of a work's segments."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: JobKind) -> None:
         self.work = work
         self.path = work.records / "segments.jsonl"
 
@@ -107,11 +107,11 @@ class Segments:
         return logs
 
     def logs(self, job: SlurmJob) -> Path:
-        """The directory of this segment's logs: one file per rank."""
+        """Return the directory of this segment's logs: one file per rank."""
         return self.path.parent / f"job_{job.number}-restart_{job.restarts}"
 
     def stalled(self, job: SlurmJob, reached: int) -> int:
-        """How many of the job's latest segments began where the work still is.
+        """Count the job's latest segments that began where the work still is.
 
         Counted by beginnings, not by exit codes or Slurm's restart count: a preemption or a time limit saved
         something, a dead node wrote no end. Segments that found a bad node have a limit of their own. A new
@@ -168,14 +168,14 @@ class Segments:
         )
 
     def crash_loop(self, stalled: int, reached: int, see: str) -> str:
-        """What the guard says."""
+        """Return the sentence of the guard against crash loops."""
         return (
             f"crash loop: {stalled} segments in a row made no progress (all began at {reached}); "
             f"see {see} and {self.path.parent}, then submit again"
         )
 
     def exclude(self, job: SlurmJob, nodes: list[str], already: list[str], most: int) -> list[str]:
-        """The nodes that the job leaves out from now on: `already` (by sbatch or before) and `nodes`.
+        """Return the nodes that the job leaves out from now on: `already` (by sbatch or before) and `nodes`.
 
         Raises:
             UserError: that would be more than `most` nodes beyond those that sbatch left out.
@@ -192,7 +192,7 @@ class Segments:
         return sorted(set(already) | set(new))
 
     def _records(self, job: SlurmJob) -> list[dict[str, Any]]:
-        """Those of this submission of the job, in order; a line torn by a dying node is left out."""
+        """Return the records of this submission of the job in order, but for a line torn by a dying node."""
         records: list[dict[str, Any]] = []
         if not self.path.is_file():
             return records

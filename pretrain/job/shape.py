@@ -1,4 +1,4 @@
-"""How many of a job's ranks a run can use: Slurm may give other nodes at every start."""
+"""The ranks of a job that a run can use: Slurm may give other nodes at every start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batches:
-    """What of a configuration decides which numbers of ranks are possible."""
+    """The sizes of a configuration that decide which numbers of ranks are possible."""
 
     global_batch: int
     micro_batch: int
@@ -42,7 +42,7 @@ class Batches:
         )
 
     def misfit(self, ranks: int) -> str | None:
-        """Why this number of ranks is impossible; None: it is possible."""
+        """Return why this number of ranks is impossible; None: it is possible."""
         if ranks % self.tensor_parallel:
             return f"{ranks} is no multiple of parallel.tensor_model_parallel_size={self.tensor_parallel}"
         copies = ranks // self.tensor_parallel
@@ -55,7 +55,7 @@ class Batches:
 
 
 def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
-    """The largest part of `given` that a run can use, and the sentence that says what is left idle.
+    """Return the largest part of `given` that a run can use, and the sentence about what is left idle.
 
     Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node, then the one
     on the fewest nodes.

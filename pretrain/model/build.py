@@ -25,7 +25,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
-    """This rank's shard of the model, initialised, on its device, in the compute dtype.
+    """Build this rank's shard of the model, initialised, on its device, in the compute dtype.
 
     Args:
         phase: of a run in which layers become trainable on the way (see `config.phases`).
@@ -56,13 +56,13 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
 
 
 def flash_documents(config: Config, device: torch.device) -> bool:
-    """Whether documents that stand alone are attended without a mask: `performance.document_attention`."""
+    """Return whether separate documents are attended without a mask: `performance.document_attention`."""
     kernel = device.type == "cpu" or config.precision.dtype == "bf16"
     return config.performance.document_attention == "flash" and kernel and not config.policy().synthesizer
 
 
 def compiles_layers(config: Config, device: torch.device, world_size: int) -> bool:
-    """Whether training runs the layers compiled: what `performance.compile` says, or stands for."""
+    """Return whether training runs the layers compiled: `performance.compile`, with `auto` resolved."""
     return config.performance.compiles(device.type == "cuda", zero_stage(config, world_size))
 
 
@@ -88,7 +88,7 @@ def compile_layers(model: GPT, backend: str) -> None:
 
 
 def transformer_config(config: Config) -> TransformerConfig:
-    """Our model, parallel and precision sections in megatron-core's terms."""
+    """Translate our model, parallel and precision sections into megatron-core's terms."""
     model, dtype = config.model, DTYPES[config.precision.dtype]
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -117,7 +117,7 @@ def transformer_config(config: Config) -> TransformerConfig:
 
 
 def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | None = None) -> torch.Tensor:
-    """Cross-entropy of every next-token prediction.
+    """Return the cross-entropy of every next-token prediction.
 
     Args:
         tokens: `[batch, sequence_length + 1]` int64 on the model's device.
@@ -138,7 +138,7 @@ def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | N
 def logits_at(
     model: torch.nn.Module, inputs: torch.Tensor, at: torch.Tensor, boundary: int | None = None
 ) -> torch.Tensor:
-    """Logits `[batch, vocabulary/tp]` of what follows one position of each row.
+    """Return logits `[batch, vocabulary/tp]` of the token after one position of each row.
 
     Args:
         inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any effect.

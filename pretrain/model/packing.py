@@ -1,4 +1,4 @@
-"""Documents inside a sample: where each begins, what may see what, and which predictions count.
+"""Documents inside a sample: where each begins, which positions see each other, which predictions count.
 
 GPT-2 style packing (the default) ignores the boundaries: a sample is one text in which the end-of-document id
 is a token like any other. With data.reset_at_document_end every document stands alone: positions restart at
@@ -21,7 +21,7 @@ from megatron_patches.engine.documents import Documents
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """What a packed batch of inputs means when documents stand alone.
+    """The layout of a packed batch of inputs when documents stand alone.
 
     positions: `[batch, seq]` int64, from 0 in each document (a sample may begin inside one).
     documents: which tokens belong together, for the attention.
@@ -34,7 +34,7 @@ class DocumentLayout:
 
 
 def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
-    """The layout of `[batch, seq]` input ids; the end-of-document id belongs to the document it ends."""
+    """Return the layout of `[batch, seq]` ids; an end-of-document id belongs to the document it ends."""
     ends = inputs == eod_id
     index = torch.arange(inputs.size(1), device=inputs.device)
     begins = torch.zeros_like(ends)
@@ -44,6 +44,6 @@ def document_layout(inputs: torch.Tensor, eod_id: int) -> DocumentLayout:
 
 
 def count_predictions(tokens: torch.Tensor, eod_id: int | None) -> int:
-    """How many predictions of `[..., seq + 1]` ids count; without `eod_id`, packed as one text, all do."""
+    """Count the predictions of `[..., seq + 1]` ids that are trained on; without `eod_id` all are."""
     inputs = tokens[..., :-1]
     return inputs.numel() if eod_id is None else int((inputs != eod_id).sum())

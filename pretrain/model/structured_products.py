@@ -1,7 +1,7 @@
-"""How a run multiplies by structured frozen rows: by two batched products, or the kernel where it is faster.
+"""Choice of how to multiply by structured frozen rows: two batched products, or the kernel where faster.
 
-Nobody can say that without the GPU, so it is measured there once, at the sizes of the run, by rank 0 for all
-ranks; see `performance.structured_products`. What was found is in environment.json.
+Which is faster depends on the GPU: rank 0 measures both there once, at the sizes of the run, for all ranks:
+see `performance.structured_products`. environment.json keeps the result.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pretrain.ranks.groups import ParallelContext, agree
 
 PRODUCTS = "two products"
 ROUNDS, TIMES = 9, 8
-"""How many rounds are measured, and calls in each."""
+"""Rounds of the measurement, and calls in each."""
 HEAD_START = 6_000_000
 """Cycles of a GPU, 3 to 6 ms."""
 ROUNDING: Mapping[torch.dtype, float] = {torch.bfloat16: 2.0**-8, torch.float32: 1e-5}
-"""How far a result may be from that of fp32, by norm: a kernel that a compiler spoilt is not used."""
+"""Largest relative distance from the result in fp32: a kernel that a compiler spoilt is not used."""
 
 
 @dataclass(frozen=True)
 class StructuredProducts:
-    """How all ranks multiply by structured rows, and why.
+    """The way in which all ranks multiply by structured rows, and its reason.
 
     Attributes:
         tile: of the kernel; None: two batched products.
@@ -45,19 +45,19 @@ class StructuredProducts:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
-        """For environment.json."""
+        """Return the entry of environment.json."""
         values = asdict(self)
         return {"way": way_of(self.tile), "reason": self.reason, "milliseconds": values["milliseconds"]}
 
 
 def structured_layers(model: torch.nn.Module) -> list[FrozenQueryKeyValueLinear]:
-    """The projections of `model` whose frozen rows are structured."""
+    """Return the projections of `model` whose frozen rows are structured."""
     linears = [module for module in model.modules() if isinstance(module, FrozenQueryKeyValueLinear)]
     return [linear for linear in linears if isinstance(linear.frozen(), Factors)]
 
 
 def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts | None) -> None:
-    """Have every layer of `model` compute as chosen."""
+    """Set every layer of `model` to compute as chosen."""
     if chosen is not None:
         for linear in structured_layers(model):
             linear.tile = chosen.tile
@@ -66,7 +66,7 @@ def use_structured_products(model: torch.nn.Module, chosen: StructuredProducts |
 def choose_structured_products(
     model: torch.nn.Module, config: Config, context: ParallelContext
 ) -> StructuredProducts | None:
-    """What `performance.structured_products` says or stands for, the same on all ranks (collective).
+    """Resolve `performance.structured_products`, the same on all ranks (collective).
 
     Returns:
         None where no rank has structured rows.
@@ -78,9 +78,9 @@ def choose_structured_products(
     if agree([float(len(layers))], context.device)[0] == 0:
         return None
     wanted = config.performance.structured_products
-    factors = [found for layer in layers if isinstance(found := layer.frozen(), Factors)]
+    factors = [rows for layer in layers if isinstance(rows := layer.frozen(), Factors)]
     against: list[str | None] = [None] * context.world_size
-    dist.all_gather_object(against, next(filter(None, (why_not(found.right) for found in factors)), None))
+    dist.all_gather_object(against, next(filter(None, (why_not(rows.right) for rows in factors)), None))
     problem = next(filter(None, against), None)
     cannot = "performance.structured_products=kernel cannot be had: {}; use auto or products"
     if wanted == "kernel" and problem is not None:
@@ -121,11 +121,12 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
             return project(x, factors, tile), add_input_grad(grad, factors, total, tile)
 
         try:
-            found = project(x, factors, tile), add_input_grad(grad, factors, total.clone(), tile)
+            results = project(x, factors, tile), add_input_grad(grad, factors, total.clone(), tile)
         except Exception as error:  # Triton's compiler, or a card with too little shared memory
             left_out.append(f"{name}: {type(error).__name__}")
             continue
-        if all(_apart(one, other) <= ROUNDING[x.dtype] for one, other in zip(found, wanted, strict=True)):
+        distances = map(_relative_distance, results, wanted)
+        if all(distance <= ROUNDING[x.dtype] for distance in distances):
             works[name] = both
         else:
             left_out.append(f"{name}: wrong")
@@ -135,27 +136,27 @@ def fastest(factors: Factors, tokens: int, tiles: Sequence[Tile | None]) -> Stru
 
 
 def take_turns(works: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Milliseconds of each on `device`: the median of ROUNDS, in each of which all take turns."""
+    """Measure the milliseconds of each on `device`: the median of ROUNDS, in each of which all take turns."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(1 + ROUNDS):  # the first one warms up
         for name, work in works.items():
             times[name].append(_milliseconds(work, device))
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    return {name: statistics.median(rounds[1:]) for name, rounds in times.items()}
 
 
 def way_of(tile: Tile | None) -> str:
-    """In words, for records."""
+    """Name the way in words, for records."""
     return PRODUCTS if tile is None else f"kernel, {tile.tokens} tokens, {tile.warps} warps"
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """|one − other| / |other|, inf where one is not finite."""
+def _relative_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return |one − other| / |other|, inf where one is not finite."""
     distance = ((one.float() - other).norm() / other.norm()).item()
     return distance if distance == distance else float("inf")
 
 
 def _milliseconds(work: Callable[[], object], device: torch.device) -> float:
-    """The mean of TIMES calls, on a GPU by its own clock."""
+    """Return the mean of TIMES calls, on a GPU by its own clock."""
     if device.type != "cuda":
         started = time.perf_counter()
         for _ in range(TIMES):

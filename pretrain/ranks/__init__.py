@@ -1,11 +1,13 @@
-"""Who runs, and where: this process's place among the ranks, how ranks are started and asked to stop.
+"""Ranks: this process's place among them, their devices and groups, how they start and stop.
 
-environment  what the launcher says: rank, world size, meeting point, nodes (no torch)
-devices      CPU or GPU, and why not
-peak_flops   peak arithmetic rates of GPUs by name (no torch)
-gpu_settings what torch, cuBLAS and NCCL are told first
-groups       process groups, this rank's device, seeds, small collectives
-launch       `--local-ranks N`: start the ranks of one machine and end them together
-watch        which rank did not come to a collective
-signals      SIGTERM, SIGUSR1 and Ctrl-C become flags that the loop reads
+environment     the launcher's environment: rank, world size, meeting point, nodes (no torch)
+devices         CPU or GPU, and the reason why not a GPU
+peak_flops      peak arithmetic rates of GPUs by name (no torch)
+gpu_settings    settings of torch, cuBLAS and NCCL before the first work on a GPU
+groups          process groups, this rank's device, seeds, small collectives
+single_process  groups of one process without other ranks
+release         release of groups and engines when a training is over
+launch          `--local-ranks N`: start the ranks of one machine and end them together
+watch           the name of a rank that does not come to a collective
+signals         SIGTERM, SIGUSR1 and Ctrl-C as flags for the loop
 """

@@ -23,7 +23,7 @@ MACHINE = Path("/")
 
 
 def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Carry out `run.device`; call it before torch, megatron-core or DeepSpeed look for a GPU.
+    """Apply `run.device`; call this before torch, megatron-core or DeepSpeed look for a GPU.
 
     `cpu` hides the GPUs from this process and its children, so that no library takes one by itself.
 
@@ -39,7 +39,7 @@ def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) 
 
 
 def use_cuda(machine: Path = MACHINE) -> bool:
-    """Whether this process trains on GPUs: if torch can use one, unless the CPU was asked for.
+    """Return whether this process trains on GPUs: if torch can use one, unless the CPU was asked for.
 
     Raises:
         UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
@@ -57,12 +57,12 @@ def use_cuda(machine: Path = MACHINE) -> bool:
 
 
 def cpu_was_asked_for(visible: str | None) -> bool:
-    """What CUDA_VISIBLE_DEVICES says; CUDA uses none of a list that is empty or begins with -1."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: an empty list, or one that begins with -1."""
     return visible is not None and visible.split(",")[0].strip() in ("", "-1")
 
 
 def nvidia_devices(machine: Path = MACHINE) -> list[str]:
-    """The traces of NVIDIA GPUs that need no library to see: device files, and the driver's list of GPUs.
+    """Return traces of NVIDIA GPUs that need no library: device files, and the driver's list of GPUs.
 
     Args:
         machine: the root of the file system.
@@ -72,7 +72,7 @@ def nvidia_devices(machine: Path = MACHINE) -> list[str]:
 
 
 def why_no_cuda() -> str | None:
-    """Torch's own reason why it can use no GPU, as a clause; None if it can use one."""
+    """Return torch's own reason why it can use no GPU, as a clause; None if it can use one."""
     import torch
 
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def why_no_cuda() -> str | None:
 
 
 def gpu_index(local_rank: int, count: int) -> int:
-    """The GPU of a rank among the `count` that it sees; `count` or more if there is none for it.
+    """Return the GPU of a rank among the `count` that it sees; `count` or more if there is none for it.
 
     Where every task of srun is shown a GPU of its own, that is its only one, whatever its number on the node.
     """
@@ -99,7 +99,7 @@ def gpu_index(local_rank: int, count: int) -> int:
 
 
 def gpu_names(visible: str | None, count: int) -> list[str]:
-    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
+    """Return the GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
 
     Args:
         visible: what that variable says; None if it is not set.

@@ -1,4 +1,4 @@
-"""The launcher's environment: which rank this process is, of how many, and where the ranks meet.
+"""The launcher's environment: this process's rank, the number of ranks, and their meeting point.
 
 The only file that reads what torchrun, DeepSpeed's launcher, srun or `--local-ranks` tell a process about the
 ranks (`launch` writes it). Imports no torch: errors and signals must be able to ask before torch is there.
@@ -25,7 +25,7 @@ class LaunchEnvironment:
 
     @staticmethod
     def read() -> LaunchEnvironment:
-        """One process on its own is rank 0 of 1.
+        """Read the launcher's environment; a process on its own is rank 0 of 1.
 
         Raises:
             UserError: a half-set environment.
@@ -50,29 +50,29 @@ class LaunchEnvironment:
 
 
 def speaks_for_all() -> bool:
-    """Whether this process is rank 0, or on its own; never raises, so that errors and signals can ask it."""
+    """Return whether this process is rank 0, or on its own; never raises, for errors and signals call it."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
 
 
 def meeting_point() -> tuple[str, int] | None:
-    """Host and port at which rank 0 listens; None for a process on its own."""
+    """Return host and port at which rank 0 listens; None for a process on its own."""
     if "MASTER_ADDR" not in os.environ:
         return None
     return os.environ["MASTER_ADDR"], _whole_number("MASTER_PORT", "MASTER_ADDR")
 
 
 def launcher_listens() -> bool:
-    """Whether the launcher (torchrun, `--local-ranks`) holds the store at the meeting point, not rank 0."""
+    """Return whether the launcher (torchrun, `--local-ranks`) holds the rendezvous store, not rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def restarts() -> str:
-    """How often torchrun has started the ranks again: its store still holds what the last ones wrote."""
+    """Return how often torchrun has restarted the ranks: its store still holds what the last ones wrote."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def one_environment_for_all() -> bool:
-    """Whether the ranks of this node were started together (torchrun, `--local-ranks`), with the same GPUs.
+    """Return whether this node's ranks were started together (torchrun, `--local-ranks`) on the same GPUs.
 
     srun starts each by itself, and may show each a GPU of its own.
     """
@@ -80,23 +80,23 @@ def one_environment_for_all() -> bool:
 
 
 def node_name() -> str:
-    """This node's name, the one that `sbatch --exclude` knows."""
+    """Return this node's name, as `sbatch --exclude` knows it."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def head_node() -> str | None:
-    """The node of rank 0, if srun says so."""
+    """Return the node of rank 0, if srun says so."""
     hosts = expand_hosts(os.environ.get("SLURM_STEP_NODELIST", ""))
     return hosts[0] if hosts else None
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a process that is no rank of this step, but starts ranks of its own."""
+    """Return `environment` for a process that is no rank of this step, but starts ranks of its own."""
     return {name: value for name, value in environment.items() if name not in ("RANK", "SLURM_PROCID")}
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a process on its own, which neither meets these ranks nor reports for their job."""
+    """Return `environment` for a process on its own, which neither meets these ranks nor reports for them."""
     ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     return {
         name: value
@@ -108,7 +108,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def missing_nodes(
     missing: Iterable[int], present: Mapping[int, str], world_size: int, environment: Mapping[str, str]
 ) -> dict[int, str | None]:
-    """The node of each missing rank, as far as the launcher's environment and the other ranks tell.
+    """Return the node of each missing rank, as far as the launcher's environment and the other ranks tell.
 
     Args:
         present: rank -> node of those that came.
@@ -117,17 +117,17 @@ def missing_nodes(
     if planned and any(planned[rank] != node for rank, node in present.items()):
         planned = []  # a distribution other than block
     local = int(environment.get("LOCAL_WORLD_SIZE", "0") or 0)
-    found: dict[int, str | None] = {}
+    nodes: dict[int, str | None] = {}
     for rank in missing:
-        found[rank] = planned[rank] if planned else None
+        nodes[rank] = planned[rank] if planned else None
         if not planned and local:
             group = range(rank - rank % local, rank - rank % local + local)
-            found[rank] = next((present[other] for other in group if other in present), None)
-    return found
+            nodes[rank] = next((present[other] for other in group if other in present), None)
+    return nodes
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Slurm's `n[1-3,7],gpu-a[01-02]` -> its host names."""
+    """Expand Slurm's `n[1-3,7],gpu-a[01-02]` into its host names."""
     names: list[str] = []
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
         bracket = re.search(r"\[([^\]]*)\]", part)
@@ -143,7 +143,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
-    """Node of every rank under srun's block distribution; empty if the variables do not say."""
+    """Return the node of every rank under srun's block distribution; empty if the variables do not say."""
     hosts = expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
     counts: list[int] = []
     for part in environment.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
@@ -157,7 +157,7 @@ def _slurm_nodes(environment: Mapping[str, str], world_size: int) -> list[str]:
 
 
 def _whole_number(name: str, beside: str) -> int:
-    """The environment variable `name`, which whoever sets `beside` sets too."""
+    """Read the environment variable `name`, which whoever sets `beside` sets too."""
     if name not in os.environ:
         raise _launch_error(f"the environment sets {beside} but not {name}")
     try:

@@ -1,4 +1,4 @@
-"""What torch, cuBLAS and NCCL are told before the first work on a GPU. On the CPU all of it is harmless."""
+"""Settings of torch, cuBLAS and NCCL before the first work on a GPU; harmless on the CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACE_ENTRIES = 2000
 
 
 def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) -> None:
-    """How products and sums are made, in this process, from now on.
+    """Set how products and sums are made in this process from now on.
 
     Args:
         deterministic: the same bits in every run on the same kind of GPU. An operation that has no such form

@@ -1,4 +1,4 @@
-"""The ranks joined: process groups, this rank's device, seeds, and small collectives.
+"""Process groups, this rank's device, seeds, and small collectives.
 
 Version-sensitive: `import_deepspeed` replaces one DeepSpeed 0.19 internal, the only one that is replaced.
 """
@@ -32,7 +32,7 @@ SUPPORTED_DEEPSPEED = "0.19."
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """The process groups of this rank, and where it stands in them."""
+    """The process groups of this rank, and its place in them."""
 
     rank: int
     world_size: int
@@ -131,7 +131,7 @@ def shutdown_distributed(context: ParallelContext) -> None:
 
 
 def import_deepspeed() -> ModuleType:
-    """DeepSpeed, on the device torch found, without its chatter and without its shared-memory all-reduce.
+    """Import DeepSpeed for torch's device, without its chatter and without its shared-memory all-reduce.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
     (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
@@ -140,10 +140,10 @@ def import_deepspeed() -> ModuleType:
     Raises:
         UserError: a DeepSpeed this program was not written against.
     """
-    found = version("deepspeed")
-    if not found.startswith(SUPPORTED_DEEPSPEED):
+    ours = version("deepspeed")
+    if not ours.startswith(SUPPORTED_DEEPSPEED):
         raise UserError(
-            f"deepspeed {found} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
+            f"deepspeed {ours} is installed but this program was written against {SUPPORTED_DEEPSPEED}x; "
             "install with `pip install -c constraints.txt`"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -176,7 +176,7 @@ def agree(values: list[float], device: torch.device) -> list[float]:
 
 
 def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
-    """Collective: all ranks must have the same `value`.
+    """Require the same `value` on all ranks (collective).
 
     Raises:
         UserError: on every rank, naming what differs and the first rank that differs.
@@ -189,7 +189,7 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 
 
 def _device(local_rank: int) -> torch.device:
-    """This rank's device.
+    """Return this rank's device.
 
     Raises:
         UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
@@ -211,7 +211,7 @@ def _device(local_rank: int) -> torch.device:
 def _rendezvous(
     backend: str, launch: LaunchEnvironment, timeout: timedelta, gpu: torch.device | None
 ) -> None:
-    """Join the other ranks; with its GPU named NCCL connects at once, and no barrier has to guess it."""
+    """Join the other ranks; with this rank's GPU named, NCCL connects at once and no barrier guesses."""
     try:
         if launch.world_size == 1 and meeting_point() is None:
             dist.init_process_group(

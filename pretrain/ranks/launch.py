@@ -1,4 +1,4 @@
-"""Starting the ranks of one machine: `python -m pretrain train CONFIG --local-ranks N`.
+"""Start of the ranks of one machine: `python -m pretrain train CONFIG --local-ranks N`.
 
 On a cluster srun starts the ranks and this file is not used. On one machine torchrun works too, but it dies
 of SIGUSR1 and replaces a rank's exit code and message by its own report; this launcher passes signals on,
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 GRACE_SECONDS = 15.0
-"""How long the other ranks get to end by themselves after one failed."""
+"""Seconds for the other ranks to end by themselves after one failed."""
 
 
 def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
@@ -79,7 +79,7 @@ def _failed(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[b
 
 
 def _let_end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """One rank is gone: give the others a moment; they may be failing alike."""
+    """Give the other ranks a moment after one is gone; they may be failing alike."""
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline and any(process.poll() is None for process in processes):
         time.sleep(0.05)
@@ -96,7 +96,7 @@ def _forward_signals(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def prepare_child() -> None:
-    """In the child, before exec: ask the kernel for SIGKILL when the parent dies (Linux).
+    """Ask the kernel, in the child before exec, for SIGKILL when the parent dies (Linux).
 
     In a process group of its own the child gets a terminal's Ctrl-C once, from the parent, and not also
     directly.

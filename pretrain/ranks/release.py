@@ -1,4 +1,4 @@
-"""Letting go of a finished training: whatever megatron-core and DeepSpeed keep in their modules.
+"""Release of a finished training: references that megatron-core and DeepSpeed keep in their modules.
 
 A process group lives, with its threads and sockets, as long as anything refers to it. Both libraries refer to
 the groups of past trainings, or to models that have them, from module globals and from caches on classes.
@@ -16,18 +16,18 @@ from torch.distributed.distributed_c10d import _world
 
 
 def existing_groups() -> frozenset[dist.ProcessGroup]:
-    """Every process group this process is a member of."""
+    """Return every process group this process is a member of."""
     return frozenset(_world.pg_map)
 
 
 def release_engine(engine: Any) -> None:
-    """Undo DeepSpeed's hooks on the model, and empty the caches that keep engine and model."""
+    """Remove DeepSpeed's hooks from the model, and empty the caches that keep engine and model."""
     engine.destroy()
     forget_models()
 
 
 def forget_models() -> None:
-    """Empty what holds modules after their use."""
+    """Clear the caches that hold modules after their use."""
     from deepspeed.runtime.zero import parameter_offload
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding

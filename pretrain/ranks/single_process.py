@@ -1,4 +1,4 @@
-"""One process without other ranks: how trained models are evaluated and exported."""
+"""A single process without other ranks, as trained models are evaluated and exported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
 
 ONE_PROCESS = ("parallel.tensor_model_parallel_size=1", "parallel.sequence_parallel=false")
-"""What is overridden in a run's config to build its model here, whatever layout trained it."""
+"""Overrides of a run's config that build its model in one process, whatever layout trained it."""
 
 
 @contextmanager
 def one_process() -> Iterator[ParallelContext]:
-    """Process groups of this process alone, as `build_model` needs them.
+    """Make process groups of this process alone, as `build_model` needs them.
 
     The environment is afterwards what it was: a rank's variables would tell other libraries (accelerate, say)
     that they too are one of several processes.

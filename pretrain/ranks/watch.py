@@ -1,4 +1,4 @@
-"""Which rank did not come: every rank says where it is, so that those that wait can name the one they miss.
+"""The name of a missing rank: every rank posts where it is, so that those that wait can name the one missing.
 
 A thread of each rank writes, some times within the timeout, how far the rank has come, into the store at
 which the ranks met. When a collective has waited in vain, the ranks look there: one that is silent
@@ -53,7 +53,7 @@ class Sign:
 
 
 class Watch:
-    """One rank's part. All ranks make it at the same time, after they have met."""
+    """A rank's part of the watch. All ranks make it at the same time, after the rendezvous."""
 
     def __init__(self, launch: LaunchEnvironment, timeout_seconds: float) -> None:
         self._rank, self._ranks = launch.rank, range(launch.world_size)
@@ -75,17 +75,17 @@ class Watch:
             self._thread.start()
 
     def at(self, place: str) -> None:
-        """Where this rank is from now on. All ranks say the same, in the same order."""
+        """Post where this rank is from now on. All ranks post the same, in the same order."""
         self._passed, self._place = self._passed + 1, place
 
     def close(self) -> None:
-        """The ranks part in good order."""
+        """End the watch in good order."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def explain(self, error: BaseException) -> None:
-        """If `error` says that a collective has waited in vain: name the rank and end this process.
+        """Name the missing rank and end this process, if `error` is of a collective that waited in vain.
 
         If it says that another process has ended, end this one with a sentence too.
         """
@@ -133,12 +133,12 @@ class Watch:
                 self._signs[rank] = sign
 
     def _late(self) -> list[int]:
-        """Ranks that have given no sign for too long."""
+        """Return the ranks that have given no sign for too long."""
         late = LATE * self._every
         return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
 
     def _end(self, sentence: str | None = None, code: int = EXIT_CODE) -> NoReturn:
-        """Say it, or what is known, if no other rank has said something, and end."""
+        """Print the sentence, or what is known, unless another rank has printed one, and end the process."""
         first = True
         with suppress(*_STORE_ERRORS), self._using_store:
             first = self._store.add("said", 1) == 1
@@ -154,7 +154,7 @@ class Watch:
         )
 
     def sentence(self) -> str:
-        """Which rank did not come, as far as the signs say."""
+        """Return the sentence that names the rank that did not come, as far as the signs say."""
         here = f"rank {self._rank} waited {self._timeout:g} s (parallel.timeout_seconds) at {self._place}"
         again = "; then the same command goes on from the newest checkpoint"
         silent = self._late()
@@ -178,7 +178,7 @@ class Watch:
 
 @contextmanager
 def watching(launch: LaunchEnvironment, timeout_seconds: float) -> Iterator[Watch]:
-    """A watch over what is done under it: a collective that waits in vain ends the process in words."""
+    """Watch over the block: a collective that waits in vain ends the process with a sentence."""
     watch = Watch(launch, timeout_seconds)
     try:
         yield watch

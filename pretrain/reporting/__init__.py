@@ -1,9 +1,10 @@
-"""How results are shown, the same by every verb: `compare`, `evaluate`, `sweep`, and a job's log.
+"""Form of results, the same for every verb: `compare`, `evaluate`, `sweep`, and a job's log.
 
 statistics   mean and standard deviation
 text         numbers and settings as short text
 tables       a table of text cells, in Markdown and on the terminal
 plots        the style of all plots, and how they are written
 content      values as strict JSON
+progress     progress of an evaluation, on the terminal or in a log
 log_errors   the lines of a log that say what went wrong
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def strict_json(value: Any) -> Any:
-    """The same, with null for the numbers that JSON does not have."""
+    """Return the value with null for numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {key: strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The lines of a log that say what went wrong: our own `error: …`, and the last line of a traceback."""
+"""Error lines of a log: our own `error: …`, and the last line of a traceback."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _ERROR_LINE = re.compile(r"error: |(\w+\.)*\w*(Error|Exception|Interrupt)(:|$)")
 
 
 def error_lines(lines: Iterable[str]) -> list[str]:
-    """Those of `lines` that begin like an error, in order."""
+    """Return those of `lines` that begin like an error, in order."""
     return [line for line in lines if _ERROR_LINE.match(line)]

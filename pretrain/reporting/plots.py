@@ -1,4 +1,4 @@
-"""How all plots look, and how they are written.
+"""Style of all plots, and their files.
 
 Readable in print, in grey and by the colour-blind: the colours are those of Okabe and Ito (2008) and differ
 in lightness too, and every line has its own dashes or marker besides. The same figure gives the same bytes.
@@ -7,6 +7,7 @@ in lightness too, and every line has its own dashes or marker besides. The same 
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from matplotlib.style import context as style_context
 WIDTH = 8.0
 """Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
 LABEL_WIDTH = 26
-"""Letters of a line in a label."""
+"""Letters on one line of a label."""
 DOTS_PER_INCH = 150
 
 # Okabe and Ito (2008) without yellow, which is lost on white paper; the baseline is black.
@@ -35,7 +36,7 @@ DASHES: tuple[Any, ...] = (
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h")
 GREY = "#767676"
-"""For what is not data: a limit, its label."""
+"""Colour of everything that is not data, such as a limit and its label."""
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -53,14 +54,57 @@ _T = TypeVar("_T")
 
 
 def style_of(index: int, styles: Sequence[_T]) -> _T:
-    """The first style for the baseline alone, the others in turn for the other variants."""
+    """Return the first style for the baseline alone, the others in turn for the other variants."""
     return styles[0] if index == 0 else styles[1 + (index - 1) % (len(styles) - 1)]
 
 
 def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
-    """(colour, marker) of a group, by its place among all."""
+    """Return (colour, marker) of a group, by its place among all."""
     place = list(groups).index(group)
     return style_of(place, COLOURS), style_of(place, MARKERS)
+
+
+def plot_seeds(
+    plot: Axes, x: Sequence[float], values: Sequence[Sequence[float]], groups: Sequence[str], group: str
+) -> None:
+    """Plot mean ± standard deviation over seeds at each x, as a line of the group's own looks.
+
+    Args:
+        values: of the seeds, for each x.
+    """
+    colour, marker = group_style(groups, group)
+    plot.errorbar(
+        x,
+        [statistics.mean(own) for own in values],
+        yerr=[statistics.stdev(own) if len(own) > 1 else 0.0 for own in values],
+        color=colour,
+        marker=marker,
+        markersize=5,
+        linewidth=1.4,
+        capsize=2.5,
+        label=group,
+    )
+
+
+def remark(
+    plot: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    coordinates: tuple[str, str],
+    **alignment: Any,
+) -> None:
+    """Write small grey text `offset` points from `at`, whose `coordinates` are those of `Axes.annotate`."""
+    plot.annotate(
+        text,
+        at,
+        xycoords=coordinates,
+        xytext=offset,
+        textcoords="offset points",
+        fontsize=8,
+        color=GREY,
+        **alignment,
+    )
 
 
 def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> list[str]:
@@ -84,7 +128,7 @@ def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) 
 
 
 def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` × `columns` plots, `height` inches a row, and its axes in reading order."""
+    """Return a figure of `rows` × `columns` plots, `height` inches a row, and its axes in reading order."""
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for plot in axes:
@@ -93,16 +137,16 @@ def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axe
 
 
 def label(plot: Axes, title: str, x: str, y: str) -> None:
-    """Title and axes of a plot that is one of several."""
+    """Set title and axes of a plot that is one of several."""
     plot.set_title(title, fontsize="medium", loc="left")
     plot.set_xlabel(x)
     plot.set_ylabel(y)
 
 
 def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
-    """One legend for all plots of a figure, under them, from the entries of one of them.
+    """Draw one legend for all plots of a figure, under them, from the entries of one of them.
 
-    Entries fill it column by column, `rows` at least, and more where the width does not hold them.
+    Entries fill the legend column by column, `rows` at least, and more where the width does not hold them.
     """
     handles, names = plot.get_legend_handles_labels()
     fitting = max(1, 95 // (max(map(len, names)) + 8))

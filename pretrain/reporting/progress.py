@@ -1,4 +1,4 @@
-"""What a person sees of an evaluation on standard error: a bar on a terminal, plain lines in a log file."""
+"""Progress of an evaluation on standard error: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class WorkDisplay:
-    """So many pieces of work, shown while it is entered as a context.
+    """Display of pieces of work, shown while entered as a context.
 
     Args:
         seconds_between_lines: in a log file, the least time between two lines.
@@ -45,7 +45,7 @@ class WorkDisplay:
             self._bar.stop()
 
     def begin(self, what: str) -> None:
-        """The next piece begins."""
+        """Begin the next piece."""
         self._bar.update(self._task, completed=self._done, description=what)
         self._done += 1
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Mean and standard deviation of a few values, which is what every report shows of its seeds."""
+"""Mean and standard deviation of a few values, as every report shows over its seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and standard deviation; None for no values."""
+    """Return mean and standard deviation; None for no values."""
     if not values:
         return None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -26,6 +26,6 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def spread_of_all(values: Sequence[float | None]) -> Spread | None:
-    """The same; None too where one of the values is missing, for a mean of the others would mislead."""
+    """Return mean and standard deviation; None where a value is missing, as a mean of the others misleads."""
     known = [value for value in values if value is not None]
     return spread(known) if len(known) == len(values) else None

@@ -1,4 +1,4 @@
-"""A table of text cells: made once, shown in Markdown and on the terminal."""
+"""Table of text cells, shown in Markdown and on the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` have as many cells as `header`; a line break in a cell is for the terminal.
+    """Table whose `rows` have as many cells as `header`; a line break in a cell is for the terminal.
 
     `text_columns` are the numbers of those with words; the others hold numbers and are set flush right.
     """
@@ -23,14 +23,14 @@ class Table:
 
 
 def markdown(table: Table) -> list[str]:
-    """The table's lines in Markdown, without its title."""
+    """Return the table's lines in Markdown, without its title."""
     rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.header))]
     rows = [table.header, rule, *table.rows]
     return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
 
 
 def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
-    """The table for a rich console, without its title; cells are shown as they are, without markup.
+    """Return the table for a rich console, without its title; cells are shown without markup.
 
     Args:
         between_rows: draw a line between any two rows.

@@ -12,26 +12,27 @@ NOTHING = "–"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """With thousands separated; a dash for None."""
+    """Return a number with thousands separated; a dash for None."""
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
 def signed(value: float | None, digits: int = 4) -> str:
+    """Return a number with its sign; a dash for None."""
     return NOTHING if value is None else f"{value:+,.{digits}f}"
 
 
 def share(value: float) -> str:
-    """A fraction as whole percent."""
+    """Return a fraction as whole percent."""
     return f"{100 * value:.0f} %"
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio's distance from 1, signed."""
+    """Return a ratio's distance from 1 as signed percent."""
     return NOTHING if ratio is None else f"{100 * (ratio - 1):+.1f} %"
 
 
 def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: str = NOTHING) -> str:
-    """`mean ± sd`; of one value just that."""
+    """Return `mean ± sd`; of a single value just that."""
     if value is None:
         return missing
     text = number(round(value.mean, digits) + 0.0, digits)  # no -0.0
@@ -39,11 +40,12 @@ def mean_sd(value: Spread | None, digits: int, separator: str = " ", missing: st
 
 
 def interval(low: float | None, high: float | None, digits: int = 4) -> str:
+    """Return `[low, high]`, signed; a dash where there is none."""
     return NOTHING if low is None or high is None else f"[{signed(low, digits)}, {signed(high, digits)}]"
 
 
 def byte_count(count: float | None) -> str:
-    """In the binary unit that leaves one to four digits before the point."""
+    """Return bytes in the binary unit that leaves one to four digits before the point."""
     if count is None:
         return NOTHING
     size, unit = float(count), "B"
@@ -55,10 +57,10 @@ def byte_count(count: float | None) -> str:
 
 
 def setting_text(value: Any, between_numbers: str = "+") -> str:
-    """A setting's value: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
+    """Return a setting's value as text: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
 
     Args:
-        between_numbers: what joins a list of numbers. A label is one word, so there it is `+`.
+        between_numbers: text that joins a list of numbers. A label is one word, joined by `+`.
     """
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
         words = any(isinstance(item, str) for item in value)

@@ -1,11 +1,12 @@
-"""The run directory on disk: what `train` writes, and how every other verb reads it back, without torch.
+"""The run directory on disk: written by `train`, read back by every other verb, without torch.
 
 directory     names of the files, states, complete checkpoints, atomic writes
-environment   what environment.json records
-position      how far a run has come
-tags          every metric of a run: tag, unit, when it is there, its TensorBoard chart
+lock          one training at a time in a run directory
+storage       sentences about a file system that refuses to write
+environment   environment.json: versions, commit, host, command
+position      progress of a run, and running statistics of its loss and gradient norm
+tags          every metric of a run: tag, unit, records that have it, its TensorBoard chart
 metrics_file  metrics.jsonl: append, cut back at a resume, read
 curves        metrics.jsonl as arrays
-summary       the result of a finished run, as summary.json has it
-finished      a finished run as one record
+finished      a finished run as one record, and summary.json
 """

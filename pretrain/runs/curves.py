@@ -1,4 +1,4 @@
-"""The curves of a run: what metrics.jsonl holds, as arrays, for every verb that reads runs back."""
+"""Curves of a run: metrics.jsonl as arrays, for every verb that reads runs back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class RunCurves:
-    """One element per record of metrics.jsonl, [records].
+    """The curves of a run: one element per record of metrics.jsonl, [records].
 
     `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]` is a metric's own
     curve, [records], in the metric's unit; NaN where there is no finite value.
@@ -34,7 +34,7 @@ class RunCurves:
         return self.columns[metric]
 
     def after(self, step: float) -> NDArray[np.bool_]:
-        """Which records are of steps later than `step`, [records]."""
+        """Mask the records of steps later than `step`, [records]."""
         return self.steps > step
 
 

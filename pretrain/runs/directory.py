@@ -30,9 +30,9 @@ RUNNING = "running"
 CONTINUE = "continue"
 """Saved after SIGUSR1 (a time limit or preemption is near), and there is more to do."""
 STOPPED = "stopped"
-"""Saved after SIGTERM or Ctrl-C, and nobody asked for it to go on."""
+"""Saved after SIGTERM or Ctrl-C, and nobody asked for more."""
 DIVERGED = "diverged"
-"""Ended by itself: the numbers are no longer finite."""
+"""Ended because the numbers are no longer finite."""
 FINISHED = "finished"
 
 MARKER = "COMPLETE"
@@ -80,7 +80,7 @@ class RunDirectory:
 
     @property
     def collectives(self) -> Path:
-        """Of every rank; its number follows."""
+        """Return the prefix of every rank's flight recorder file; the rank follows."""
         return self.path / "nccl_trace_rank_"
 
     @property
@@ -89,7 +89,7 @@ class RunDirectory:
 
     @property
     def latest(self) -> Path:
-        """Holds the name of the newest checkpoint, for people; the markers decide."""
+        """Return the file with the name of the newest checkpoint, for people; the markers decide."""
         return self.checkpoints / "latest"
 
     @property
@@ -102,53 +102,53 @@ class RunDirectory:
 
     @property
     def exports(self) -> Path:
-        """Exports of checkpoints, under the checkpoints' names."""
+        """Return the directory of exports, under the checkpoints' names."""
         return self.path / "exports"
 
     def state(self) -> str | None:
-        """RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
+        """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
         return self.state_file.read_text().strip() if self.state_file.is_file() else None
 
     def write_state(self, state: str) -> None:
         write_text_atomically(self.state_file, state + "\n")
 
     def is_finished(self) -> bool:
-        """Whether the run says so and its result is there: a kill may fall between the two."""
+        """Return whether the state says so and the result is there: a kill may fall between the two."""
         return self.state() == FINISHED and self.summary.is_file()
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint saved after `step` lies."""
+        """Return the directory of the checkpoint saved after `step`."""
         return self.checkpoints / f"step_{step:08d}"
 
     def complete_checkpoints(self) -> list[Path]:
-        """Checkpoints that have their marker, newest first."""
+        """Return the checkpoints that have their marker, newest first."""
         marked = [marker.parent for marker in self.checkpoints.glob(f"*/{MARKER}")]
         return sorted(
             (path for path in marked if _CHECKPOINT.fullmatch(path.name)), key=step_of, reverse=True
         )
 
     def unfinished_checkpoints(self) -> list[Path]:
-        """Checkpoints that nobody finished to write, or to remove: no marker says what they are."""
-        found = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
+        """Return the checkpoints without a marker: their writing, or removal, was not finished."""
+        steps = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
         marks = (MARKER, WITHDRAWN)
-        return sorted(path for path in found if not any((path / mark).exists() for mark in marks))
+        return sorted(path for path in steps if not any((path / mark).exists() for mark in marks))
 
     def newest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint; None where there is none."""
+        """Return the newest complete checkpoint; None where there is none."""
         return next(iter(self.complete_checkpoints()), None)
 
     def trained_steps(self) -> int:
-        """The step of the newest complete checkpoint: where a restart would go on from; 0 without one."""
+        """Return the step of the newest complete checkpoint, from which a restart goes on; 0 without one."""
         newest = self.newest_checkpoint()
         return step_of(newest) if newest is not None else 0
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint's directory is named after. Raises ValueError for any other name."""
-    found = _CHECKPOINT.fullmatch(checkpoint.name)
-    if found is None:
+    """Return the step that a checkpoint's directory is named after. Raises ValueError for any other name."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint")
-    return int(found[1])
+    return int(match[1])
 
 
 def write_text_atomically(path: Path, text: str) -> None:
@@ -161,5 +161,5 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Atomically write indented JSON."""
+    """Write indented JSON atomically."""
     write_text_atomically(path, json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What environment.json records: versions, commit, host, command."""
+"""The content of environment.json: versions, commit, host, command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "te
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
-    """What environment.json records: versions, commit, host, start time, and the given facts."""
+    """Return the content of environment.json: versions, commit, host, start time, and the given facts."""
     return {
         "python": sys.version.split()[0],
         "packages": package_versions(),
@@ -31,7 +31,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Versions of this program and of what its results may depend on; None for what is not installed."""
+    """Return versions of this program and of packages its results may depend on; None: not installed."""
     return {package: _version(package) for package in PACKAGES} | {"ora-pretrain": pretrain.__version__}
 
 
@@ -43,7 +43,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the program's own checkout, with `+` if it has uncommitted changes."""
+    """Return the commit of the program's own checkout, with `+` if it has uncommitted changes."""
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:

@@ -1,8 +1,8 @@
-"""One training at a time in a run directory, on any machine: `RUN/lock`, a lease that is renewed.
+"""The lock of a run directory: one training at a time on any machine, by a renewed lease in `RUN/lock`.
 
-It needs no flock, so it holds over NFS and Lustre too; data_pipeline/io/lease.py says how. A thread
-renews it, however long a step takes. It does not outlive a job: a process of this machine that is gone
-holds nothing, nor does an earlier start of the same Slurm job, and on another machine it runs out.
+The lease (data_pipeline/io/lease.py) needs no flock, so the lock holds over NFS and Lustre too. A thread
+renews the lease, however long a step takes. The lock does not outlive a job: a process of this machine that
+is gone holds nothing, nor does an earlier start of the same Slurm job; on another machine the lease expires.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RunLock:
         self._oldest = 0.0
 
     def take(self) -> bool:
-        """Hold it from now on. False: its holder, on another machine, may be gone: ask again after PAUSE.
+        """Take the lock. False: its holder, on another machine, may be gone: try again after PAUSE.
 
-        Directories that had to be made for it go with it, if nothing else comes into them.
+        Directories that had to be made for the lock go with it, if nothing else comes into them.
 
         Raises:
             UserError: another process is training there.
@@ -50,7 +50,7 @@ class RunLock:
 
     @property
     def waited_for(self) -> str:
-        """After `take` has answered False: what is waited for."""
+        """Say what is waited for, after `take` has answered False."""
         return (
             f"waits for the lock of {self._path}: {self._lease.holder() or 'its holder'} renewed it "
             f"{self._oldest:.0f} s ago; unless it does so again, it runs out after {EXPIRES_AFTER:.0f} s"
@@ -58,7 +58,7 @@ class RunLock:
 
     @property
     def lost(self) -> str | None:
-        """A sentence, if another process has taken the lock while this one was suspended."""
+        """Return a sentence if another process has taken the lock while this one was suspended, else None."""
         if not self._lease.lost:
             return None
         return (
@@ -67,12 +67,12 @@ class RunLock:
         )
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self._lease.__exit__(None, None, None)
         self._forget_directories()
 
     def _is_renewed(self) -> bool:
-        """Whether its holder has renewed it since the last question: then it lives, on whatever machine."""
+        """Return whether the holder has renewed the lock since the last call, so lives on some machine."""
         age = self._lease.age()
         if age is None:
             return False

@@ -20,7 +20,7 @@ from pretrain.runs.position import Position
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a metrics.jsonl in order; a torn last line (a killed writer's) is left out.
+    """Yield the records of a metrics.jsonl in order; a torn last line (a killed writer's) is left out.
 
     Raises UserError, naming the line, for anything else that is not an object with an ascending integer
     "step".
@@ -53,13 +53,13 @@ def cut_back(path: Path, resume_step: int, keep: int) -> deque[dict[str, Any]]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """The last record of a metrics.jsonl; an empty one where there is none."""
+    """Return the last record of a metrics.jsonl; an empty one where there is none."""
     newest: deque[dict[str, Any]] = deque(read_metrics(path), maxlen=1)
     return newest[0] if newest else {}
 
 
 def _records(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """(record, offset of the byte after its line) for each whole line of `path`."""
+    """Yield (record, offset of the byte after its line) for each whole line of `path`."""
     end, last_step = 0, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):

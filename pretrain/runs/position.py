@@ -1,4 +1,4 @@
-"""How far a run has come, and what its numbers usually are."""
+"""Progress of a run, and running statistics of its loss and gradient norm."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ TRUSTED_AFTER = 32
 
 
 @dataclass(frozen=True)
-class Usual:
-    """Running mean and variance of a number that each good step has; equal on all ranks if the number is."""
+class RunningStats:
+    """Running mean and variance of a number of the good steps; equal on all ranks if the number is."""
 
     steps: int = 0
     mean: float = 0.0
     variance: float = 0.0
 
-    def after(self, value: float) -> Usual:
-        """One number more. The first MEMORY of them weigh alike, later ones 1/MEMORY each."""
+    def after(self, value: float) -> RunningStats:
+        """Return the statistics with one more number: the first MEMORY weigh alike, later ones 1/MEMORY."""
         weight = 1 / min(self.steps + 1, MEMORY)
         distance = value - self.mean
-        return Usual(
+        return RunningStats(
             self.steps + 1,
             self.mean + weight * distance,
             (1 - weight) * (self.variance + weight * distance * distance),
         )
 
     def limit(self, factor: float | None) -> float:
-        """The mean and `factor` standard deviations; infinite without a factor, or while few are known."""
+        """Return the mean plus `factor` standard deviations; infinite without a factor or after few steps."""
         if factor is None or self.steps < TRUSTED_AFTER:
             return math.inf
         return self.mean + factor * math.sqrt(self.variance)
@@ -38,7 +38,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come; all else that a resume needs follows from this, the config and the weights.
+    """Progress of a run; all else that a resume needs follows from this, the config and the weights.
 
     `usual_loss` and `usual_norm` are of the steps that have updated the weights, the norm before clipping.
     """
@@ -48,13 +48,13 @@ class Position:
     consumed_tokens: int = 0
     skipped_steps: int = 0
     skipped_in_a_row: int = 0
-    usual_loss: Usual = field(default_factory=Usual)
-    usual_norm: Usual = field(default_factory=Usual)
+    usual_loss: RunningStats = field(default_factory=RunningStats)
+    usual_norm: RunningStats = field(default_factory=RunningStats)
 
     def after_step(
         self, samples: int, tokens: int, loss: float, gradient_norm: float, updated: bool = True
     ) -> Position:
-        """One step of so many samples and tokens further, whether or not it `updated` the weights.
+        """Return the position one step of so many samples and tokens further, `updated` or not.
 
         Tokens are counted apart from samples: the sequence length may change on the way.
         """

@@ -1,4 +1,4 @@
-"""What a file system's refusal means, in a sentence: which file, what is needed and what there is."""
+"""Sentences about a file system's refusal: the file, the bytes needed, and the bytes that are free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
 
 
 def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
-    """One sentence for an error in writing.
+    """Return a sentence about an error in writing.
 
     Args:
         place: named where the error does not name its file.
@@ -39,20 +39,20 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Bytes that this user may still write on the file system of `path`, quotas aside; None if not known."""
+    """Return the bytes this user may still write on the file system of `path`, quotas aside, or None."""
     for there in (path.absolute(), *path.absolute().parents):
         try:
-            found = os.statvfs(there)
+            system = os.statvfs(there)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
+        return system.f_bavail * system.f_frsize
     return None
 
 
 def size_text(number: float) -> str:
-    """Bytes in the decimal unit that leaves one to three digits before the point."""
+    """Write bytes in the decimal unit that leaves one to three digits before the point."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Every metric of a run, declared once: what it is called, its unit, when a record has it, where it is shown.
+"""Every metric of a run, declared once: tag, unit, records that have it, TensorBoard chart.
 
 The tags are the keys of metrics.jsonl, in this order, and the names of TensorBoard's scalars. To add a
 metric, declare it here and set its value in `telemetry.metrics`; its place in TensorBoard, its column in
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class When(Enum):
-    """Which records have a metric."""
+    """The records that have a metric."""
 
     ALWAYS = "always"
     TERM_ADDED = "where the model adds a term to the training loss"
     VALIDATED = "after a validation"
-    SAVED = "of a step with a checkpoint"
-    WRITTEN = "the first once a checkpoint is written"
+    SAVED = "at a step with a checkpoint"
+    WRITTEN = "in the first record after a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
 
@@ -35,14 +35,14 @@ class Page(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, or a family of them.
+    """A metric, or a family of metrics.
 
     Attributes:
-        tag: its name; a family's ends in `/` and goes on with what `member` says.
-        unit: what it is counted in; "" for a pure number.
-        chart: the page and the title of the chart that shows it in TensorBoard; None: no chart of its own.
+        tag: the name; a family's ends in `/`, followed by a member's own name.
+        unit: "" for a pure number.
+        chart: page and title of its chart in TensorBoard; None: no chart of its own.
         measured: a clock or memory reading. Every other value is the same again when a run is repeated.
-        member: what a family has one of each for; "" for a single metric.
+        member: the thing that a family has one metric for each of; "" for a single metric.
     """
 
     tag: str
@@ -54,12 +54,12 @@ class Metric:
     member: str = ""
 
     def of(self, name: str) -> str:
-        """The tag of a family's member."""
+        """Return the tag of a family's member."""
         assert self.member, f"{self.tag} is no family"
         return self.tag + name
 
     def members(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """{name: value} of a family's members in a record of metrics.jsonl."""
+        """Return {name: value} of a family's members in a record of metrics.jsonl."""
         assert self.member, f"{self.tag} is no family"
         own = [tag for tag in record if tag.startswith(self.tag) and metric_of(tag) is self]
         return {tag.removeprefix(self.tag): record[tag] for tag in own}
@@ -68,13 +68,13 @@ class Metric:
 LOSS = Metric(
     "loss/train",
     "nats per token",
-    "mean over the step's predictions of the language-model loss alone",
+    "language-model loss alone, mean over the step's predictions",
     (Page.QUALITY, "training loss"),
 )
 AUXILIARY_LOSS = Metric(
     "loss/",
     "",
-    "a term that is trained on besides, with its factor",
+    "another term of the training loss, multiplied by its factor",
     None,
     When.TERM_ADDED,
     member="term",
@@ -138,14 +138,14 @@ TOKENS_PER_SECOND_PER_GPU = Metric(
 MODEL_TFLOPS_PER_GPU = Metric(
     "throughput/model_tflops_per_gpu",
     "TFLOP/s",
-    "floating-point operations of the ordinary model of this shape, for one process",
+    "floating-point operations of the vanilla model of this shape, per second and process",
     (Page.THROUGHPUT, "model TFLOP/s per GPU"),
     measured=True,
 )
 MFU = Metric(
     "throughput/mfu",
     "share of 1",
-    "those operations / the device's peak",
+    "these operations / the device's peak",
     (Page.THROUGHPUT, "utilisation: mfu and hfu"),
     When.PEAK_KNOWN,
     measured=True,
@@ -153,7 +153,7 @@ MFU = Metric(
 HFU = Metric(
     "throughput/hfu",
     "share of 1",
-    "operations that this run really makes / the device's peak",
+    "operations that this run really executes / the device's peak",
     (Page.THROUGHPUT, "utilisation: mfu and hfu"),
     When.PEAK_KNOWN,
     measured=True,
@@ -168,28 +168,28 @@ STEP_SECONDS = Metric(
 DATA_SECONDS = Metric(
     "time/data",
     "s",
-    "of it: waiting for the batch",
+    "part of time/step: waiting for the batch",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 FORWARD_BACKWARD_SECONDS = Metric(
     "time/forward_backward",
     "s",
-    "of it: forward and backward of all micro batches",
+    "part of time/step: forward and backward of all micro batches",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 OPTIMIZER_SECONDS = Metric(
     "time/optimizer",
     "s",
-    "of it: clipping and update",
+    "part of time/step: clipping and update",
     (Page.THROUGHPUT, "parts of a step, in seconds"),
     measured=True,
 )
 CHECKPOINT_STALL_SECONDS = Metric(
     "time/checkpoint_stall",
     "s",
-    "the training stood still for the checkpoint: waiting for the one before, and copying",
+    "time in which the training waited: for the checkpoint before, and for copying",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.SAVED,
     measured=True,
@@ -197,7 +197,7 @@ CHECKPOINT_STALL_SECONDS = Metric(
 CHECKPOINT_WRITE_SECONDS = Metric(
     "time/checkpoint_write",
     "s",
-    "writing, hashing and making durable rank 0's part of it, behind the training",
+    "writing, hashing and making durable rank 0's part of the checkpoint, behind the training",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.WRITTEN,
     measured=True,
@@ -205,7 +205,7 @@ CHECKPOINT_WRITE_SECONDS = Metric(
 CHECKPOINT_SECONDS = Metric(
     "time/checkpoint",
     "s",
-    "both: from the end of the checkpoint's step until rank 0's part was on the disk",
+    "from the end of the checkpoint's step until rank 0's part was on the disk",
     (Page.THROUGHPUT, "seconds per checkpoint"),
     When.WRITTEN,
     measured=True,
@@ -214,13 +214,13 @@ CHECKPOINT_SECONDS = Metric(
 TRAINABLE_PARAMETERS = Metric(
     "memory/trainable_parameters",
     "parameters",
-    "of the whole model, that train",
+    "trainable parameters of the whole model",
     (Page.MEMORY, "parameters"),
 )
 FROZEN_PARAMETERS = Metric(
     "memory/frozen_parameters",
     "parameters",
-    "of the whole model, that do not",
+    "frozen parameters of the whole model",
     (Page.MEMORY, "parameters"),
 )
 GRADIENT_BYTES = Metric(
@@ -254,11 +254,11 @@ HOST_BYTES = Metric(
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
 METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
 RESULTS = (PERPLEXITY, VALIDATION_LOSS, LOSS, TOKENS_PER_SECOND)
-"""What a finished run is judged by, in the order of TensorBoard's HPARAMS page."""
+"""Results of a finished run, in the order of TensorBoard's HPARAMS page."""
 
 
 def metric_of(tag: str) -> Metric:
-    """The metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
+    """Return the metric of a tag, or the family that it is a member of. Raises KeyError: there is none."""
     single = [metric for metric in METRICS if not metric.member and metric.tag == tag]
     families = [metric for metric in METRICS if metric.member and tag.startswith(metric.tag)]
     for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):
@@ -267,12 +267,12 @@ def metric_of(tag: str) -> Metric:
 
 
 def tags_of(*occasions: When) -> set[str]:
-    """Tags of the single metrics that a record has on these occasions."""
+    """Return the tags of the single metrics that a record has on these occasions."""
     return {metric.tag for metric in METRICS if metric.when in occasions and not metric.member}
 
 
 def markdown_table() -> list[str]:
-    """The lines of the table in docs/metrics.md."""
+    """Return the lines of the table in docs/metrics.md."""
     rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
     rows += [("---",) * 5]
     rows += [

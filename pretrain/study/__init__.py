@@ -1,0 +1,10 @@
+"""Studies over seeds: what `compare`, `evaluate` and fine-tuning share.
+
+seeds     groups of runs that are seeds of one another, and the group that each is compared with
+gaps      gaps paired by seed: interval, tests, effect size, Holm's correction, and the scale of the values
+tables    tables and sentences of gaps, with one policy for p values
+cache     results on disk, found by what they were made of
+packages  check that the extra `compare` is installed
+models    identity of a model directory, and the refusal to run its code unasked
+report    Markdown page, JSON, plots and terminal output of one study
+"""

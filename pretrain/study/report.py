@@ -1,14 +1,23 @@
-"""The form all evaluations share: OUT/report.md for people, OUT/report.json for programs, OUT/*.png."""
+"""Report of one study: report.md for people, report.json for programs, plots, and a summary on the terminal.
+
+A `Document` is any of it; a `Report` is the form of the experiments, which say whether a criterion held.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import pretrain.study.packages  # noqa: F401
+
+# isort: split
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import typer
 from rich.console import Console
+from rich.text import Text
 
+from pretrain.errors import UserError
 from pretrain.reporting.content import strict_json
 from pretrain.reporting.plots import write_figures
 from pretrain.reporting.statistics import spread_of_all
@@ -21,11 +30,42 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether the criterion held for one group of runs.
+class Picture:
+    """Link to a figure of the document, left out where the figure has nothing to show."""
+
+    name: str
+
+
+Block: TypeAlias = str | Table | Picture | Sequence[str]
+"""Part of a page: a paragraph or heading, a table, a figure, or a list of sentences."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """Everything that a study writes and prints.
 
     Attributes:
-        held: in how many of the `n` runs (seeds) it held; None where it could not be tested.
+        page: the parts of report.md.
+        content: the content of `content_file`; numbers that are not finite become null.
+        summary: the parts printed on the terminal.
+        figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
+        files: {file name: content}; None removes an older file of that name.
+    """
+
+    page: Sequence[Block]
+    content: Mapping[str, Any]
+    summary: Sequence[Block] = ()
+    figures: Mapping[str, Callable[[], Figure | None]] = field(default_factory=dict)
+    files: Mapping[str, str | bytes | None] = field(default_factory=dict)
+    content_file: str = "report.json"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Answer to whether the criterion held for one group of runs.
+
+    Attributes:
+        held: in how many of the `n` runs (seeds) the criterion held; None where none could be tested.
         numbers: what was judged, as text.
     """
 
@@ -36,6 +76,7 @@ class Verdict:
 
     @property
     def answer(self) -> str:
+        """Return yes, no or in part, with the counts."""
         if self.held is None:
             return "not testable"
         word = "yes" if self.held == self.n else "no" if self.held == 0 else "in part"
@@ -44,15 +85,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """One experiment's outcome.
+    """Outcome of one experiment.
 
     Attributes:
         criterion: what has to hold for the hypothesis, as numbers, one sentence.
-        content: the measurements, as JSON.
-        figures: {file name without suffix: what makes the figure}
-        captions: {name of a figure: the sentence below it}
-        files: {file name: its content}; where there is None, an older file of that name is removed.
+        tables: with titles.
         notes: what a reader must know, one sentence each.
+        content: the measurements, as JSON.
+        captions: {name of a figure: the sentence below it}
     """
 
     experiment: str
@@ -66,53 +106,103 @@ class Report:
     captions: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes | None] = field(default_factory=dict)
 
+    def document(self) -> Document:
+        """Return all forms of the report."""
+        rows = [(v.group, str(v.n), v.numbers, v.answer) for v in self.verdicts]
+        verdicts = text_table("", ("variant", "n", "measured", "criterion held"), rows)
+        page: list[Block] = [f"# {self.title} ({self.experiment})", f"Criterion: {self.criterion}", verdicts]
+        for name in self.figures:
+            page += [Picture(name), self.captions.get(name, "")]
+        for table in self.tables:
+            page += [f"## {table.title}", table]
+        content = {
+            "experiment": self.experiment,
+            "criterion": self.criterion,
+            "verdicts": [asdict(verdict) | {"answer": verdict.answer} for verdict in self.verdicts],
+            "notes": list(self.notes),
+            **self.content,
+        }
+        summary = (f"{self.title}. Criterion: {self.criterion}", verdicts)
+        return Document([*page, "## Notes", self.notes], content, summary, self.figures, self.files)
 
-def write_report(report: Report, out: Path) -> Path:
-    """Write all forms into `out` (made if missing); returns the path of report.md."""
+
+def write(study: Document | Report, out: Path) -> Path:
+    """Write all files into `out` (made if missing) and return the path of report.md."""
+    document = study.document() if isinstance(study, Report) else study
     out.mkdir(parents=True, exist_ok=True)
-    write_figures(report.figures, out)
-    for name, content in report.files.items():
+    written = write_figures(document.figures, out)
+    for name, content in document.files.items():
         if content is None:
             (out / name).unlink(missing_ok=True)
+        elif isinstance(content, str):
+            write_text_atomically(out / name, content)
         else:
             (out / name).write_bytes(content)
-    verdicts = [asdict(verdict) | {"answer": verdict.answer} for verdict in report.verdicts]
-    head = {"experiment": report.experiment, "criterion": report.criterion, "verdicts": verdicts}
-    write_json(out / "report.json", strict_json({**head, "notes": list(report.notes), **report.content}))
-    write_text_atomically(out / "report.md", report_markdown(report))
+    write_json(out / document.content_file, strict_json(document.content))
+    write_text_atomically(out / "report.md", page_text(document.page, written))
     return out / "report.md"
 
 
-def report_markdown(report: Report) -> str:
-    """The report as Markdown; the figures are beside it."""
-    lines = [f"# {report.title} ({report.experiment})", "", f"Criterion: {report.criterion}", ""]
-    lines += markdown(_verdict_table(report))
-    for name in report.figures:
-        lines += ["", f"![{name}]({name}.png)"]
-        if name in report.captions:
-            lines += ["", report.captions[name]]
-    for table in report.tables:
-        lines += ["", f"## {table.title}", "", *markdown(table)]
-    lines += ["", "## Notes", "", *(f"* {note}" for note in report.notes), ""]
-    return "\n".join(lines)
+def finish(study: Document | Report, out: Path, console: Console | None = None, *, remark: str = "") -> None:
+    """Write all files, print the summary, and say where the report is.
+
+    Args:
+        console: None: one as wide as the terminal.
+        remark: stands after the path.
+
+    Raises:
+        UserError: `out` cannot be written.
+    """
+    document = study.document() if isinstance(study, Report) else study
+    try:
+        path = write(document, out)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
+    show(document.summary, console or Console())
+    typer.echo(f"written: {path}{remark}")
 
 
-def print_report(report: Report, console: Console) -> None:
-    """The criterion and whether it held."""
-    console.print(f"{report.title}. Criterion: {report.criterion}", markup=False, highlight=False)
-    console.print(rich_table(_verdict_table(report)))
+def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> None:
+    """Print parts of a page, without its figures.
+
+    Args:
+        lines: draw a line between any two rows of a table.
+    """
+    for block in blocks:
+        if isinstance(block, Table):
+            console.print(rich_table(block, between_rows=lines))
+        elif isinstance(block, str):
+            console.print(Text(block))
+        elif not isinstance(block, Picture):
+            for sentence in block:
+                console.print(Text(f"* {sentence}"))
+
+
+def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> str:
+    """Return the parts of a page as Markdown, with a blank line between; empty parts are left out.
+
+    Args:
+        figures: file names of those that were written; None: all.
+    """
+    parts = []
+    for block in page:
+        if isinstance(block, Picture):
+            there = figures is None or f"{block.name}.png" in figures
+            parts.append(f"![{block.name}]({block.name}.png)" if there else "")
+        elif isinstance(block, Table):
+            parts.append("\n".join(markdown(block)))
+        elif isinstance(block, str):
+            parts.append(block)
+        else:
+            parts.append("\n".join(f"* {sentence}" for sentence in block))
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def seeds_text(values: Sequence[float | None], digits: int = 3) -> str:
-    """Mean and deviation over seeds as text; a dash where a seed has no value."""
+    """Return mean and deviation over seeds as text; a dash where a seed has no value."""
     return mean_sd(spread_of_all(values), digits)
 
 
 def text_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A titled table whose columns are all flush left."""
+    """Return a titled table whose columns are all flush left."""
     return Table(header, rows, range(len(header)), title)
-
-
-def _verdict_table(report: Report) -> Table:
-    rows = [(v.group, str(v.n), v.numbers, v.answer) for v in report.verdicts]
-    return text_table("", ("variant", "n", "measured", "criterion held"), rows)

@@ -1,8 +1,8 @@
 """Many runs from one grid file.
 
 grid     the file: axes, filters, the product
-names    a name for each run
-plan     each run's resolved configuration, and what is done already
-running  start the trainings, several at a time
+names    names of the runs
+plan     every run's resolved configuration, and the state of its directory
+running  trainings, several at a time
 verb     the command line
 """

@@ -1,4 +1,4 @@
-"""Grid files: what a sweep runs, as a base configuration, fixed values, and values that vary.
+"""Grid files: the runs of a sweep, as a base configuration, fixed values, and values that vary.
 
     base: demo                                  # a shipped config or a YAML file
     directory: runs/positions                   # run.directory of every run
@@ -27,9 +27,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from pretrain.config.messages import validation_sentence
-from pretrain.config.sections import Int, PathLike, Section
+from pretrain.config.load import validation_sentence
 from pretrain.config.sources import OVERRIDE, KeyPath, is_file, override_text, read_yaml
+from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
@@ -72,7 +72,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of one key, and where it was written (`FILE:LINE`)."""
+    """A value of a key, and where it was written (`FILE:LINE`)."""
 
     key: str
     value: Any
@@ -81,13 +81,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class GridRun:
-    """One run of a grid: its name and its values beyond the base, those that vary last."""
+    """A run of a grid: its name and its values beyond the base, those that vary last."""
 
     name: str
     choices: tuple[Choice, ...]
 
     def overrides(self) -> list[str]:
-        """The values as `section.key=value`, as `python -m pretrain train` takes them."""
+        """Return the values as `section.key=value`, as `python -m pretrain train` takes them."""
         return [override_text(choice.key, choice.value) for choice in self.choices]
 
 
@@ -115,9 +115,9 @@ def read_grid(name_or_path: str) -> Grid:
 
 
 def shipped_grids() -> list[str]:
-    """Names of the grids that come with the program."""
-    found = files("pretrain.configs.grids").iterdir()
-    return sorted(entry.name[: -len(".yaml")] for entry in found if entry.name.endswith(".yaml"))
+    """Return the names of the grids that come with the program."""
+    shipped = files("pretrain.configs.grids").iterdir()
+    return sorted(entry.name[: -len(".yaml")] for entry in shipped if entry.name.endswith(".yaml"))
 
 
 def _locate(name_or_path: str) -> tuple[Path, str]:
@@ -133,7 +133,7 @@ def _locate(name_or_path: str) -> tuple[Path, str]:
 
 
 def _check_keys(grid: Grid) -> None:
-    """Every key is a `section.key`, and is given in one place; names are names."""
+    """Refuse keys that are no `section.key` or are given in two places, and names that are no names."""
     content = grid.content
     names = [entry["name"] for entry in content.entries or [] if "name" in entry]
     for number, name in enumerate(names):
@@ -165,12 +165,12 @@ def _check_keys(grid: Grid) -> None:
 
 
 def _overlap(key: str, other: str) -> bool:
-    """The same key, or one inside the other (deepspeed.overrides and deepspeed.overrides.x)."""
+    """Return whether the keys are the same, or one is inside the other (deepspeed.overrides.x)."""
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
-    """The runs of a grid in their order.
+    """Return the runs of a grid in their order.
 
     For each seed come all entries of the list, for each entry all combinations of the grid, in which the last
     key varies fastest.
@@ -202,7 +202,7 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
 
 
 def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> list[GridRun]:
-    """The runs whose name fits one of the patterns (of the shell: `*`, `?`, `[...]`), in their order.
+    """Return the runs whose name fits one of the patterns (of the shell: `*`, `?`, `[...]`), in order.
 
     Args:
         patterns: none of them stands for all runs.
@@ -228,7 +228,7 @@ def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> lis
 def _combinations(
     content: GridFile,
 ) -> Iterator[tuple[int | None, dict[str, Any], dict[str, Any]]]:
-    """(seed, list entry, one value of each grid key) of every run, in order."""
+    """Yield (seed, list entry, one value of each grid key) of every run, in order."""
     values = [dict(zip(content.grid, row, strict=True)) for row in itertools.product(*content.grid.values())]
     seeds: list[int | None] = [*content.seeds] if content.seeds else [None]
     return itertools.product(seeds, content.entries or [{}], values)
@@ -237,7 +237,7 @@ def _combinations(
 def _varied(
     grid: Grid, seed: int | None, entry: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[list[Choice], NamedValues]:
-    """The values that make one run what it is, and what it is named by."""
+    """Return the values that vary in one run, and the values it is named by."""
     choices = [Choice(key, value, _origin(grid, "list")) for key, value in entry.items() if key != "name"]
     labelled = len(choices)
     choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in values.items()]

@@ -19,12 +19,12 @@ from pretrain.errors import UserError
 LONGEST_WORD = 60
 LONGEST_NAME = 150
 RESERVED = ("logs", "sample_order")
-"""What else lies in the directory of the runs."""
+"""Other names in the directory of the runs."""
 
 
 @dataclass(frozen=True)
 class NamedValues:
-    """What makes one run what it is: (key, value) pairs in order. `label` stands for the first `labelled`."""
+    """The values that vary in one run: (key, value) pairs in order. `label` names the first `labelled`."""
 
     values: tuple[tuple[str, Any], ...]
     label: str | None = None
@@ -32,7 +32,7 @@ class NamedValues:
 
 
 def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
-    """One name per run, different even where upper and lower case are not told apart.
+    """Return one name per run, different even where upper and lower case are not told apart.
 
     Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values.
 
@@ -45,16 +45,16 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     names = _short_keys({key for run in runs for key, _ in run.values})
     plain = [_name(run, names) or _word(source.rpartition("/")[2].removesuffix(".yaml")) for run in runs]
     alike = Counter(name.casefold() for name in plain)
-    found = [
+    unique = [
         f"{name}-{_hash(run)}" if alike[name.casefold()] > 1 else name
         for name, run in zip(plain, runs, strict=True)
     ]
-    for name, count in Counter(found).items():
+    for name, count in Counter(unique).items():
         if count > 1:
             raise UserError(f"grid {source} asks for the same run twice: {name.rpartition('-')[0]}")
         if name.casefold() in RESERVED:
             raise UserError(f"grid {source}: a run cannot be called '{name}'; give it another name")
-    return found
+    return unique
 
 
 def _name(run: NamedValues, names: dict[str, str]) -> str:
@@ -89,7 +89,7 @@ def _word(value: Any) -> str:
 
 
 def _short_keys(keys: set[str]) -> dict[str, str]:
-    """Each key's last part, or all of it where another key ends alike."""
+    """Return each key's last part, or the whole key where another key ends alike."""
     ends = Counter(key.rpartition(".")[2] for key in keys)
     return {key: key if ends[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key in keys}
 

@@ -1,4 +1,4 @@
-"""What a sweep has to do: every run's configuration checked, and what its directory already holds."""
+"""The plan of a sweep: every run's configuration checked, and the state of its directory."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.sweep.grid import Grid, GridRun, expand, select
 
 Standing = Literal["new", "partial", "finished"]
-"""What a run directory holds of a run before the sweep starts: nothing, a part of it, all of it."""
+"""State of a run directory before the sweep starts: nothing, a part or all of the run is there."""
 SHOWN_DIFFERENCES = 5
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep. `base` and `overrides` are what `python -m pretrain train` is given for it."""
+    """A run of a sweep. `base` and `overrides` are the arguments of `python -m pretrain train` for it."""
 
     name: str
     base: str
@@ -36,12 +36,12 @@ class PlannedRun:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Return the run directory."""
         return self.config.run_path
 
     @property
     def log(self) -> Path:
-        """Where its output goes, one attempt after the other."""
+        """Return the file of the run's output, one attempt after the other."""
         return self.config.run.directory / "logs" / f"{self.name}.log"
 
 
@@ -53,7 +53,7 @@ def plan_sweep(
     check_data: bool,
     only: Sequence[str] = (),
 ) -> list[PlannedRun]:
-    """The runs of a grid, each with its checked configuration; nothing is started or written.
+    """Return the runs of a grid, each with its checked configuration; nothing is started or written.
 
     Args:
         base: instead of the grid's own.
@@ -99,7 +99,7 @@ def _identity(config: Config) -> str:
 
 
 def _standing(config: Config) -> Standing:
-    """What the run directory holds of this very run.
+    """Return how much of this very run the run directory holds.
 
     Raises:
         UserError: it holds another run.
@@ -119,7 +119,7 @@ def _standing(config: Config) -> Standing:
 
 
 def _earlier(path: Path) -> Mapping[str, Any]:
-    """The resolved values of a config.yaml, with keys that are newer than it at their defaults."""
+    """Read the resolved values of a config.yaml, with keys that are newer than it at their defaults."""
     try:
         return parse_config(read_yaml(path, str(path)).values).resolved()
     except (UserError, MethodError) as error:
@@ -129,7 +129,7 @@ def _earlier(path: Path) -> Mapping[str, Any]:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """`key is OLD there and NEW in the grid` for every leaf that is not the same."""
+    """Yield `key is OLD there and NEW in the grid` for every leaf that is not the same."""
     for key in [*new, *(key for key in old if key not in new)]:
         was, now = old.get(key), new.get(key)
         if isinstance(was, Mapping) and isinstance(now, Mapping):

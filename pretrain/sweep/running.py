@@ -1,4 +1,4 @@
-"""Runs the trainings of a sweep, one or several at a time, each by `python -m pretrain train --local-ranks`.
+"""Trainings of a sweep, one or several at a time, each by `python -m pretrain train --local-ranks`.
 
 Nothing is kept in memory that matters: what is done is read from the run directories, so a sweep that was
 stopped or killed goes on when it is started again, and several machines can each run a slice.
@@ -38,7 +38,7 @@ Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "no
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run in this sweep. `detail` says why where it did not finish."""
+    """The outcome of a run in this sweep. `detail` says why where the run did not finish."""
 
     run: PlannedRun
     ending: Ending
@@ -47,11 +47,11 @@ class Outcome:
 
     @property
     def done(self) -> bool:
-        """Whether the run needs nothing more."""
+        """Return whether the run needs nothing more."""
         return self.ending in ("finished", "finished before")
 
     def validation(self) -> tuple[float | None, float | None]:
-        """Loss (nats per token) and perplexity at the run's end, None where there is none."""
+        """Return loss (nats per token) and perplexity at the run's end, None where there is none."""
         path = RunDirectory(self.run.path).summary
         if not self.done or not path.is_file():
             return None, None
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class SignalRelay:
-    """Keeps the signals that ask for an end until they are passed on. Once one came, nothing new starts."""
+    """Signals that ask for an end, kept until they are passed on. After the first, nothing new starts."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -137,7 +137,7 @@ def run_sweep(
 
 
 def train_command(run: PlannedRun, local_ranks: int) -> list[str]:
-    """The command that trains one run, as a user could give it."""
+    """Return the command that trains one run, as a user could give it."""
     program = [sys.executable, "-m", "pretrain", "train"]
     return [*program, run.base, *run.overrides, "--local-ranks", str(local_ranks)]
 
@@ -184,7 +184,7 @@ def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
 
 
 def _last_error(log: Path, start: int) -> str:
-    """The last line of an attempt's log that reads like an error, else its last line."""
+    """Return the last line of an attempt's log that reads like an error, else its last line."""
     with log.open("rb") as file:
         file.seek(max(start, os.fstat(file.fileno()).st_size - LAST_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
@@ -193,7 +193,7 @@ def _last_error(log: Path, start: int) -> str:
 
 
 def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
-    """What one of `jobs` places for runs gives its processes: its share of threads, and its own GPUs."""
+    """Return the environment of one of `jobs` slots: its share of threads, and its own GPUs."""
     environment = without_rank(os.environ)  # else only task 0 of an srun would print its errors
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (jobs * local_ranks))))
     if jobs > 1 and (devices := visible_devices()):
@@ -202,7 +202,7 @@ def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
 
 
 def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: int) -> Sequence[str]:
-    """The GPUs of one of `jobs` runs at a time, one per rank.
+    """Return the GPUs of one of `jobs` slots, one per rank.
 
     Raises:
         UserError: there are too few.
@@ -216,7 +216,7 @@ def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: i
 
 
 def visible_devices() -> list[str]:
-    """Names of the GPUs that torch can use in this process, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the GPUs that torch can use in this process, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
     return gpu_names(os.environ.get(VISIBLE), torch.cuda.device_count())

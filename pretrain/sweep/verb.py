@@ -1,4 +1,4 @@
-"""The verb `sweep`, and what it prints."""
+"""The verb `sweep`, and its output."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sweep(
 
 
 class _Report:
-    """One line when a run starts and one when it has ended."""
+    """Console lines of a sweep: one when a run starts and one when a run has ended."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self._total = len(runs)

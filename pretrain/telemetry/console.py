@@ -1,4 +1,4 @@
-"""What a person sees while a run goes: a progress bar on a terminal, plain lines in a log file."""
+"""Progress for people: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pretrain.runs.tags import (
 
 
 class StepDisplay:
-    """Shows steps on `console` (standard output by default).
+    """A display of steps on `console` (standard output by default).
 
     On a terminal every step moves one rich progress bar; elsewhere a line is printed for the first and the
     last step and otherwise at most one in `seconds_between_lines`. A step's validation always has a line of
@@ -92,7 +92,7 @@ class StepDisplay:
             self._bar.stop()
 
     def _remaining(self, step: int, now: float) -> str:
-        """Time left at this attempt's own pace, validation and checkpoints included."""
+        """Return the time left at this attempt's own pace, validation and checkpoints included."""
         seconds = (now - self._started) / max(1, step - self._resume_step) * (self._total_steps - step)
         minutes, seconds_left = divmod(round(seconds), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{seconds_left:02d} left"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -24,12 +24,15 @@ from torch.utils.tensorboard.summary import custom_scalars, hparams, text
 
 from data_pipeline.io.files import naming
 from pretrain.runs.tags import METRICS, Page
+from pretrain.telemetry.records import Sample
 
 FILE_PREFIX = "events.out.tfevents."
+SAMPLE_TAG = "samples/{}"
+"""With the prompt's place in telemetry.sample_prompts, from 0."""
 
 
 def chart_layout() -> dict[str, dict[str, list[str]]]:
-    """{page: {title of a chart: regular expressions of its tags}}, in the order of the declarations.
+    """Return {page: {title of a chart: regular expressions of its tags}}, in the order of declaration.
 
     TensorBoard matches an expression from the start of the tag.
     """
@@ -43,7 +46,7 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
 
 
 class EventFile:
-    """One attempt's event file in `directory`.
+    """The event file of one attempt, in `directory`.
 
     It begins with a session start at resume_step + 1, at which TensorBoard discards what older files hold
     from that step on. The first attempt begins with one too: TensorBoard's slower loader takes the first
@@ -72,12 +75,12 @@ class EventFile:
         self._write(Event(wall_time=started, summary=custom_scalars(charts)))
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """All scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
+        """Write all scalars of `step` as one event (float32, as TensorBoard keeps scalars)."""
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def write_texts(self, step: int, markdown: Mapping[str, str]) -> None:
-        """Texts of `step` for the page TEXT, {tag: markdown}, as one event."""
+        """Write texts of `step` for the page TEXT, {tag: markdown}, as one event."""
         summary = Summary()
         for tag, content in markdown.items():
             (value,) = text(tag, content).value
@@ -92,7 +95,7 @@ class EventFile:
         metrics: Mapping[str, float],
         first: Collection[str] = (),
     ) -> None:
-        """The hyper-parameters and the names of the result metrics, in this run's own directory.
+        """Write the hyperparameters and the names of the result metrics, in this run's own directory.
 
         SummaryWriter.add_hparams would open a sub-directory, which TensorBoard shows as another run. The
         HPARAMS page reads each metric from the scalar of the same name. `first` names the columns to show
@@ -122,7 +125,7 @@ class EventFile:
 
 
 def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
-    """TensorBoard sorts its columns by name, those that are marked as differing between runs first."""
+    """Mark columns as differing between runs: TensorBoard shows these first, then all others by name."""
     (value,) = experiment.value
     content = plugin_data_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
     for info in content.experiment.hparam_infos:
@@ -131,10 +134,31 @@ def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
 
 
 def _next_name(older: list[Path]) -> str:
-    """A name that sorts after every older one: TensorBoard reads the files of a run in the order of names."""
+    """Return a name that sorts after every older one: TensorBoard reads a run's files in order of names."""
     stamp = int(time.time())
     for path in older:
         digits = path.name.removeprefix(FILE_PREFIX).split(".")[0]
         if digits.isdigit():
             stamp = max(stamp, int(digits) + 1)
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
+
+
+def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:
+    """Return {tag: markdown} of a step's samples, for TensorBoard's page TEXT."""
+    return {SAMPLE_TAG.format(number): markdown_of(sample) for number, sample in enumerate(samples)}
+
+
+def markdown_of(sample: Sample) -> str:
+    """Write the prompt and then the continuation as markdown in which a model's text stays text.
+
+    Both are blocks of code by their indentation, which no text can end; a fence of backticks it could.
+    """
+    tokens = f"{sample.tokens} {'token' if sample.tokens == 1 else 'tokens'}"
+    end = ", then the end of the document" if sample.ended else ""
+    parts = ["**Prompt**", _block(sample.prompt), f"**Continuation**, {tokens}{end}", _block(sample.text)]
+    return "\n\n".join(parts)
+
+
+def _block(text: str) -> str:
+    """Indent every line, by whatever lines end: markdown takes a lone carriage return for an end too."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

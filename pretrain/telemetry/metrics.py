@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import psutil
 import torch
@@ -14,7 +17,7 @@ from pretrain.telemetry.records import HeldOutLosses, RunFacts, SaveSeconds, Ste
 def step_metrics(
     record: StepRecord, facts: RunFacts, step_tokens: int, loss_variance: float
 ) -> dict[str, float]:
-    """All metrics of a step but those of memory, which are read only for steps that are written."""
+    """Return all metrics of a step but those of memory, which are read only for steps that are written."""
     result, seconds = record.result, record.result.seconds
     metrics = {
         tags.LOSS.tag: result.loss,
@@ -36,7 +39,7 @@ def step_metrics(
 
 
 def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
-    """Those of a checkpoint that has been written; none without one."""
+    """Return the metrics of a checkpoint that has been written; none without one."""
     if written is None:
         return {}
     return {
@@ -46,7 +49,7 @@ def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
 
 
 def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:
-    """Speed of one step of `step_tokens` tokens on `world_size` devices.
+    """Return the speed of one step of `step_tokens` tokens on `world_size` devices.
 
         tokens_per_second         = step_tokens / seconds_step
         tokens_per_second_per_gpu = tokens_per_second / world_size      (a "gpu" is one process's device)
@@ -74,7 +77,7 @@ def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -
 
 
 def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
-    """Loss and perplexity over all sources and perplexity of each; empty sources are left out.
+    """Return loss and perplexity over all sources and perplexity of each; empty sources are left out.
 
     loss = (sum of all token losses) / (number of all tokens), perplexity = exp(loss): a source weighs by
     its tokens.
@@ -90,7 +93,7 @@ def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
 
 
 def perplexity(mean_loss: float) -> float:
-    """exp(mean loss in nats per token); infinite where that overflows a float64."""
+    """Return exp(mean loss in nats per token); infinite where that overflows a float64."""
     try:
         return math.exp(mean_loss)
     except OverflowError:
@@ -98,7 +101,7 @@ def perplexity(mean_loss: float) -> float:
 
 
 def memory_metrics(facts: RunFacts) -> dict[str, float]:
-    """Parameter counts and bytes; the device's peak only where torch runs on CUDA."""
+    """Return parameter counts and bytes; the device's peak only where torch runs on CUDA."""
     metrics: dict[str, float] = {
         tags.TRAINABLE_PARAMETERS.tag: facts.trainable_parameters,
         tags.FROZEN_PARAMETERS.tag: facts.frozen_parameters,
@@ -109,3 +112,35 @@ def memory_metrics(facts: RunFacts) -> dict[str, float]:
         metrics[tags.DEVICE_BYTES.tag] = torch.cuda.max_memory_allocated()
     metrics[tags.HOST_BYTES.tag] = psutil.Process().memory_info().rss
     return metrics
+
+
+class LossWindow:
+    """The losses of the regular records (steps divisible by `every`) among the last `length` steps.
+
+    It is refilled from the records of metrics.jsonl, so a resumed run goes on with the same variances as an
+    uninterrupted one, even if a signal caused an extra record.
+    """
+
+    def __init__(self, length: int, every: int, records: Iterable[Mapping[str, Any]]) -> None:
+        self._length = length
+        self._every = every
+        self._losses: deque[tuple[int, float]] = deque()
+        for record in records:
+            if record["step"] % every == 0:
+                loss = record[tags.LOSS.tag]  # null stands for one that was not finite
+                self._losses.append((record["step"], math.nan if loss is None else float(loss)))
+
+    def variance(self, step: int, loss: float) -> float:
+        """Take the loss of `step`; return the population variance of the losses in (`step - length`, `step`].
+
+        NaN where one of them is not finite.
+        """
+        while self._losses and self._losses[0][0] <= step - self._length:
+            self._losses.popleft()
+        losses = [earlier for _, earlier in self._losses] + [loss]
+        if step % self._every == 0:
+            self._losses.append((step, loss))
+        if not all(map(math.isfinite, losses)):
+            return math.nan
+        mean = math.fsum(losses) / len(losses)
+        return math.fsum((value - mean) ** 2 for value in losses) / len(losses)

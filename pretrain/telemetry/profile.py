@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,24 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from pretrain.config.sections import ProfileSection
-from pretrain.telemetry.kernels import seconds_by_class
 
 MEMORY_ENTRIES = 200_000
 """Allocations that a memory snapshot remembers."""
+KERNELS = (
+    ("attention", r"scaled_dot_product|flash|fmha|softmax(?!.*log)|_softmax"),
+    ("collective", r"c10d|gloo|nccl|all_?reduce|all_?gather"),
+    ("optimizer", r"adam|foreach|multi_tensor|lerp|addcdiv|sqrt|vector_norm|reciprocal|clamp"),
+    ("product", r"::mm$|::bmm$|::addmm$|::baddbmm$|gemm|cutlass|nvjet|cublas|cijk"),
+    ("norm", r"layer_?norm"),
+    ("loss", r"log_softmax|nll_loss|cross_entropy|::exp$|::log$|::max$|::sum$|index_put|::index$"),
+    ("copy", r"copy|::cat$|cat_|memcpy|memset|::clone|::contiguous|::fill_|::zero"),
+    ("elementwise", r"^aten::(mul|add|sub|div|neg|gelu|addcmul|where|masked)|elementwise|gelu"),
+)
+"""(class, what the names of its kernels contain); the first that matches counts. The rest is `other`."""
 
 
 class StepProfile:
-    """Profiles the steps that `telemetry.profile` names, on this rank, and writes what it found.
+    """The profile of the steps that `telemetry.profile` names, on this rank, and its files.
 
         DIRECTORY/trace_rank_0.json      every operation and kernel of these steps, in Chrome's format
                   kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
@@ -41,7 +52,7 @@ class StepProfile:
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Around one training step."""
+        """Profile one training step, if it is one of those asked for."""
         section = self._section
         if section is None:
             yield
@@ -61,7 +72,7 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Write what there is; nothing if no step was profiled, or it is written."""
+        """Write the profile of the steps so far; nothing if there are none, or the files are written."""
         section, self._section = self._section, None
         if section is not None and self._profile is not None:
             self._profile.stop()
@@ -86,8 +97,8 @@ class StepProfile:
         self._profile.export_chrome_trace(str(self._file("trace", "json")))
         total = seconds_by_class(self._profile.key_averages())
         seconds = {group: spent / self._done for group, spent in total.items()}
-        found = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
-        self._file("kernels", "json").write_text(json.dumps(found, indent=1) + "\n")
+        content = {"first_step": first_step, "steps": self._done, "seconds_per_step": seconds}
+        self._file("kernels", "json").write_text(json.dumps(content, indent=1) + "\n")
         self._file("kernels", "txt").write_text(kernel_table(seconds))
 
     def _file(self, name: str, ending: str) -> Path:
@@ -95,7 +106,7 @@ class StepProfile:
 
 
 def kernel_table(seconds: dict[str, float]) -> str:
-    """Classes of kernels, with their milliseconds of a step and their share, as text."""
+    """Write classes of kernels, with their milliseconds of a step and their share, as a table."""
     whole = sum(seconds.values())
     rows = [f"{'class':14}{'ms a step':>12}{'share':>9}"]
     rows += [
@@ -103,3 +114,32 @@ def kernel_table(seconds: dict[str, float]) -> str:
         for group, spent in {**seconds, "all": whole}.items()
     ]
     return "\n".join(rows) + "\n"
+
+
+def kernel_class(name: str) -> str:
+    """Return the class of a kernel by its name."""
+    if "log_softmax" in name:
+        return "loss"
+    return next((group for group, pattern in KERNELS if re.search(pattern, name, re.IGNORECASE)), "other")
+
+
+def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
+    """Sum the seconds in each class of kernel, the largest first.
+
+    Args:
+        events: `key_averages()` of a torch profile; of kernels on the GPU if any ran there.
+
+    On the CPU `host` is what is no kernel at all: Python, dispatch and autograd's own work; the profiler
+    makes it larger than it is.
+    """
+    cuda = torch.cuda.is_available()
+    seconds: dict[str, float] = {}
+    for event in events:
+        if cuda:
+            spent = event.self_device_time_total if event.device_type.name == "CUDA" else 0.0
+        else:
+            spent = event.self_cpu_time_total
+        is_kernel = cuda or event.key.startswith(("aten::", "c10d::", "gloo:"))
+        group = kernel_class(event.key) if is_kernel else "host"
+        seconds[group] = seconds.get(group, 0.0) + spent / 1e6
+    return dict(sorted(seconds.items(), key=lambda entry: -entry[1]))

@@ -1,4 +1,4 @@
-"""What the training loop hands to telemetry."""
+"""Records from the training loop for telemetry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step gave, equal on every rank except for the seconds.
+    """The result of one optimizer step, equal on every rank except for the seconds.
 
     `loss` is the language-model loss alone, mean over the global batch in nats per token; `auxiliary` are the
     terms that were trained on besides. `gradient_norm` is that before clipping. `updated`:
@@ -61,11 +61,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """A step's result, with where the run is after it and what else was done then.
+    """A step's result, with the position after it, and checkpoint, validation and samples of that step.
 
     Attributes:
-        seconds_stall: for which the training stood still for this step's checkpoint.
-        written: of the checkpoint, of this step or one before, that was last seen to be written.
+        seconds_stall: seconds in which the training waited for this step's checkpoint; None: no checkpoint.
+        written: seconds of a checkpoint, of this step or an earlier one, whose writing has just ended.
         samples: of telemetry.sample_prompts, in their order, where there was a validation.
     """
 
@@ -79,7 +79,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What stays the same through a run, unless it changes what it trains (`Telemetry.change_facts`).
+    """Facts that stay the same through a run, or a phase of it (`Telemetry.change_facts`).
 
     FLOPs are per trained token, forward and backward, of the whole model; `peak_flops_per_device` is None
     where the device's peak is not known. `device_name` is "cpu" or CUDA's name of the device.

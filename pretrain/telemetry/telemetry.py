@@ -15,17 +15,15 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import MetricsFile, cut_back
 from pretrain.runs.tags import HFU, MFU
 from pretrain.telemetry.console import StepDisplay
-from pretrain.telemetry.event_file import EventFile
+from pretrain.telemetry.event_file import EventFile, sample_pages
 from pretrain.telemetry.hparams import FIRST, HParam
-from pretrain.telemetry.loss_window import LossWindow
-from pretrain.telemetry.metrics import memory_metrics, save_metrics, step_metrics
+from pretrain.telemetry.metrics import LossWindow, memory_metrics, save_metrics, step_metrics
 from pretrain.telemetry.records import RunFacts, SaveSeconds, StepRecord
-from pretrain.telemetry.samples import sample_pages
 from pretrain.telemetry.weights_and_biases import WandbRun
 
 
 class Telemetry:
-    """Writes RUN/metrics.jsonl and RUN/tensorboard/ and reports on the console. Create it on rank 0 only.
+    """The writer of RUN/metrics.jsonl, RUN/tensorboard/ and console lines. Create one on rank 0 only.
 
     With `wandb` it hands the same to Weights & Biases.
 
@@ -97,16 +95,16 @@ class Telemetry:
         self._display.step(position.step, metrics)
 
     def change_facts(self, facts: RunFacts, why: str) -> None:
-        """From the next record on, count with these facts; `why` goes to the console."""
+        """Count with these facts from the next record on; `why` goes to the console."""
         self._facts = facts
         self.say(why)
 
     def say(self, message: str) -> None:
-        """One line on the console, above the progress bar where there is one."""
+        """Print one line on the console, above the progress bar where there is one."""
         self._display.say(message)
 
     def sync(self) -> None:
-        """Everything logged so far is on the disk when this returns."""
+        """Make everything logged so far durable before this returns."""
         self._metrics_file.sync()
         if self._event_file is not None:
             self._event_file.sync()

@@ -20,7 +20,7 @@ PROJECT = "ora-pretrain"
 
 
 class WandbRun:
-    """One attempt at the run in `run_path`, which goes on after `resume_step`; 0: a new run.
+    """An attempt at the run in `run_path`, which goes on after `resume_step`; 0: a new run.
 
     Args:
         settings: {name: value}, what wandb's tables tell runs apart by.
@@ -59,7 +59,7 @@ class WandbRun:
             ) from error
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """All scalars of `step`."""
+        """Send all scalars of `step`."""
         self._try(lambda: self._run.log(dict(values), step=step))
 
     def close(self, exit_code: int = 0) -> None:

@@ -1,15 +1,16 @@
 """A run, from opening to its last step. Read `loop` first.
 
-loop        the program: forward, backward, update, record, validate, save, stop
-open_run    everything that is set up before step 1
-run_files   what is written into the run directory at its start and end
-engines     the live engine, and the next one where a run begins to train more
-engine      model -> DeepSpeed engine, audited
-adamw       the optimizer that DeepSpeed is given, and its clipping
-reduction   gradients over data-parallel ranks, during the backward pass
-update      the update, made only from good numbers
-step_clock  where the time of a step goes
-transplant  the state that one engine hands to the next
-held_out    loss on held-out text
-prompts     what the model makes of a few prompts
+loop            the program: forward, backward, update, record, validate, save, stop
+open_run        setup before step 1, and every refusal possible before it
+run_files       files and lines that describe a run at its start and end
+phase_engine    the live engine, and its successor where a run begins to train more weights
+engine          model -> DeepSpeed engine, audited
+adamw           the optimizer for DeepSpeed, and its clipping
+reduction       gradients summed over data-parallel ranks during the backward pass
+update          the update of the weights, made only from good numbers
+stability       stop of a run whose numbers stay bad; known good checkpoints
+step_clock      times of the parts of a step
+state_transfer  optimizer state and weights from one engine to the next
+held_out        loss on held-out text
+prompts         continuations of a few prompts
 """

@@ -56,7 +56,7 @@ class ClippingAdamW(torch.optim.AdamW):
         self.grad_scale = _divisor(norm, self._clip)
 
     def _norm(self) -> torch.Tensor:
-        """The Euclidean norm of the whole model's gradient, each element counted once (collective)."""
+        """Return the Euclidean norm of the whole model's gradient, each element counted once (collective)."""
         counted = [
             parameter.grad
             for group in self.param_groups
@@ -71,7 +71,7 @@ class ClippingAdamW(torch.optim.AdamW):
 
 
 def _take_norm(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
-    """The hook before each step; a function, since a bound method would keep the optimizer alive."""
+    """Take the norm before each step; a function, since a bound method would keep the optimizer alive."""
     assert isinstance(optimizer, ClippingAdamW)
     optimizer.take_norm()
 
@@ -90,14 +90,14 @@ def clip_in_update(adamw: torch.optim.AdamW, outer: Any, clip: float) -> None:
 
 
 def _divisor(norm: torch.Tensor, clip: float) -> torch.Tensor:
-    """What gradients of this norm are divided by; DeepSpeed's ZeRO optimizers clip by the same formula."""
+    """Return the divisor of gradients of this norm; DeepSpeed's ZeRO optimizers clip by the same formula."""
     return ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
 
 
 def build_adamw(
     model: torch.nn.Module, settings: OptimizerSection, clips_over: dist.ProcessGroup | None
 ) -> torch.optim.AdamW:
-    """The optimizer that DeepSpeed is given.
+    """Build the optimizer for DeepSpeed.
 
     Args:
         clips_over: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer

@@ -1,4 +1,4 @@
-"""Model -> DeepSpeed engine, and the audit of what it holds.
+"""Model -> DeepSpeed engine, and the audit of its contents.
 
 Version-sensitive: at ZeRO stage 0 in fp32 DeepSpeed 0.19 clips but keeps no norm, so AdamW does both. At
 stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and AdamW clips by it.
@@ -21,7 +21,7 @@ from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradi
 
 @dataclass(frozen=True)
 class WrappedModel:
-    """A live engine, what reduces its gradients if DeepSpeed does not, and what was found in it."""
+    """A live engine, the reduction of its gradients if DeepSpeed does not do it, and the engine's audit."""
 
     engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
     reduction: OverlappedReduction | None
@@ -29,7 +29,7 @@ class WrappedModel:
 
 
 def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> WrappedModel:
-    """Optimizer and DeepSpeed engine around a model of `build_model`, and the audit.
+    """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
     Raises:
         MethodError: ZeRO holds a frozen weight.
@@ -56,6 +56,6 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:
-    """The loop owns the schedule: it is a function of the step, so nothing about it needs saving."""
+    """Set the learning rate of every parameter group; the loop owns the schedule, a function of the step."""
     for group in engine.optimizer.param_groups:
         group["lr"] = learning_rate

@@ -18,7 +18,7 @@ from pretrain.telemetry.records import HeldOutLosses
 
 
 def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> HeldOutLosses:
-    """Total loss on each source's held-out samples (collective): always the same samples, no dropout."""
+    """Return the total loss on each source's held-out samples (collective): always the same, no dropout."""
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
     with torch.no_grad():
@@ -42,7 +42,7 @@ def _rank_loss(
     micro_batch_size: int,
     context: ParallelContext,
 ) -> torch.Tensor:
-    """[sum of the losses, predictions that count] of this data-parallel rank's share.
+    """Return [sum of the losses, predictions that count] of this data-parallel rank's share.
 
     Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that comes
     out short is filled with sample 0 at weight zero.

@@ -49,7 +49,7 @@ def train(config: Config, signals: StopSignals) -> str:
 
 
 def run_steps(run: Run, signals: StopSignals) -> str:
-    """The loop. Every rank runs it in step with the others and leaves it with the same answer."""
+    """Run the loop. Every rank runs it in step with the others and leaves it with the same answer."""
     config, position = run.config, run.position
     while position.step < config.total_steps:
         run.enter_phase_of(position.step + 1)
@@ -86,7 +86,7 @@ def run_steps(run: Run, signals: StopSignals) -> str:
 
 
 def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
-    """Held-out losses, and what the model makes of the prompts. Training goes on as if it had not been."""
+    """Return held-out losses and the prompts' continuations; training goes on as if there had been none."""
     run.watch.at(f"the validation after step {step}")
     losses = held_out_losses(run.engine, run.data, run.config, run.context)
     if run.prompts is None:
@@ -96,14 +96,14 @@ def validate(run: Run, step: int) -> tuple[HeldOutLosses, tuple[Sample, ...]]:
 
 
 def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[StepResult, str | None]:
-    """One optimizer step over one global batch: its result, and the state that a signal asks for, if any.
+    """Make one optimizer step over one global batch; return its result, and the state a signal asks for.
 
     On a GPU everything is submitted first and read at the end, in one go.
     """
     config, device = run.config, run.context.device
     step = position.step + 1
     rate = learning_rate(config.optimizer, config.schedule, step, config.total_steps)
-    rate *= run.trainer.phase.learning_rate_factor
+    rate *= run.phased.phase.learning_rate_factor
     set_learning_rate(run.engine, rate)
     clock = StepClock(device)
     clock.mark()
@@ -121,7 +121,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
     factor = config.stability.spike_factor
     mean_loss = sums[len(flags)] / run.context.world_size
     good = sums.isfinite().all() & (mean_loss <= position.usual_loss.limit(factor))
-    update = run.trainer.update.make(good, largest_norm=position.usual_norm.limit(factor))
+    update = run.phased.update.make(good, largest_norm=position.usual_norm.limit(factor))
     clock.mark()
     if step < config.total_steps:
         run.batches.read(position.consumed_samples + config.data.global_batch_size)
@@ -137,7 +137,7 @@ def train_step(run: Run, position: Position, signals: StopSignals) -> tuple[Step
 def accumulate_gradients(
     run: Run, batch: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
+    """Run forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
 
     The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
     are kept apart.
@@ -164,7 +164,7 @@ def accumulate_gradients(
 
 
 def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
-    """Predictions of the whole global batch that count (collective where ranks see different numbers)."""
+    """Return the predictions of the global batch that count (collective where ranks differ in them)."""
     if run.data.boundary is None:
         return run.config.tokens_per_step  # known without asking the other ranks
     total = agree([float(count_predictions(batch, run.data.boundary))], run.context.device)[0]
@@ -172,7 +172,7 @@ def _counted_predictions(run: Run, batch: torch.Tensor) -> float:
 
 
 def _sum_over_ranks(flags: Sequence[bool], numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """This rank's flags, known on the host, and numbers, summed over all ranks (one small all-reduce)."""
+    """Sum this rank's flags, known on the host, and numbers over all ranks (one small all-reduce)."""
     on_device = torch.stack([number.double() for number in numbers])
     raised = torch.tensor(flags, dtype=torch.float64)
     if on_device.is_cuda:
@@ -185,7 +185,7 @@ def _sum_over_ranks(flags: Sequence[bool], numbers: Sequence[torch.Tensor]) -> t
 def _over_ranks(
     run: Run, sums: Sequence[float], auxiliary: Mapping[str, torch.Tensor]
 ) -> tuple[float, str | None, dict[str, float]]:
-    """The loss, the state that a signal to any rank asks for, and the terms: from `_sum_over_ranks`.
+    """Read loss, the state that a signal to any rank asks for, and the terms off `_sum_over_ranks`.
 
     All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
 

@@ -45,7 +45,7 @@ from pretrain.runs.storage import OF_THE_STORAGE, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from pretrain.training.run_files import (
     changes_since,
     check_steps_left,
@@ -63,11 +63,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """Everything the loop works with. `telemetry` and `lock` exist on rank 0 only."""
+    """The parts of an open run, for the loop. `telemetry` and `lock` exist on rank 0 only."""
 
     config: Config
     context: ParallelContext
-    trainer: Trainer
+    phased: PhasedEngine
     data: RunData
     prompts: Prompts | None
     batches: Batches
@@ -81,21 +81,21 @@ class Run:
 
     @property
     def engine(self) -> Any:
-        """The deepspeed.DeepSpeedEngine of now: do not keep it over `enter_phase_of`."""
-        return self.trainer.engine
+        """Return the current deepspeed.DeepSpeedEngine; do not keep a reference over `enter_phase_of`."""
+        return self.phased.engine
 
     def enter_phase_of(self, step: int) -> None:
-        """Where other weights are trained from `step` on than before, rebuild the engine (collective)."""
-        if not self.trainer.is_in(step):
+        """Rebuild the engine if other weights are trained from `step` on than before (collective)."""
+        if not self.phased.is_in(step):
             self.checkpoints.wait()  # the host has no room for two phases' copies
-        if not self.trainer.enter(step):
+        if not self.phased.enter(step):
             return
         self.checkpoints.use_bank(bank_digests(self.engine.module, self.context))
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
-                write_audit(self.config, self.trainer)
-            facts = run_facts(self.config, self.context, self.trainer)
-            self.telemetry.change_facts(facts, phase_line(self.trainer, facts))
+                write_audit(self.config, self.phased)
+            facts = run_facts(self.config, self.context, self.phased)
+            self.telemetry.change_facts(facts, phase_line(self.phased, facts))
 
     def save(self, position: Position, in_background: bool) -> None:
         """Begin a checkpoint, which does not count until `commit`, as `Checkpoints.save` (collective)."""
@@ -157,12 +157,12 @@ class Run:
         self.errors.raise_together()
 
     def say(self, message: str) -> None:
-        """One line on the console (rank 0)."""
+        """Print one line on the console (rank 0)."""
         if self.telemetry is not None:
             self.telemetry.say(message)
 
     def leave(self, state: str) -> None:
-        """Say in what state the run is left (rank 0)."""
+        """Write the state that the run is left in (rank 0)."""
         if self.telemetry is not None:
             with self.errors.recording(self.config.run_path):
                 RunDirectory(self.config.run_path).write_state(state)
@@ -180,7 +180,7 @@ class Run:
 def open_run(config: Config) -> Iterator[Run]:
     """Set everything up (collective) and take the process groups down afterwards.
 
-    The run directory is first written when nothing is left that could be refused.
+    Nothing is written into the run directory before every refusal that is possible.
     """
     launch = LaunchEnvironment.read()
     blend = check_inputs(config, launch.world_size)
@@ -219,20 +219,20 @@ def _opened(run: Run) -> Iterator[Run]:
         if run.telemetry is not None:
             with suppress(OSError):  # after a good end it is closed already
                 run.telemetry.close()
-    run.trainer.close()
+    run.phased.close()
 
 
 def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
-    """Hold the run directory against every other starter, on rank 0 (collective).
+    """Lock the run directory on rank 0 (collective); None on the other ranks.
 
     Raises:
-        UserError: on every rank: it is being trained.
+        UserError: on every rank: another process is training the run.
     """
     watch.at("the lock of the run directory")
     lock, waiting = RunLock(config.run_path), False
     while True:
-        taken = _on_first_rank(context, lock.take)
-        if agree([float(taken is False)], context.device)[0] == 0:
+        took_lock = _on_first_rank(context, lock.take)
+        if agree([float(took_lock is False)], context.device)[0] == 0:
             return lock if context.is_first else None
         if context.is_first and not waiting:
             print(lock.waited_for, file=sys.stderr, flush=True)
@@ -253,8 +253,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     start = find_start(config, context, run_identity(config, {}, blend))
     position = start.position
     watch.at("building the model")
-    trainer = Trainer(config, context, position.step, start.state)
-    identity = run_identity(config, bank_digests(trainer.engine.module, context), blend)
+    phased = PhasedEngine(config, context, position.step, start.state)
+    identity = run_identity(config, bank_digests(phased.engine.module, context), blend)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
@@ -265,9 +265,9 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         check_steps_left(config, position)
         checkpoints.name_latest(start.checkpoint)
         changes = changes_since(config, position)
-        write_run_files(config, context, data, trainer, position, [*start.layout_changes, *changes])
-        telemetry = open_telemetry(config, context, trainer, position)
-        telemetry.say(headline(config, context, trainer.audit, position, changes))
+        write_run_files(config, context, data, phased, position, [*start.layout_changes, *changes])
+        telemetry = open_telemetry(config, context, phased, position)
+        telemetry.say(headline(config, context, phased.audit, position, changes))
         for note in start.notes:
             telemetry.say(note)
         for name in checkpoints.remove_unfinished():
@@ -280,7 +280,7 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     return Run(
         config=config,
         context=context,
-        trainer=trainer,
+        phased=phased,
         data=data,
         prompts=read_prompts(config, blend),
         batches=batches,
@@ -295,10 +295,10 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
 
 
 def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Path = Path()) -> T | None:
-    """Do what only rank 0 does, and let every rank raise what the user must mend (collective).
+    """Call `action` on rank 0, and raise on every rank what the user must mend (collective).
 
     Args:
-        place: where it writes, for errors that do not say.
+        place: the directory that `action` writes to, for errors that do not name a file.
     """
     result = None
     failure: list[Exception | None] = [None]

@@ -1,4 +1,4 @@
-"""The live engine, and its replacement where a run begins to train more.
+"""The live engine, and its replacement where a run begins to train more weights.
 
 DeepSpeed fixes what it trains when it is initialised, so a layer that only gets `requires_grad` later never
 moves. Here a new model and a new engine are built for the new phase and take over everything of the old ones,
@@ -33,8 +33,8 @@ from pretrain.training.state_transfer import TrainingState
 from pretrain.training.update import GuardedUpdate
 
 
-class Trainer:
-    """The live engine of the current phase, its audit, and the way into the next phase.
+class PhasedEngine:
+    """The live engine of the current phase, its audit, and the change into the next phase.
 
     Args:
         step: the last step that was trained (0: none): its phase is the one to build.
@@ -66,11 +66,11 @@ class Trainer:
         self._build(state)
 
     def is_in(self, step: int) -> bool:
-        """Whether the live engine is that of the phase of `step`."""
+        """Return whether the live engine is that of the phase of `step`."""
         return phase_at(self._config, step) == self.phase
 
     def enter(self, step: int) -> bool:
-        """Be in the phase of `step` (collective). True if that took a new engine; the old one is gone."""
+        """Enter the phase of `step` (collective). True if that took a new engine; the old engine is gone."""
         if self.is_in(step):
             return False
         state = TrainingState.of(self.engine)
@@ -82,7 +82,7 @@ class Trainer:
         return True
 
     def close(self) -> None:
-        """Let go of the engine and, with it, of the model and of the process groups that it holds."""
+        """Release the engine, and with the engine the model and the process groups that it holds."""
         self.update.detach()
         if self._reduction is not None:
             self._reduction.detach()
@@ -108,7 +108,7 @@ class Trainer:
         self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
-        """The audit for audit.json: of the live engine and, in a run of several phases, of each so far.
+        """Return the audit for audit.json: of the live engine, and of each phase so far if there are several.
 
         Args:
             on_disk: what audit.json holds already, for the phases before; empty if there is none.

@@ -22,7 +22,7 @@ from pretrain.telemetry.records import Sample
 def continue_prompts(
     engine: Any, prompts: Prompts, config: Config, boundary: int | None, context: ParallelContext
 ) -> tuple[Sample, ...]:
-    """Each prompt with its likeliest next token, and again, up to `prompts.tokens` (collective).
+    """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
     All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before the others
     where its model ends a document.
@@ -46,7 +46,7 @@ def continue_prompts(
 
 
 def _block(prompts: Prompts, config: Config, context: ParallelContext) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[prompts, length]` ids with room for all tokens behind each prompt, and `[prompts]` where that begins.
+    """Return `[prompts, length]` ids with room for all tokens behind each prompt, and `[prompts]` its start.
 
     What stands in the room has no effect on what is before it. With sequence parallelism the length must
     divide; that of training does and is no less than what the prompts need.
@@ -62,7 +62,7 @@ def _block(prompts: Prompts, config: Config, context: ParallelContext) -> tuple[
 
 
 def likeliest(logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
-    """`[rows]` ids of the largest of all logits, the first of equal ones, from `[rows, vocabulary/tp]`.
+    """Return `[rows]` ids of the largest logits, the first of equal ones, from `[rows, vocabulary/tp]`.
 
     The tensor-parallel ranks exchange two numbers a row, and all have the same answer (collective). Every row
     of the output layer is a piece of the tokenizer: there is no padding to leave out.

@@ -24,7 +24,7 @@ BUCKET_ELEMENTS = 8 * 2**20
 
 
 def reduces_whole_gradients(engine: Any) -> bool:
-    """Whether DeepSpeed would average this engine's gradients at the end of the backward pass, as we do.
+    """Return whether DeepSpeed would average this engine's gradients after the backward pass, as we do.
 
     Not where the user has asked DeepSpeed for another way: another type on the wire, other factors.
     """
@@ -48,7 +48,7 @@ class Bucket:
 
 
 class OverlappedReduction:
-    """Averages an engine's gradients over the data-parallel ranks, from hooks; done when `backward` returns.
+    """Hooks that average an engine's gradients over the data-parallel ranks; done when `backward` returns.
 
     Every rank must run the same backward pass: the order in which gradients come is that of the collectives.
     """
@@ -96,7 +96,7 @@ class OverlappedReduction:
             self._in_flight.append((work, gradient))
 
     def _finish(self) -> None:
-        """Wait for what is under way, reduce what no gradient came for on any rank, and take the mean."""
+        """Wait for reductions under way, reduce the buckets that are still incomplete, and take the mean."""
         for bucket in self._buckets:
             if bucket.waiting:
                 self._launch(bucket)
@@ -110,13 +110,13 @@ class OverlappedReduction:
 
 
 def single_buckets(model: torch.nn.Module) -> list[Bucket]:
-    """One bucket for each trainable weight: its gradient is a tensor of its own."""
+    """Make one bucket for each trainable weight: its gradient is a tensor of its own."""
 
     return [Bucket([p], partial(getattr, p, "grad")) for p in model.parameters() if p.requires_grad]
 
 
 def flat_buckets(optimizer: Any) -> list[Bucket]:
-    """Neighbours in `BF16_Optimizer`'s flat buffers of gradients; empty for an optimizer that has none."""
+    """Group neighbours in `BF16_Optimizer`'s flat gradient buffers; empty for an optimizer without them."""
     if not hasattr(optimizer, "fp32_groups_gradients_flat"):
         return []
     buckets = []

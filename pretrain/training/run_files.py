@@ -1,4 +1,4 @@
-"""What a run writes into its directory and says at its start and end, beside checkpoints; rank 0 only."""
+"""Files and lines that describe a run at its start and end, beside checkpoints; rank 0 only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.layout import Layout
-from pretrain.config.resume import Change, effective_changes
+from pretrain.config.keys import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
@@ -28,14 +28,14 @@ from pretrain.runs.directory import (
     write_text_atomically,
 )
 from pretrain.runs.environment import describe_environment
+from pretrain.runs.finished import summary_of
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.position import Position
-from pretrain.runs.summary import summary_of
 from pretrain.runs.tags import RESULTS, VALIDATION_LOSS
 from pretrain.telemetry.hparams import hparams
 from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 
 ENDINGS = {
     FINISHED: "",
@@ -45,7 +45,7 @@ ENDINGS = {
 
 
 def check_steps_left(config: Config, position: Position) -> None:
-    """A finished run may be started again (nothing is left to do), but not with an earlier end."""
+    """Refuse an end earlier than the trained steps; a finished run may start again, with nothing to do."""
     if position.step < config.total_steps:
         return
     last = last_record(RunDirectory(config.run_path).metrics)
@@ -58,7 +58,7 @@ def check_steps_left(config: Config, position: Position) -> None:
 
 
 def changes_since(config: Config, position: Position) -> list[Change]:
-    """What config.yaml, as the segment before left it, had otherwise, and now takes effect."""
+    """Return the keys that differ from config.yaml, as the segment before left it, and now take effect."""
     try:
         before = yaml.safe_load(RunDirectory(config.run_path).config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
@@ -70,25 +70,25 @@ def write_run_files(
     config: Config,
     context: ParallelContext,
     data: RunData,
-    trainer: Trainer,
+    phased: PhasedEngine,
     position: Position,
     changes: Sequence[Change],
 ) -> None:
-    """Everything that says what the run is, and that it is running.
+    """Write the files that describe the run, and the state that says it is running.
 
     environment.json tells of the segment that starts, and in `segments` of it and all before.
     """
     run = RunDirectory(config.run_path)
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
-    write_audit(config, trainer)
+    write_audit(config, phased)
     layout = {
         "device": device_name(context.device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
         **Layout.of(config, context).as_dict(),
     }
-    if trainer.structured_products is not None:
-        layout["structured_products"] = trainer.structured_products.as_dict()
+    if phased.structured_products is not None:
+        layout["structured_products"] = phased.structured_products.as_dict()
     environment = describe_environment(**layout)
     segment = {
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
@@ -101,14 +101,14 @@ def write_run_files(
     run.write_state(RUNNING)
 
 
-def write_audit(config: Config, trainer: Trainer) -> None:
-    """What the live engine holds, beside that of the phases before."""
+def write_audit(config: Config, phased: PhasedEngine) -> None:
+    """Write the audit of the live engine beside those of the phases before."""
     path = RunDirectory(config.run_path).audit
-    write_json(path, trainer.audit_of_phases(_on_disk(path)))
+    write_json(path, phased.audit_of_phases(_on_disk(path)))
 
 
 def _on_disk(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is none yet, or it is damaged."""
+    """Read a JSON object; {} where there is none yet, or where the file is damaged."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -131,12 +131,12 @@ def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
 
 
 def open_telemetry(
-    config: Config, context: ParallelContext, trainer: Trainer, position: Position
+    config: Config, context: ParallelContext, phased: PhasedEngine, position: Position
 ) -> Telemetry:
-    """Telemetry that goes on after `position`."""
+    """Open telemetry that goes on after `position`."""
     return Telemetry(
         config.run_path,
-        run_facts(config, context, trainer),
+        run_facts(config, context, phased),
         every=config.telemetry.every,
         tensorboard=config.telemetry.tensorboard,
         wandb=config.telemetry.wandb,
@@ -147,16 +147,16 @@ def open_telemetry(
     )
 
 
-def run_facts(config: Config, context: ParallelContext, trainer: Trainer) -> RunFacts:
-    """What telemetry counts with, in the phase that the engine is in."""
+def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
+    """Return the facts that telemetry counts with, in the engine's phase."""
     shape, device = config.shape(), device_name(context.device)
-    totals = trainer.audit["totals"]
+    totals = phased.audit["totals"]
     policy = config.policy()
     return RunFacts(
         world_size=context.world_size,
         device_name=device,
         model_flops_per_token=model_flops_per_token(shape, policy),
-        executed_flops_per_token=executed_flops_per_token(shape, policy, trainer.phase.number),
+        executed_flops_per_token=executed_flops_per_token(shape, policy, phased.phase.number),
         peak_flops_per_device=peak_flops(device, config.precision.dtype),
         trainable_parameters=totals["model_trainable_parameters"],
         frozen_parameters=totals["model_frozen_parameters"],
@@ -172,7 +172,7 @@ def headline(
     position: Position,
     changes: Sequence[Change],
 ) -> str:
-    """The first line of a run's log."""
+    """Return the first line of a run's log."""
     totals = audit["totals"]
     start = f"resumes after step {position.step}" if position.step else "starts"
     return (
@@ -184,16 +184,16 @@ def headline(
     )
 
 
-def phase_line(trainer: Trainer, facts: RunFacts) -> str:
-    """What a new phase trains."""
-    layers = ", ".join(map(str, trainer.phase.newly_trainable))
+def phase_line(phased: PhasedEngine, facts: RunFacts) -> str:
+    """Return the line that names what a new phase trains."""
+    layers = ", ".join(map(str, phased.phase.newly_trainable))
     return (
-        f"from step {trainer.phase.first_step} on Query and Key train in layer {layers} too: "
+        f"from step {phased.phase.first_step} on Query and Key train in layer {layers} too: "
         f"{facts.trainable_parameters:,} trainable and {facts.frozen_parameters:,} frozen parameters, "
-        f"learning rate x {trainer.phase.learning_rate_factor:g}"
+        f"learning rate x {phased.phase.learning_rate_factor:g}"
     )
 
 
 def device_name(device: torch.device) -> str:
-    """CUDA's name of the device, or "cpu"."""
+    """Return CUDA's name of the device, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

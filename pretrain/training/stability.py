@@ -1,4 +1,4 @@
-"""What a run does about bad numbers, beyond leaving out the update: mark good, withdraw, stop.
+"""Reaction to bad numbers beyond the update left out: checkpoints known good or withdrawn, and the stop.
 
 Bad is what is not finite and, with stability.spike_factor, what is far above its running mean.
 
@@ -24,7 +24,7 @@ from pretrain.training.open_run import Run
 
 
 def require_good_step(run: Run, position: Position, result: StepResult) -> None:
-    """After a step: its loss says whether the weights before it were good.
+    """Judge a step: its loss says whether the weights before it were good, and too many bad ones end the run.
 
     Raises:
         UserError: on every rank, after stability.max_skipped steps in a row without an update.
@@ -51,7 +51,7 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
 
 
 def _spike(run: Run, position: Position, result: StepResult) -> str:
-    """Which number of a step without update was finite but too large; "" if that is not why."""
+    """Name the number of a step without update that was finite but too large; "" for another cause."""
     factor = run.config.stability.spike_factor
     if factor is None or not math.isfinite(result.loss + result.gradient_norm):
         return ""
@@ -69,7 +69,7 @@ def _spike(run: Run, position: Position, result: StepResult) -> str:
 
 
 def require_good_weights(run: Run, record: StepRecord) -> None:
-    """Before a checkpoint: nothing about its weights may be other than finite (collective).
+    """Require, before a checkpoint, that loss, validation loss and weights are finite (collective).
 
     Raises:
         UserError: on every rank, naming what is not.

@@ -1,4 +1,4 @@
-"""Moving the state of a training from one DeepSpeed engine into another one that trains more.
+"""Transfer of the training state from one DeepSpeed engine into another that trains more weights.
 
 Groups that both engines have are made of the same parameters in the same order, hence cut alike: each rank
 copies its own slices, without arithmetic or communication. So every bit survives the move.
@@ -16,7 +16,7 @@ from pretrain.checkpoint.slices import MOMENTS, Slice, counters_of, set_counters
 
 @dataclass(frozen=True)
 class SliceState:
-    """This rank's slice of a parameter in host memory: where it begins, master, AdamW's state if any."""
+    """This rank's slice of a parameter in host memory: start, master weights, AdamW's state if any."""
 
     start: int
     master: torch.Tensor
@@ -42,7 +42,7 @@ class SliceState:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What an engine has learned, in host memory; the engine may be destroyed.
+    """The trained state of an engine, in host memory; the engine may be destroyed.
 
     Attributes:
         weights: this rank's parameters by name, in the precision of the model.
@@ -55,13 +55,13 @@ class TrainingState:
 
     @classmethod
     def of(cls, engine: Any) -> TrainingState:
-        """Copy it out of an engine of ZeRO stage 1 or 2."""
+        """Copy the state out of an engine of ZeRO stage 1 or 2."""
         weights = {name: _host_copy(p) for name, p in engine.module.named_parameters()}
         slices = {own.name: SliceState.of(own) for own in slices_of_rank(engine)}
         return cls(weights, slices, counters_of(engine))
 
     def give_weights(self, model: torch.nn.Module) -> None:
-        """Overwrite the parameters that the old model had too; those it had not keep their start values.
+        """Overwrite the parameters that the old model had too; others keep their start values.
 
         Raises:
             RuntimeError: the new model lacks one of them, or has it in another shape.

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, without waiting for the GPU in its middle."""
+"""Times of the parts of a step, measured without waiting for the GPU in its middle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class StepClock:
-    """Marks along a step. On CUDA they are events in the stream of work: they tell when the GPU was there."""
+    """Marks along a step; on CUDA, events in the stream of work, timed when the GPU reaches them."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -17,7 +17,7 @@ class StepClock:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Here the next part begins."""
+        """Mark the start of the next part."""
         if not self._on_gpu:
             self._marks.append(time.perf_counter())
             return
@@ -26,7 +26,7 @@ class StepClock:
         self._events.append(event)
 
     def seconds(self) -> list[float]:
-        """The parts between the marks. On CUDA call it when the GPU is known to be past the last one."""
+        """Return the parts between the marks. On CUDA, call this when the GPU is past the last mark."""
         if self._on_gpu:
             return [one.elapsed_time(other) / 1e3 for one, other in pairwise(self._events)]
         return [other - one for one, other in pairwise(self._marks)]

@@ -22,7 +22,7 @@ import torch
 
 @dataclass(frozen=True)
 class Update:
-    """What became of an update, as numbers on the device: whether the weights moved (1 or 0), and the global
+    """The outcome of an update, as numbers on the device: whether the weights moved (1 or 0), and the global
     gradient norm before clipping, infinite where it was not finite.
     """
 

@@ -1,4 +1,4 @@
-"""One corpus, tokenizer and shard directory for all tests of the package; real text from this Python."""
+"""Corpus, tokenizers and shard directory for all tests of the package; real text from this Python."""
 
 from __future__ import annotations
 
@@ -7,25 +7,47 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.demo_corpus import build_corpus
 from data_pipeline.shards.manifest import FORMAT_VERSION, Manifest, shard_from_json
 from data_pipeline.shards.writing import ShardWriter, shard_name
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizer.identity import TokenizerIdentity
 from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
+from tests.conftest import shared_directory
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, write_documents
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """The session's corpus, tokenizer and shards; tests must not change them."""
-    root = tmp_path_factory.mktemp("workshop")
-    made = Workshop(root / "corpus", root / "small.model", root / "shards")
-    build_corpus(made.corpus, 8)
-    settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
-    train_tokenizer(find_inputs([made.corpus]), root / "small", settings, RecordKeys())
-    made.tokenize(made.shards)
-    return made
+def workshop(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Return the session's corpus, tokenizer and shards; tests must not change them.
+
+    The processes of pytest-xdist share them, and the two models below.
+    """
+    with shared_directory(tmp_path_factory, "workshop") as (root, made):
+        workshop = Workshop(prose, root / "small.model", root / "shards")
+        if not made:
+            settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
+            train_tokenizer(find_inputs([prose]), root / "small", settings, RecordKeys())
+            workshop.tokenize(workshop.shards)
+    return workshop
+
+
+@pytest.fixture(scope="session")
+def other_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a BPE model of 400 pieces, with its report."""
+    return train_once(tmp_path_factory, prose, TrainerSettings(400, sample_bytes=50_000))
+
+
+@pytest.fixture(scope="session")
+def unigram_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a unigram model of 600 pieces, with its report."""
+    return train_once(tmp_path_factory, prose, TrainerSettings(600, "unigram", 100_000))
+
+
+def train_once(factory: pytest.TempPathFactory, corpus: Path, settings: TrainerSettings) -> Path:
+    with shared_directory(factory, f"other-{settings.model_type}") as (root, made):
+        if not made:
+            train_tokenizer(find_inputs([corpus]), root / "other", settings, RecordKeys())
+    return root / "other.model"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.writing import ShardWriter, pack
 from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, find_inputs
 from data_pipeline.sources.records import Document, read_documents
-from data_pipeline.tokenizer.encoded import Encoded
+from data_pipeline.tokenizer.encoder import Encoded
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.run import tokenize
 

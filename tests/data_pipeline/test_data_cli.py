@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_help_of_every_verb_has_an_example() -> None:
             assert "[default: 32000]" in words and "[default: bpe]" in words
 
 
+@pytest.mark.distributed
 def test_the_demo_commands_and_again(workshop: Workshop, tmp_path: Path) -> None:
     train = ("train-tokenizer", workshop.corpus, "--out", tmp_path / "t", "--vocab-size", "600")
     shards = ("tokenize", workshop.corpus, "--tokenizer", tmp_path / "t.model", "--out", tmp_path / "shards")
@@ -81,3 +83,31 @@ def test_a_users_mistake_is_one_sentence(
 
     assert place(expected) in run(*map(place, command.split())).sentence()
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "packages", "extra"),
+    [
+        ("stats SHARDS --png TMP/x.png", ["matplotlib.backends.backend_agg", "matplotlib.figure"], "compare"),
+        (TOKENIZE.replace("CORPUS", "TMP/x.parquet"), ["pyarrow", "pyarrow.parquet"], "parquet"),
+        (TOKENIZE.replace("CORPUS", "hf://datasets/a/b/train"), ["fsspec"], "hub"),
+        ("download tinystories --out TMP/out", ["huggingface_hub"], "hub"),
+    ],
+)
+def test_a_missing_package_is_one_sentence_that_names_its_extra(
+    workshop: Workshop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    packages: list[str],
+    extra: str,
+) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"x")
+    places = {"TMP": tmp_path, "MODEL": workshop.model, "SHARDS": workshop.shards}
+    for name, path in places.items():
+        command = command.replace(name, str(path))
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
+    sentence = run(*command.split()).sentence()
+    assert "needs a package that is not installed" in sentence
+    assert f"pip install 'ora-pretrain[{extra}]'" in sentence

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pretrain.telemetry.event_file import markdown_of
 from pretrain.telemetry.records import Sample
-from pretrain.telemetry.samples import markdown_of
 from tests.command_line import assert_refused, checkpoint_tensors, deterministic_metrics, equal
 from tests.ranks import run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides

@@ -25,11 +25,11 @@ LARGE = {  # 6.8 million parameters: 82 MB a checkpoint, in five pieces, and ste
 }
 KILLED = {  # where: the newest checkpoint then, and what is left of the other
     "step_00000002/rank_00001.safetensors": (0, True),
-    "step_00000002/.rank_00000.written": (0, True),
-    "step_00000002/.COMPLETE": (0, True),
-    "checkpoints/.latest": (2, False),  # step 2 is complete
+    "step_00000002/rank_00000.written.": (0, True),  # the temporary file's name goes on after the dot
+    "step_00000002/COMPLETE.": (0, True),
+    "checkpoints/latest.": (2, False),  # step 2 is complete
     "step_00000004/rank_00000.safetensors": (2, True),
-    "step_00000004/.parameters.json": (2, True),
+    "step_00000004/parameters.json.": (2, True),
 }
 
 
@@ -72,9 +72,13 @@ def test_a_run_killed_anywhere_in_a_save_resumes_from_the_newest_complete_checkp
             verify(complete, by_hash=True)
         assert bool(run.unfinished_checkpoints()) == leaves_something, place
         assert max(logged_steps(run.path), default=0) >= newest
+    left = [run.checkpoints / name for name in (".latest.123", "latest.node-123.tmp")]
+    for file in left:
+        file.write_text("step_00000002\n")
     done = train_on_warm_ranks(planned, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "removed step_00000004, which a killed run had not finished to save" in done.stdout
+    assert not any(file.exists() for file in left)
     assert_same_run(run.path, synchronous)
     assert len(run.complete_checkpoints()) == 3 and run.unfinished_checkpoints() == []
 

@@ -14,8 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pretrain.config.sources import parse_overrides
-from pretrain.config.yaml_values import dump_yaml
+from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.sweep.grid import expand, read_grid
 from tests.command_line import cli, files_under, logged_steps, wait_until
 from tests.ranks import ROOT, rank_environment, run_ranks

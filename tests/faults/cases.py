@@ -1,4 +1,4 @@
-"""One case: a run from nothing or from a checkpoint, its fault, the start after it, and the verdict."""
+"""A case: a run from nothing or from a checkpoint, its fault, the start after it, and the verdict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = {Fault.DISK_FULL: "No space left on device", Fault.IO_ERROR: "Input/outp
 
 @dataclass
 class Outcome:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         happened: the fault came before the run had ended.
@@ -175,12 +175,12 @@ def _leave_alone(start: Start) -> None:
 
 
 def _share_left(half: Half | None) -> float:
-    """Of the steps, what a start still has to make."""
+    """Return the share of the steps that a start still has to make."""
     return 1.0 if half is None else 1 - half.step / STEPS
 
 
 def _disk_size(case: Case, reference: Reference, half: Half | None) -> int:
-    """Of the disk that fills up: what the run has, and a share of what it still needs."""
+    """Return the size of the disk: the run's present files and a share of the space it still needs."""
     has = size_on_disk(half.run) if half is not None else 0
     needs = size_on_disk(reference.run) + size_on_disk(reference.run / "checkpoints") // 4
     return has + PAGE + int(case.place * max(0, needs - has))

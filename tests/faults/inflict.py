@@ -1,4 +1,4 @@
-"""What is done to a start: signals at a random moment, file systems that fail, damage to a checkpoint."""
+"""The faults of a start: signals at a random moment, file systems that fail, damage to a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run that was disturbed is, in the end, the undisturbed one: weights, records, TensorBoard."""
+"""The comparison of a disturbed run with the undisturbed one: weights, records, TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_THE_LAYOUT = ("memory/", "counters/micro_steps")
 
 
 def differences(run: Path, reference: Path, same_layout: bool) -> list[str]:
-    """What is different from the undisturbed run, a few words each; empty if nothing is.
+    """Return the differences from the undisturbed run, a few words each.
 
     Args:
         same_layout: all of it ran at one layout, so that every bit must be equal; else up to rounding.

@@ -1,4 +1,4 @@
-"""Which faults: everything that is random in a campaign, drawn from its seed and the number of the case."""
+"""The plan of a campaign: everything random in it, drawn from its seed and the number of the case."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR)
 
 @dataclass(frozen=True)
 class Layout:
-    """How a run is spread over processes."""
+    """A parallel layout of a run."""
 
     ranks: int
     tensor_parallel: int
@@ -65,7 +65,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One fault. Everything from 0 up to, without, 1 is a share of what is only known when it happens.
+    """A fault. Values in [0, 1) are shares of a quantity that is only known when the fault happens.
 
     Attributes:
         resumed: it meets a run that goes on from a checkpoint, not one from nothing.

@@ -1,4 +1,4 @@
-"""One start of the real command: how it ended, what it said, and what it has left on the machine."""
+"""A start of the real command: its end, its output, and what it left on the machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """How a start ended.
+    """The end of a start.
 
     Attributes:
         code: of the launcher; negative for a signal.
@@ -146,7 +146,7 @@ def run_start(
 
 
 def _left_behind(start: Start, shared_before: set[str]) -> Iterator[str]:
-    """What is still there after the launcher has ended; the kernel gets a moment to bury the ranks."""
+    """Return what is left after the launcher has ended; the kernel gets a moment to reap the ranks."""
     deadline = time.monotonic() + BURIAL_SECONDS
     while True:
         family, ports = start.family(), start.ports & _listening(start.mark)

@@ -49,7 +49,7 @@ def require_slurm() -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """What `scontrol show job` says of a job."""
+    """The output of `scontrol show job`."""
 
     number: int
     state: str
@@ -60,7 +60,7 @@ class Job:
 
 
 class Cluster:
-    """One Slurm of `nodes` virtual nodes; a context manager, for use from several threads."""
+    """A Slurm of `nodes` virtual nodes; a context manager, for use from several threads."""
 
     def __init__(self, nodes: int = 13) -> None:
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -159,7 +159,7 @@ class Cluster:
     def wait_for_end(
         self, number: int, timeout: float = 400, describe: Callable[[], str] | None = None
     ) -> list[Job]:
-        """Until no task of the job is pending, running or completing."""
+        """Wait until no task of the job is pending, running or completing."""
         wait_until(
             lambda: self.is_over(number),
             f"job {number} to end",

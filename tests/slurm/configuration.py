@@ -1,4 +1,4 @@
-"""What a private Slurm of virtual nodes reads: slurm.conf, gres.conf, a munge key, host names."""
+"""The files of a private Slurm of virtual nodes: slurm.conf, gres.conf, a munge key, host names."""
 
 from __future__ import annotations
 

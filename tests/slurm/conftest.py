@@ -1,4 +1,4 @@
-"""One Slurm for all drills, and the drills themselves, which run side by side."""
+"""The Slurm that all drills share, and the drills themselves, which run side by side."""
 
 from __future__ import annotations
 

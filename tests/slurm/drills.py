@@ -63,7 +63,7 @@ class Submitted:
         return "\n".join(parts)
 
     def wait_for_step(self, step: int, timeout: float = 500) -> None:
-        """Until rank 0 is held before the next step, and the checkpoint up to there counts.
+        """Wait until rank 0 is held before the next step, and the checkpoint up to there counts.
 
         It is written behind the training. Fails at once where the job ends instead.
         """
@@ -127,7 +127,7 @@ class Drills:
         return path
 
     def environment(self, values: Mapping[str, object]) -> dict[str, str]:
-        """What a user of this machine would set, and a drill's own."""
+        """Return the settings that a user of this machine would make, and a drill's own."""
         settings = {
             "ORA_PYTHON": sys.executable,
             "ORA_SITE": ROOT / "tests/slurm/__init__.py",  # an empty one, whatever this checkout has

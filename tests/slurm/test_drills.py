@@ -1,4 +1,4 @@
-"""What happens to jobs on a cluster, on a real Slurm: every run ends as the uninterrupted one, bit for bit.
+"""Drills on a real Slurm: whatever happens to its jobs, a run ends as the uninterrupted one, bit for bit.
 
 The jobs are the shipped scripts on two virtual nodes. Those that wait longest come first.
 """
@@ -52,7 +52,7 @@ def test_lost_nodes(drills: Drills) -> None:
 
 @drill(nodes=3)
 def test_fewer_nodes(drills: Drills) -> None:
-    """Of three nodes the run can use two; then two go down for good, and it finishes on the last one."""
+    """The run can use two of three nodes; then two go down for good, and it finishes on the last one."""
     job = drills.train("fewer_nodes", "--nodes=1-3", settings={"HOLD_AT": 4})
     lost: list[str] = []
     try:

@@ -1,4 +1,4 @@
-"""E1: can the model class approximate a function of a sequence, and how does the error fall with size?
+"""Experiment E1: error of approximating a function of a sequence, by width and depth of the model.
 
 The function is Nadaraya–Watson regression in context. Each position t has a point x_t, uniform in
 [−1, 1]², and a value z_t, uniform in [−1, 1]; the target is the kernel mean of the values so far,
@@ -13,9 +13,11 @@ optimisation, never of generalisation from a finite set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from megatron.core.transformer.transformer_block import TransformerBlock
@@ -30,6 +32,13 @@ from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.single_process import one_process
 from pretrain.reporting.progress import WorkDisplay
+from pretrain.reporting.tables import Table
+from pretrain.study.gaps import CONFIDENCE, SCORES, paired_gap
+from pretrain.study.report import Report, Verdict, seeds_text, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LENGTH, BATCH, TEST_SEQUENCES = 32, 32, 512
 BANDWIDTH = 0.3
@@ -37,11 +46,12 @@ HEADS = 4
 FEATURES = 3
 TEST_SEED = 2**40
 """Far from any training seed, which is (seed, step) below."""
+DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """The grid: every variant × width (hidden_size) × depth (num_layers) × seed 1 … `seeds`.
+class Grid:
+    """Models to train: every variant × width (hidden_size) × depth (num_layers) × seed 1 … `seeds`.
 
     The first variant is what the others are compared with.
     """
@@ -53,8 +63,13 @@ class Experiment:
     steps: int
     learning_rate: float
 
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return every (width, depth)."""
+        return [(width, depth) for width in self.widths for depth in self.depths]
+
     def config(self, variant: str, width: int, depth: int, seed: int) -> Config:
-        """The model and its optimizer as a run's configuration.
+        """Return the model and its optimizer as a run's configuration.
 
         Raises:
             UserError: a variant that is unknown or is more than a model, or a width that HEADS does not
@@ -86,7 +101,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Trial:
-    """One trained model. `error`: mean squared error on the test set / variance of the targets there."""
+    """Result of one model. `error`: mean squared error on the test set / variance of the targets there."""
 
     variant: str
     width: int
@@ -96,20 +111,19 @@ class Trial:
     trainable_parameters: int
 
 
-def run_experiment(experiment: Experiment) -> list[Trial]:
-    """Every trial of the grid, in a fixed order; deterministic on one machine.
+def run_grid(grid: Grid) -> list[Trial]:
+    """Train every model of the grid, in a fixed order; deterministic on one machine.
 
     Raises:
-        UserError: as `Experiment.config`, before anything is trained.
+        UserError: as `Grid.config`, before anything is trained.
     """
     plan = [
         (variant, width, depth, seed)
-        for width in experiment.widths
-        for depth in experiment.depths
-        for variant in experiment.variants
-        for seed in range(1, experiment.seeds + 1)
+        for width, depth in grid.sizes
+        for variant in grid.variants
+        for seed in range(1, grid.seeds + 1)
     ]
-    configs = [experiment.config(*place) for place in plan]
+    configs = [grid.config(*place) for place in plan]
     trials = []
     with one_process() as context, WorkDisplay(len(plan)) as work:
         for (variant, width, depth, seed), config in zip(plan, configs, strict=True):
@@ -122,7 +136,7 @@ def run_experiment(experiment: Experiment) -> list[Trial]:
 
 
 class Regressor(torch.nn.Module):
-    """`[batch, seq, FEATURES]` -> `[batch, seq]` through the decoder of `build_model`."""
+    """Model `[batch, seq, FEATURES]` -> `[batch, seq]` around the decoder of `build_model`."""
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         super().__init__()
@@ -139,7 +153,7 @@ class Regressor(torch.nn.Module):
 
 
 def train(regressor: Regressor, config: Config) -> float:
-    """Train on fresh samples, the same for every variant; the normalised error on the test set."""
+    """Train on fresh samples, the same for every variant, and return the normalised error on the test set."""
     device = regressor.embed.device
     optimizer = torch.optim.AdamW(
         parameter_groups(regressor, config.optimizer.weight_decay),
@@ -163,7 +177,7 @@ def train(regressor: Regressor, config: Config) -> float:
 
 
 def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random inputs `[sequences, LENGTH, FEATURES]` and their targets `[sequences, LENGTH]`, float32."""
+    """Draw inputs `[sequences, LENGTH, FEATURES]` and compute targets `[sequences, LENGTH]`, float32."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.rand(sequences, LENGTH, FEATURES, generator=generator) * 2 - 1
     points, values = features[..., :2], features[..., 2]
@@ -173,6 +187,134 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
 
 
 def errors(trials: Sequence[Trial], variant: str, width: int, depth: int) -> list[float]:
-    """The errors of one place in the grid, by seed."""
-    found = [t for t in trials if (t.variant, t.width, t.depth) == (variant, width, depth)]
-    return [trial.error for trial in sorted(found, key=lambda trial: trial.seed)]
+    """Return the errors of one variant and size, by seed."""
+    own = [t for t in trials if (t.variant, t.width, t.depth) == (variant, width, depth)]
+    return [trial.error for trial in sorted(own, key=lambda trial: trial.seed)]
+
+
+def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) -> Report:
+    """Return the report of the error by width and depth, every variant beside the first.
+
+    Args:
+        tolerance: how far, relatively, a variant's error may be above the first one's in the largest model.
+    """
+    baseline = grid.variants[0]
+    width, depth = grid.widths[-1], grid.depths[-1]
+    criterion = (
+        f"the error in the largest model (width {width}, depth {depth}) is below that in the smallest (width "
+        f"{grid.widths[0]}, depth {grid.depths[0]}), and at most {100 * tolerance:g} % above "
+        f"that of {baseline}, seed by seed."
+    )
+    return Report(
+        experiment="E1",
+        title="Function approximation",
+        criterion=criterion,
+        verdicts=[_verdict(grid, trials, variant, tolerance) for variant in grid.variants],
+        tables=_tables(grid, trials),
+        notes=_notes(grid),
+        content={
+            "tolerance": tolerance,
+            "settings": asdict(grid),
+            "trials": [asdict(trial) for trial in trials],
+        },
+        figures={"approximation": lambda: _figure(grid, trials)},
+    )
+
+
+def _verdict(grid: Grid, trials: Sequence[Trial], variant: str, tolerance: float) -> Verdict:
+    small = errors(trials, variant, grid.widths[0], grid.depths[0])
+    large = errors(trials, variant, grid.widths[-1], grid.depths[-1])
+    best = errors(trials, grid.variants[0], grid.widths[-1], grid.depths[-1])
+    excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
+    falls = [after < before for before, after in zip(small, large, strict=True)]
+    text = (
+        f"error {seeds_text(small, DIGITS)} in the smallest, {seeds_text(large, DIGITS)} in the largest model"
+    )
+    if variant == grid.variants[0]:
+        return Verdict(variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)")
+    near = [percent <= 100 * tolerance for percent in excess]
+    held = sum(both for both in map(min, falls, near))
+    return Verdict(variant, len(large), held, f"{text}, {seeds_text(excess, 1)} % above the baseline")
+
+
+def _tables(grid: Grid, trials: Sequence[Trial]) -> list[Table]:
+    """Return the errors of all sizes and variants, and their ratios to the first variant's."""
+    baseline, *others = grid.variants
+    error_rows, ratio_rows = [], []
+    for width, depth in grid.sizes:
+        names = (str(width), str(depth), str(grid.seeds))
+        own = {variant: errors(trials, variant, width, depth) for variant in grid.variants}
+        error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
+        ratio_rows.append((*names, *(_ratio_text(own[variant], own[baseline]) for variant in others)))
+    ratio_title = (
+        f"Error / error of {baseline} at the same size and seed: geometric mean with its "
+        f"{100 * CONFIDENCE:g} % interval"
+    )
+    header = ("width", "depth", "n")
+    return [
+        text_table("Error, mean ± sd over seeds", (*header, *grid.variants), error_rows),
+        text_table(ratio_title, (*header, *others), ratio_rows),
+    ]
+
+
+def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
+    """Return the ratio of errors at the same seeds; its interval is of the logarithms."""
+    logarithms, others = (dict(enumerate(map(math.log, values))) for values in (own, reference))
+    gap = paired_gap("", logarithms, others, SCORES)
+    assert gap is not None
+    mean = f"{math.exp(gap.mean):.2f}"
+    if gap.low is None or gap.high is None:
+        return mean
+    return f"{mean} [{math.exp(gap.low):.2f}, {math.exp(gap.high):.2f}]"
+
+
+def _notes(grid: Grid) -> list[str]:
+    return [
+        "The task is kernel regression in context, y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s) "
+        f"with a Gaussian kernel of width {BANDWIDTH:g}, on sequences of {LENGTH} random (x, z): continuous, "
+        "causal and not computable without comparing contents.",
+        "Error is the mean squared error divided by the variance of the targets: 1 for the best constant. It "
+        f"is taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at every step "
+        f"({grid.steps} steps of {BATCH} sequences, peak learning rate {grid.learning_rate:g}, "
+        "not tuned per size or variant).",
+        f"Every model has {HEADS} heads of width / {HEADS}; width is hidden_size, depth num_layers.",
+        "A trained model's error contains what the optimizer did not reach, and a finite grid shows a trend, "
+        "not a limit: neither that the error goes to 0 nor that it does not follows from this.",
+    ]
+
+
+def _figure(grid: Grid, trials: Sequence[Trial]) -> Figure:
+    from pretrain.reporting.plots import label, legend_below, new_figure
+
+    figure, (by_width, by_depth) = new_figure(1, 2, height=3.4)
+    width, depth = grid.widths[-1], grid.depths[-1]
+    _plot(by_width, grid, trials, [(value, depth) for value in grid.widths], grid.widths)
+    label(by_width, f"By width, at depth {depth}", "hidden_size", "error (1: best constant)")
+    by_depth.sharey(by_width)
+    _plot(by_depth, grid, trials, [(width, value) for value in grid.depths], grid.depths)
+    label(by_depth, f"By depth, at width {width}", "num_layers", "error (1: best constant)")
+    legend_below(figure, by_width)
+    return figure
+
+
+def _plot(
+    plot: Axes, grid: Grid, trials: Sequence[Trial], sizes: Sequence[tuple[int, int]], values: Sequence[int]
+) -> None:
+    """Plot the errors of `sizes` over `values`."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+    from pretrain.reporting.plots import plot_seeds
+
+    for place, variant in enumerate(grid.variants):
+        shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)  # error bars must not hide one another
+        by_size = [errors(trials, variant, *size) for size in sizes]
+        plot_seeds(plot, [value * shift for value in values], by_size, grid.variants, variant)
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    plot.set_xscale("log", base=2)
+    plot.set_yscale("log")
+    plot.xaxis.set_major_locator(FixedLocator(list(values)))
+    plot.xaxis.set_minor_locator(FixedLocator([]))
+    plot.xaxis.set_major_formatter(plain)
+    plot.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    plot.yaxis.set_major_formatter(plain)
+    plot.yaxis.set_minor_formatter(NullFormatter())

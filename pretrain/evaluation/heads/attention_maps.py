@@ -1,4 +1,4 @@
-"""A picture beside E4: what the first heads of one layer attend to in one held-out sample, run by run."""
+"""Picture beside E4: the attention of the first heads of one layer in one held-out sample, run by run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from megatron_patches.attention.heads import attention_observed
 from pretrain.errors import UserError
 from pretrain.model.build import token_losses
 from pretrain.runs.finished import FinishedRun
+from pretrain.study.seeds import by_group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
 
 HEADS = 3
-"""So many of a layer's heads are drawn, beside each other."""
+"""Heads of a layer that are drawn, beside each other."""
 LARGEST_FILE = 200_000
 """Bytes: numbers that come to more are not kept beside the picture."""
 _COLOURS = "magma_r"  # perceptually uniform, in grey too; the more attention, the darker
@@ -33,7 +34,7 @@ _COLOURS = "magma_r"  # perceptually uniform, in grey too; the more attention, t
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """What the first heads of a layer of one trained run attend to in its first held-out sample.
+    """Attention of the first heads of a layer of one trained run in its first held-out sample.
 
     Attributes:
         source: the source that the sample is of, the first of the run's data.
@@ -50,28 +51,36 @@ class AttentionMaps:
 
     @property
     def title(self) -> str:
+        """Return group and seed."""
         return f"{self.group}, seed {self.seed}"
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what is drawn, without the numbers."""
+        heads, positions, _ = self.probabilities.shape
+        run = {"name": self.name, "group": self.group, "seed": self.seed}
+        return {**run, "layer": self.layer, "heads": heads, "positions": positions, "source": self.source}
 
-def chosen_layer(asked: int | None, runs: Sequence[FinishedRun]) -> int:
-    """The layer to draw of all `runs`, from 0: `asked`, or the middle one of the shallowest run.
+
+def chosen_layer(wanted: int | None, runs: Sequence[FinishedRun]) -> int:
+    """Return the layer to draw of all `runs`, from 0: `wanted`, or the middle one of the shallowest run.
 
     Raises:
         UserError: a run has no such layer.
     """
     layers, name = min((int(run.config["model"]["num_layers"]), run.name) for run in runs)
-    if asked is None:
+    if wanted is None:
         return layers // 2
-    if not 0 <= asked < layers:
+    if not 0 <= wanted < layers:
         raise UserError(
-            f"--maps-layer is {asked}, but run '{name}' has {layers} layers: "
+            f"--maps-layer is {wanted}, but run '{name}' has {layers} layers: "
             f"give a number from 0 to {layers - 1}"
         )
-    return asked
+    return wanted
 
 
 def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) -> AttentionMaps:
-    """Of a model on one process, in one forward pass; at most `positions` positions and HEADS heads."""
+    """Observe one forward pass of a model on one process: `positions` positions and HEADS heads at most."""
     source, samples = next(iter(trained.data.validation.items()))
     device = next(trained.model.parameters()).device
     tokens = torch.from_numpy(samples.blocks(np.array([0]))).to(device)
@@ -87,13 +96,12 @@ def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) 
 
 
 def lowest_seeds(maps: Sequence[AttentionMaps]) -> list[AttentionMaps]:
-    """Of every group the run with the lowest seed; groups in the order in which they come."""
-    groups = dict.fromkeys(one.group for one in maps)
-    return [min((m for m in maps if m.group == group), key=lambda one: one.seed) for group in groups]
+    """Return of every group the run with the lowest seed, groups in the order given."""
+    return [min(own, key=lambda one: one.seed) for own in by_group(maps).values()]
 
 
 def caption(maps: Sequence[AttentionMaps]) -> str:
-    """What the picture of `maps` shows, and that nothing follows from it; one sentence."""
+    """Return one sentence on what the picture of `maps` shows, and that nothing follows from it."""
     heads = max(len(one.probabilities) for one in maps)
     positions = max(one.probabilities.shape[-1] for one in maps)
     which = f"the first {heads} heads" if heads > 1 else "the first head"
@@ -105,14 +113,14 @@ def caption(maps: Sequence[AttentionMaps]) -> str:
 
 
 def numbers_file(maps: Sequence[AttentionMaps]) -> bytes | None:
-    """The content of an .npz with {title: probabilities}; None where it is larger than LARGEST_FILE."""
+    """Return an .npz with {title: probabilities}; None where that is larger than LARGEST_FILE."""
     content = io.BytesIO()
     np.savez_compressed(content, **{one.title: one.probabilities for one in maps})  # type: ignore[arg-type]
     return content.getvalue() if content.tell() <= LARGEST_FILE else None
 
 
 def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
-    """A row for each of `maps`, a column for each head, one logarithmic scale of colours for all."""
+    """Draw a row for each of `maps`, a column for each head, one logarithmic scale of colours for all."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
@@ -144,7 +152,7 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
 
 
 def _draw(plot: Axes, probabilities: npt.NDArray[np.float32], scale: LogNorm) -> None:
-    """One head; what a query cannot see stays white."""
+    """Draw one head; keys that a query cannot see stay white."""
     seen = np.ma.masked_equal(probabilities, 0)
     plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
     plot.grid(visible=False)

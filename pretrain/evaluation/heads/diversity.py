@@ -1,15 +1,15 @@
-"""E4: do the heads of a layer look at different things? Of their weights, and of what they attend to.
+"""Experiment E4: how different the heads of a layer are, in their weights and in their attention.
 
-Every run is measured as trained and, as a reference, as it was initialised: what holds before the first step
-is no merit of training.
+Every run is measured as trained and, as a reference, as initialised: what holds before the first step is no
+merit of training. In the functions of tensors, H is heads, d head_dim, n hidden_size, t queries, s keys.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,21 +17,29 @@ from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.attention.heads import attention_observed, head_weights
 from pretrain.data.open import RunData
-from pretrain.evaluation.heads.measures import (
-    between_heads,
-    entropy,
-    flat_cosines,
-    pairwise_divergence,
-    principal_angles,
-    row_cosines,
+from pretrain.evaluation.heads.attention_maps import (
+    AttentionMaps,
+    caption,
+    lowest_seeds,
+    maps_figure,
+    numbers_file,
 )
-from pretrain.model.build import token_losses
+from pretrain.evaluation.heads.trained_model import TrainedModel
+from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
+from pretrain.ranks.groups import ParallelContext
+from pretrain.reporting.tables import Table
+from pretrain.study.report import Report, Verdict, seeds_text, text_table
+from pretrain.study.seeds import by_group
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class WeightDiversity:
-    """Between different heads of one role in one layer; cosines without sign, angles in degrees."""
+    """Differences between the heads of one role in one layer; cosines without sign, angles in degrees."""
 
     cosine_mean: float
     cosine_max: float
@@ -45,7 +53,7 @@ class WeightDiversity:
 
 @dataclass(frozen=True)
 class LayerDiversity:
-    """One layer. A role's entry is None where it has no such matrices, or fewer than two heads.
+    """Diversity of one layer; a role is None where the layer has no such matrices, or fewer than two heads.
 
     `divergence` (None of one head) and `entropy` are in nats, means over positions that see two keys or more;
     `relative_entropy` is entropy / ln(visible keys), 1 for uniform attention.
@@ -58,13 +66,23 @@ class LayerDiversity:
     relative_entropy: float
 
     @property
+    def roles(self) -> list[WeightDiversity]:
+        """Return the roles that the layer has."""
+        return [role for role in (self.query, self.key) if role is not None]
+
+    @property
     def cosine_max(self) -> float | None:
-        found = [role.cosine_max for role in (self.query, self.key) if role is not None]
-        return max(found) if found else None
+        """Return the largest cosine of both roles."""
+        return max((role.cosine_max for role in self.roles), default=None)
+
+    @property
+    def angle_smallest(self) -> float | None:
+        """Return the smallest angle of both roles."""
+        return min((role.angle_smallest for role in self.roles), default=None)
 
 
 def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[LayerDiversity]:
-    """Every layer of a model on one process, on the first `samples` held-out samples of each source."""
+    """Measure every layer of a model on one process, on the first held-out samples of each source."""
     attention = _Attention(len(model.decoder.layers))
     device = next(model.parameters()).device
     for source in data.validation.values():
@@ -74,15 +92,65 @@ def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[Laye
     return [attention.layer(index, layer.self_attention) for index, layer in enumerate(model.decoder.layers)]
 
 
-def _weights(attention: Any) -> tuple[WeightDiversity | None, WeightDiversity | None]:
-    weights = head_weights(attention)
-    if weights is None:
-        return None, None
-    return weight_diversity(weights.query), weight_diversity(weights.key)
+def flat_cosines(weights: torch.Tensor) -> torch.Tensor:
+    """Return cos(vec W_g, vec W_h) of every two heads: `[H, d, n]` -> `[H, H]`."""
+    flat = torch.nn.functional.normalize(weights.flatten(1), dim=1)
+    return flat @ flat.t()
+
+
+def row_cosines(weights: torch.Tensor) -> torch.Tensor:
+    """Return cosines of every row of one head with every row of another: `[H, d, n]` -> `[H, H, d, d]`."""
+    rows = torch.nn.functional.normalize(weights, dim=2)
+    return torch.einsum("gin,hjn->ghij", rows, rows)
+
+
+def principal_angles(weights: torch.Tensor) -> torch.Tensor:
+    """Return the principal angles between the row spaces of every two heads, ascending, in degrees.
+
+    With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values of
+    U_gᵀ U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0.
+    Row spaces of one random draw each have a mean cos² θ of d/n.
+
+    Args:
+        weights: `[H, d, n]` of full row rank, d ≤ n; float64 for the accuracy above.
+
+    Returns:
+        `[H, H, d]`.
+    """
+    bases = torch.linalg.qr(weights.transpose(1, 2)).Q  # [H, n, d]
+    cosines = torch.linalg.svdvals(torch.einsum("gni,hnj->ghij", bases, bases))
+    return torch.rad2deg(torch.arccos(cosines.clamp(max=1.0)))
+
+
+def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
+    """Return KL(p_g ‖ p_h) = Σ_s p_g(s) ln(p_g(s) / p_h(s)), in nats, of every two heads' distributions.
+
+    Args:
+        probabilities: `[..., H, t, s]`. A probability that underflowed to 0 counts as the smallest normal
+            number of its type in the denominator, so that the result is finite.
+
+    Returns:
+        `[..., t, H, H]`.
+    """
+    p = probabilities.movedim(-3, -2)  # [..., t, H, s]
+    smallest = torch.finfo(p.dtype).tiny
+    log = p.clamp(min=smallest).log()
+    own = (p * log).sum(-1, keepdim=True)
+    return own - p @ log.transpose(-1, -2)
+
+
+def entropy(probabilities: torch.Tensor) -> torch.Tensor:
+    """Return −Σ_s p(s) ln p(s), in nats: `[..., s]` -> `[...]`; ln n where n keys have equal weight."""
+    return torch.special.entr(probabilities).sum(-1)
+
+
+def between_heads(pairs: torch.Tensor) -> torch.Tensor:
+    """Return the entries of two different heads: `[H, H, ...]` -> `[H (H − 1), ...]`, both orders."""
+    return pairs[~torch.eye(len(pairs), dtype=torch.bool, device=pairs.device)]
 
 
 def weight_diversity(weights: torch.Tensor) -> WeightDiversity | None:
-    """Of `[heads, head_dim, hidden]` float64; None of one head."""
+    """Measure `[heads, head_dim, hidden]` float64; None for one head."""
     if len(weights) < 2:
         return None
     cosines = between_heads(flat_cosines(weights)).abs()
@@ -99,8 +167,15 @@ def weight_diversity(weights: torch.Tensor) -> WeightDiversity | None:
     )
 
 
+def _weights(attention: Any) -> tuple[WeightDiversity | None, WeightDiversity | None]:
+    weights = head_weights(attention)
+    if weights is None:
+        return None, None
+    return weight_diversity(weights.query), weight_diversity(weights.key)
+
+
 class _Attention:
-    """Sums over positions of what the layers attend to."""
+    """Sums over positions of the measures of attention."""
 
     def __init__(self, num_layers: int) -> None:
         self._sums = np.zeros((num_layers, 3))
@@ -108,7 +183,7 @@ class _Attention:
         self._one_head = False
 
     def watch(self, model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> None:
-        """Take in one forward pass of `[batch, seq + 1]` ids."""
+        """Add one forward pass of `[batch, seq + 1]` ids."""
         inputs = tokens[:, :-1]
         visible = torch.arange(1, inputs.size(1) + 1, device=tokens.device).expand_as(inputs)
         if boundary is not None:
@@ -129,7 +204,7 @@ class _Attention:
             token_losses(model, tokens, boundary)
 
     def layer(self, index: int, attention: Any) -> LayerDiversity:
-        """What one layer came to, its weights included."""
+        """Return the means of one layer, with the measures of its weights."""
         divergence, nats, relative = (self._sums[index] / self._positions).tolist()
         query, key = _weights(attention)
         return LayerDiversity(query, key, None if self._one_head else divergence, nats, relative)
@@ -137,7 +212,7 @@ class _Attention:
 
 @dataclass(frozen=True)
 class RunDiversity:
-    """One run, layer by layer."""
+    """Diversity of one run, layer by layer."""
 
     name: str
     group: str
@@ -146,9 +221,16 @@ class RunDiversity:
     untrained: Sequence[LayerDiversity]
 
 
+def measure_run(trained: TrainedModel, group: str, context: ParallelContext, samples: int) -> RunDiversity:
+    """Measure a run's model, and the same model at initialisation."""
+    untrained = build_model(trained.config, context).eval()
+    after, before = (measure_diversity(model, trained.data, samples) for model in (trained.model, untrained))
+    return RunDiversity(trained.run.name, group, trained.run.seed, after, before)
+
+
 def summary(layers: Sequence[LayerDiversity]) -> Mapping[str, float | None]:
-    """One number a measure: the worst or the mean over layers and roles; None where it does not apply."""
-    roles = [role for layer in layers for role in (layer.query, layer.key) if role is not None]
+    """Return one number a measure, the worst or the mean over layers and roles; None where not applicable."""
+    roles = [role for layer in layers for role in layer.roles]
     divergences = [layer.divergence for layer in layers if layer.divergence is not None]
     return {
         "cosine_max": max((role.cosine_max for role in roles), default=None),
@@ -161,3 +243,176 @@ def summary(layers: Sequence[LayerDiversity]) -> Mapping[str, float | None]:
         "entropy": statistics.mean(layer.entropy for layer in layers),
         "relative_entropy": statistics.mean(layer.relative_entropy for layer in layers),
     }
+
+
+LayerMeasure = Callable[[LayerDiversity], float | None]
+
+MEASURES = (
+    ("cosine_max", "max cosine", 3),
+    ("cosine_mean", "mean cosine", 3),
+    ("row_cosine_max", "max row cosine", 3),
+    ("angle_smallest", "min angle", 1),
+    ("angle_mean", "mean angle", 1),
+    ("overlap", "mean cos²", 3),
+    ("divergence", "KL", 3),
+    ("entropy", "entropy", 3),
+    ("relative_entropy", "relative entropy", 3),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Criterion of the hypothesis: largest cosine, least divergence in nats."""
+
+    cosine: float = 0.3
+    divergence: float = 1.0
+
+
+def diversity_report(
+    runs: Sequence[RunDiversity], limits: Limits, samples: int, maps: Sequence[AttentionMaps]
+) -> Report:
+    """Return the report of all runs; one of each group's `maps` is drawn."""
+    groups = by_group(runs)
+    criterion = (
+        f"between the heads of a layer, the largest |cosine| of flattened W_Q or W_K over all layers is "
+        f"below {limits.cosine:g} and the mean KL divergence of their attention distributions is above "
+        f"{limits.divergence:g} nat."
+    )
+    drawn = lowest_seeds(maps)
+    content = {
+        "limits": asdict(limits),
+        "samples_per_source": samples,
+        "maps": [one.about for one in drawn],
+        "runs": [
+            asdict(run) | {"summary": {"trained": summary(run.trained), "untrained": summary(run.untrained)}}
+            for run in runs
+        ],
+    }
+    return Report(
+        experiment="E4",
+        title="Head diversity",
+        criterion=criterion,
+        verdicts=[_verdict(group, own, limits) for group, own in groups.items()],
+        tables=[_summary_table(groups), *(_layer_table(group, own) for group, own in groups.items())],
+        notes=_notes(runs, samples),
+        content=content,
+        figures={"diversity": lambda: _figure(groups, limits), "maps": lambda: maps_figure(drawn)},
+        captions={"maps": caption(drawn)},
+        files={"maps.npz": numbers_file(drawn)},
+    )
+
+
+def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdict:
+    summaries = [summary(run.trained) for run in runs]
+    cosines, divergences = ([numbers[key] for numbers in summaries] for key in ("cosine_max", "divergence"))
+    text = f"cosine {seeds_text(cosines)}, KL {seeds_text(divergences)}"
+    held = 0
+    for cosine, divergence in zip(cosines, divergences, strict=True):
+        if divergence is None:
+            return Verdict(group, len(runs), None, "one head in a layer: nothing to compare")
+        held += (cosine is None or cosine < limits.cosine) and divergence > limits.divergence
+    if None in cosines:
+        text += " (cosine not applicable, judged by KL alone)"
+    return Verdict(group, len(runs), held, text)
+
+
+def _summary_table(groups: dict[str, list[RunDiversity]]) -> Table:
+    rows = []
+    for group, runs in groups.items():
+        for state in ("trained", "untrained"):
+            numbers = [summary(getattr(run, state)) for run in runs]
+            cells = [seeds_text([one[key] for one in numbers], digits) for key, _, digits in MEASURES]
+            rows.append((group, str(len(runs)), state, *cells))
+    header = ("variant", "n", "state", *(title for _, title, _ in MEASURES))
+    return text_table("Whole model, mean ± sd over seeds", header, rows)
+
+
+def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
+    columns: tuple[tuple[str, LayerMeasure, int], ...] = (
+        ("max cosine, W_Q", lambda layer: layer.query.cosine_max if layer.query else None, 3),
+        ("max cosine, W_K", lambda layer: layer.key.cosine_max if layer.key else None, 3),
+        ("min angle, W_Q", lambda layer: layer.query.angle_smallest if layer.query else None, 1),
+        ("min angle, W_K", lambda layer: layer.key.angle_smallest if layer.key else None, 1),
+        ("KL", lambda layer: layer.divergence, 3),
+        ("entropy", lambda layer: layer.entropy, 3),
+        ("relative entropy", lambda layer: layer.relative_entropy, 3),
+    )
+    rows = [
+        (
+            str(index),
+            *(seeds_text([get(run.trained[index]) for run in runs], digits) for _, get, digits in columns),
+        )
+        for index in range(len(runs[0].trained))
+    ]
+    return text_table(f"{group}, trained, by layer", ("layer", *(title for title, _, _ in columns)), rows)
+
+
+def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
+    notes = [
+        "Untrained is the same model at initialisation on the same text: what holds there already says "
+        "nothing about training. A frozen W is the same in both.",
+        "W is the effective matrix before rotary embedding: what the layer makes of the unit vectors of the "
+        "normalised hidden state, adapters included, the gain of the LayerNorm before it not.",
+        "Cosine: of two heads' flattened matrices, without sign; row cosine: of a row of one head with a row "
+        "of another. Angle: principal angles between two heads' row spaces, in degrees; mean cos² is of "
+        "these angles, head_dim / hidden_size for random row spaces. Maxima, minima and means are over pairs "
+        "of heads, W_Q and W_K, and layers.",
+        "Entropy of the attention distributions is in nats; relative entropy is entropy / ln(visible keys), "
+        "1 for uniform attention.",
+        "KL, in nats, is the mean over ordered pairs of heads of a layer, over positions that see at least "
+        f"two keys, and over layers, on the first {samples} held-out samples of each source; rotary "
+        "embedding included.",
+        "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the weights are.",
+    ]
+    without = sorted({run.group for run in runs if summary(run.trained)["cosine_max"] is None})
+    if without:
+        notes.append(
+            f"Not applicable (–) for {', '.join(without)}: no two heads, or scores are not a dot product of "
+            "linear projections of the hidden state, so there is no W_Q or W_K to compare."
+        )
+    return notes
+
+
+def _figure(groups: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
+    from matplotlib.ticker import MaxNLocator
+
+    from pretrain.reporting.plots import GREY, label, legend_below, new_figure, remark
+
+    figure, plots = new_figure(2, 2, height=2.8)
+    panels: tuple[tuple[str, str, LayerMeasure, float | None], ...] = (
+        ("Largest |cosine| of flattened W", "|cosine|", lambda layer: layer.cosine_max, limits.cosine),
+        ("Smallest principal angle", "degrees", lambda layer: layer.angle_smallest, None),
+        ("KL between heads", "nats", lambda layer: layer.divergence, limits.divergence),
+        ("Attention entropy / ln(visible keys)", "1 = uniform", lambda layer: layer.relative_entropy, None),
+    )
+    for plot, (title, unit, get, limit) in zip(plots, panels, strict=True):
+        _plot_layers(plot, groups, get)
+        if limit is not None:
+            plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
+            remark(plot, "criterion", (1, limit), (3, 0), ("axes fraction", "data"), va="center")
+        plot.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plot.set_ylim(bottom=0)
+        label(plot, title, "layer", unit)
+    legend_below(figure, plots[3], rows=2)
+    return figure
+
+
+def _plot_layers(plot: Axes, groups: dict[str, list[RunDiversity]], get: LayerMeasure) -> None:
+    from pretrain.reporting.plots import group_style
+
+    for group, runs in groups.items():
+        colour, marker = group_style(list(groups), group)
+        for state, line, fill in (("trained", "-", colour), ("untrained", ":", "white")):
+            layers = [[get(layer) for layer in getattr(run, state)] for run in runs]
+            if any(value is None for values in layers for value in values):
+                continue
+            plot.plot(
+                [statistics.mean(values) for values in zip(*layers, strict=True)],  # type: ignore[type-var]
+                line,
+                color=colour,
+                marker=marker,
+                markersize=4.5,
+                markerfacecolor=fill,
+                linewidth=1.4,
+                label=group if state == "trained" else f"{group}, untrained",
+            )

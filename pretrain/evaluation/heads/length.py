@@ -1,4 +1,4 @@
-"""E5: perplexity at other lengths than the one trained on, of the very same predictions.
+"""Experiment E5: perplexity at other lengths than the one trained on, of the very same predictions.
 
 A span of 3·T + 1 held-out ids (T: the trained length) is cut into 6 blocks of T/2, 3 of T and 2 of 3T/2:
 every length predicts the same 3·T tokens, each from what its own block has shown before.
@@ -7,8 +7,11 @@ every length predicts the same 3·T tokens, each from what its own block has sho
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,17 +22,26 @@ from pretrain.errors import UserError
 from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
 from pretrain.model.packing import document_layout
+from pretrain.reporting.tables import Table
+from pretrain.study.report import Report, Verdict, seeds_text, text_table
+from pretrain.study.seeds import by_group
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FACTORS = (0.5, 1.0, 1.5)
+OTHERS = (0.5, 1.5)
 _BLOCKS_PER_SPAN = {0.5: 6, 1.0: 3, 1.5: 2}
+_BUCKETS = 12
 
 
 @dataclass(frozen=True)
 class LengthLoss:
     """Losses of one length, in nats, summed over all spans by place in the span.
 
-    sums, counts: float64 `[3 * trained length]`: total loss, and how many predictions it is of. The same
-    place is the same predictions at every length.
+    sums, counts: float64 `[3 * trained length]`: total loss and number of predictions. The same place is the
+    same predictions at every length.
     """
 
     length: int
@@ -42,7 +54,7 @@ class LengthLoss:
 
     @property
     def loss(self) -> float:
-        """Mean over all predictions."""
+        """Return the mean over all predictions."""
         return float(self.sums.sum() / self.counts.sum())
 
     @property
@@ -50,14 +62,14 @@ class LengthLoss:
         return math.exp(self.loss)
 
     def by_position(self) -> np.ndarray:
-        """Mean loss of the predictions made from i + 1 ids, `[length]`."""
+        """Return the mean loss of the predictions made from i + 1 ids, `[length]`."""
         sums, counts = (part.reshape(-1, self.length).sum(0) for part in (self.sums, self.counts))
         return np.asarray(sums / np.maximum(counts, 1))
 
 
 @dataclass(frozen=True)
 class RunLengths:
-    """One run. `losses` has each of FACTORS that the model can do; `reasons` why it cannot do the others."""
+    """Losses of one run: at each of FACTORS that the model can do; `reasons` says why not at the others."""
 
     name: str
     group: str
@@ -67,16 +79,16 @@ class RunLengths:
     reasons: Mapping[float, str]
 
     def change(self, factor: float) -> float | None:
-        """Perplexity at `factor` times the trained length / perplexity at the trained length - 1."""
+        """Return perplexity at `factor` times the trained length / perplexity at the trained length - 1."""
         if factor not in self.losses:
             return None
         return math.exp(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
-        """What context gives, by position in the longest blocks: nats, `[their length]`, negative is better.
+        """Return what context gives, by position in the longest blocks, `[their length]`; negative is better.
 
-        The loss of every prediction minus the loss of the very same one in blocks of half the trained length
-        T, whose boundaries are also boundaries of the longer blocks: so position i has seen i + 1 ids
+        The loss in nats of every prediction minus the loss of the very same one in blocks of half the trained
+        length T, whose boundaries are also boundaries of the longer blocks: so position i has seen i + 1 ids
         here and 1 + i mod T/2 there. 0 by construction up to T/2.
         """
         longest = self.losses[max(self.losses)]
@@ -85,7 +97,7 @@ class RunLengths:
 
 
 def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> RunLengths:
-    """Losses at every length.
+    """Return the losses at every length.
 
     Args:
         samples: spans per source; None: as many as hold data.validation_samples samples.
@@ -113,7 +125,7 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
 
 
 def why_not(trained: TrainedModel, factor: float) -> str | None:
-    """Why the model cannot read `factor` times its trained length, or None if it can."""
+    """Return why the model cannot read `factor` times its trained length; None if it can."""
     if factor <= 1.0:
         return None
     length = trained.config.data.sequence_length
@@ -142,7 +154,7 @@ def _losses(trained: TrainedModel, sources: Mapping[str, ValidationSamples], len
 
 
 def cut(spans: np.ndarray, length: int) -> np.ndarray:
-    """`[n, k·length + 1]` ids -> `[n·k, length + 1]`; neighbouring blocks share one id, as in training."""
+    """Cut ids `[n, k·length + 1]` into `[n·k, length + 1]`; neighbouring blocks share one, as in training."""
     starts = np.arange(0, spans.shape[1] - 1, length)
     return spans[:, starts[:, None] + np.arange(length + 1)].reshape(-1, length + 1)
 
@@ -150,3 +162,160 @@ def cut(spans: np.ndarray, length: int) -> np.ndarray:
 def _counted(tokens: torch.Tensor, boundary: int | None) -> torch.Tensor:
     inputs = tokens[:, :-1]
     return torch.ones_like(inputs) if boundary is None else document_layout(inputs, boundary).counted
+
+
+def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
+    """Return the report of all runs; runs of a group are seeds of one another.
+
+    Args:
+        tolerance: the largest relative change of perplexity that counts as stable.
+    """
+    groups = by_group(runs)
+    return Report(
+        experiment="E5",
+        title="Length generalisation",
+        criterion=(
+            "perplexity at half and at one and a half times the trained length differs from that at the "
+            f"trained length by at most {100 * tolerance:g} %."
+        ),
+        verdicts=[_verdict(group, members, tolerance) for group, members in groups.items()],
+        tables=[_table(groups), _gain_table(groups)],
+        notes=_notes(runs),
+        content={"tolerance": tolerance, "runs": [_content(run) for run in runs]},
+        figures={"length": lambda: _figure(groups, tolerance)},
+    )
+
+
+def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdict:
+    parts = []
+    for factor in OTHERS:
+        changes = [run.change(factor) for run in runs]
+        reason = runs[0].reasons.get(factor)
+        measured = f"{seeds_text([None if c is None else 100 * c for c in changes], 1)} %"
+        parts.append(f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}")
+    known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
+    held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
+    possible = not runs[0].reasons
+    # What cannot be measured cannot hold; what was measured can still have failed.
+    answer = held if possible or held == 0 else None
+    return Verdict(group, len(runs), answer, "; ".join(parts))
+
+
+def _table(groups: dict[str, list[RunLengths]]) -> Table:
+    rows = []
+    for group, runs in groups.items():
+        for factor in FACTORS:
+            length = round(factor * runs[0].trained_length)
+            reason = runs[0].reasons.get(factor)
+            if reason:
+                rows.append((group, str(len(runs)), str(length), f"not possible: {reason}", "–", "–"))
+                continue
+            perplexities: list[float | None] = [run.losses[factor].perplexity for run in runs]
+            changes = [100 * (run.change(factor) or 0.0) for run in runs]
+            cells = (
+                seeds_text(perplexities, 2),
+                seeds_text(changes, 1),
+                f"{runs[0].losses[factor].predictions:,}",
+            )
+            rows.append((group, str(len(runs)), str(length), *cells))
+    header = ("variant", "n", "length", "perplexity", "change, %", "predictions")
+    return text_table("Perplexity by length, mean ± sd over seeds", header, rows)
+
+
+def _gain_table(groups: dict[str, list[RunLengths]]) -> Table:
+    rows = []
+    for group, runs in groups.items():
+        trained = runs[0].trained_length
+        inside = seeds_text([float(run.gain()[trained // 2 : trained].mean()) for run in runs], 4)
+        possible = 1.5 in runs[0].losses
+        beyond = seeds_text([float(run.gain()[trained:].mean()) if possible else None for run in runs], 4)
+        rows.append((group, str(len(runs)), inside, beyond))
+    header = ("variant", "n", "positions T/2 to T", "positions T to 3T/2")
+    return text_table("What context gives: change of loss against blocks of T/2, in nats", header, rows)
+
+
+def _notes(runs: Sequence[RunLengths]) -> list[str]:
+    notes = [
+        "Every length is judged on the same predictions: spans of 3T + 1 held-out ids of each source are cut "
+        "into 6 blocks of T/2, 3 of T and 2 of 3T/2 (T: the trained length).",
+        "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
+        "perplexity at half the length is the loss of context, not a failure to generalise.",
+        "What context gives is the loss of predictions in long blocks minus that of the very same "
+        "predictions in blocks of T/2; below 0, context helps. If it helps less beyond T than before, or "
+        "hurts, then the model does not carry over to longer inputs. A model that makes nothing of its "
+        "context shows 0 everywhere and is stable at any length, to no merit.",
+    ]
+    for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
+        affected = sorted({run.group for run in runs if reason in run.reasons.values()})
+        notes.append(f"Not possible at +50 % for {', '.join(affected)}: {reason}.")
+    return notes
+
+
+def _content(run: RunLengths) -> dict[str, Any]:
+    losses = {
+        f"{factor:g}": {
+            "length": loss.length,
+            "loss": loss.loss,
+            "perplexity": loss.perplexity,
+            "change": run.change(factor),
+            "predictions": loss.predictions,
+            "loss_by_position": loss.by_position().tolist(),
+        }
+        for factor, loss in run.losses.items()
+    }
+    reasons = {f"{factor:g}": reason for factor, reason in run.reasons.items()}
+    return {
+        "name": run.name,
+        "group": run.group,
+        "seed": run.seed,
+        "trained_length": run.trained_length,
+        "lengths": losses,
+        "gain_by_position": run.gain().tolist(),
+        "not_possible": reasons,
+    }
+
+
+def _figure(groups: dict[str, list[RunLengths]], tolerance: float) -> Figure:
+    from pretrain.reporting.plots import label, legend_below, new_figure
+
+    figure, (changes, positions) = new_figure(1, 2, height=3.6)
+    _plot_changes(changes, groups, tolerance)
+    label(changes, "Change of perplexity", "length / trained length", "%")
+    _plot_gain(positions, groups)
+    label(
+        positions,
+        "What context gives, against blocks of T/2",
+        "position / trained length T",
+        "change of loss, nats",
+    )
+    legend_below(figure, changes)
+    return figure
+
+
+def _plot_changes(plot: Axes, groups: dict[str, list[RunLengths]], tolerance: float) -> None:
+    from pretrain.reporting.plots import plot_seeds, remark
+
+    plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
+    text, at = f"criterion ±{100 * tolerance:g} %", (1, -100 * tolerance)
+    remark(plot, text, at, (-2, 3), ("axes fraction", "data"), ha="right")
+    for place, (group, runs) in enumerate(groups.items()):
+        known = [factor for factor in FACTORS if factor in runs[0].losses]
+        changes = [[100 * (run.change(factor) or 0.0) for run in runs] for factor in known]
+        shift = 0.02 * (place - (len(groups) - 1) / 2)  # so that error bars do not hide one another
+        plot_seeds(plot, [factor + shift for factor in known], changes, list(groups), group)
+    plot.set_xticks(FACTORS)
+
+
+def _plot_gain(plot: Axes, groups: dict[str, list[RunLengths]]) -> None:
+    from pretrain.reporting.plots import GREY, group_style, remark
+
+    for group, runs in groups.items():
+        colour, marker = group_style(list(groups), group)
+        length, trained = runs[0].losses[max(runs[0].losses)].length, runs[0].trained_length
+        buckets = pairwise(length * index // _BUCKETS for index in range(_BUCKETS + 1))
+        spans = [(start, stop) for start, stop in buckets if stop > start]
+        middles = [(start + stop) / 2 / trained for start, stop in spans]
+        means = [statistics.mean(run.gain()[start:stop].mean() for run in runs) for start, stop in spans]
+        plot.plot(middles, means, color=colour, marker=marker, markersize=3.5, linewidth=1.2)
+    plot.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
+    remark(plot, "trained length", (1.0, 1), (3, -10), ("data", "axes fraction"))

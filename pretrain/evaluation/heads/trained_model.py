@@ -1,4 +1,4 @@
-"""A finished run's model for evaluation: on one process, whatever layout trained it.
+"""Model of a finished run for evaluation: on one process, whatever layout trained it.
 
     with one_process() as context:
         trained = load_trained_model(Path("runs/orthogonal"), context)
@@ -36,12 +36,12 @@ from pretrain.telemetry.metrics import validation_metrics
 from pretrain.training.held_out import held_out_losses
 
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
-"""How far, relatively, the loaded model may be from the run's own validation loss: rounding, no more."""
+"""Largest relative difference of the loaded model's validation loss from the run's own: rounding, no more."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run, read back.
+    """Finished run with its model and data.
 
     Attributes:
         config: the run's own, but for ONE_PROCESS.
@@ -57,7 +57,7 @@ class TrainedModel:
 
 
 def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
-    """The model of the finished run in `path`, with its data.
+    """Load the model of the finished run in `path`, and open its data.
 
     Raises:
         UserError: `path` is no finished run; its checkpoint is damaged or not of its config; the frozen bank

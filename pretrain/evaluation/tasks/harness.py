@@ -1,12 +1,13 @@
-"""lm-evaluation-harness by its Python interface: tasks, a model, what it measured of one on the other.
+"""Interface to lm-evaluation-harness: tasks with their data, and a model that is evaluated on them.
 
-Its own code scores, aggregates and estimates errors. What this file adds is a digest of what a task asks, and
-that what goes wrong is one sentence.
+The harness scores, aggregates and estimates errors. This file adds a digest of a task's requests, and turns
+every failure into one sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import io
 import json
@@ -14,31 +15,38 @@ import logging
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
 
 from pretrain.errors import UserError
-from pretrain.evaluation.tasks.index import distant, remedy, require_hub, task_manager
 from pretrain.evaluation.tasks.scores import TaskScores, task_scores
+from pretrain.study.models import require_trust
 
 if TYPE_CHECKING:
     from lm_eval.api.group import Group
     from lm_eval.api.task import Task
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
 PACKAGES = ("lm-eval", "transformers", "torch")
-"""Those whose version is a part of a result."""
+"""Packages with a version that the report names."""
 BOOTSTRAP = 1000
-"""Resamples for the standard error of what is no mean, such as a perplexity (a mean's has a formula)."""
+"""Resamples for the standard error of a metric that is no mean, such as a perplexity."""
+HUB_SECONDS = 10.0
+"""Longest time for the hub's first answer."""
+_LOCAL = {"arrow", "csv", "json", "pandas", "parquet", "text", "xml"}
+"""Values of `dataset_path` for data in files: the builders that `datasets` brings along."""
 _SEED, _OTHER_SEED = 0, 1234  # the harness's own
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A task of the harness. `asked` is a digest of all that a model is asked, and of how answers count."""
+    """Task of the harness. `asked` is a digest of all requests, and of how answers are scored."""
 
     name: str
     version: str
@@ -49,7 +57,7 @@ class LoadedTask:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one name of the report stands for: a task, or a group that the harness makes one number of."""
+    """Name in the report with its tasks: a single task, or a group with a number of its own."""
 
     name: str
     tasks: tuple[LoadedTask, ...]
@@ -57,10 +65,10 @@ class Measured:
 
 
 def require_harness(device: str) -> dict[str, str]:
-    """Import the harness, quietly; returns the versions of PACKAGES.
+    """Import the harness quietly and return the versions of PACKAGES.
 
     Args:
-        device: cpu or cuda: what the models will compute on.
+        device: cpu or cuda, for the models.
 
     Raises:
         UserError: the extra `eval` is not installed.
@@ -92,7 +100,7 @@ def require_harness(device: str) -> dict[str, str]:
 def load_tasks(
     names: Sequence[str], include_path: Path | None, shots: int | None, limit: int | None
 ) -> list[Measured]:
-    """The tasks of these names with their data, and what each asks.
+    """Load the tasks of these names with their data and their requests.
 
     Args:
         include_path: a directory with task files of one's own.
@@ -103,27 +111,117 @@ def load_tasks(
         UserError: a name is not known, or its data or the task itself cannot be read.
     """
     with _quiet():
-        manager = task_manager(names, include_path)
-        require_hub(manager, names)
-        found: dict[str, Measured] = {}
+        manager = _task_manager(names, include_path)
+        _require_hub(manager, names)
+        loaded: dict[str, Measured] = {}
         for name in names:
             try:
-                loaded = manager.load([name])
-                tasks = {key: _prepared(task, shots, limit) for key, task in loaded["tasks"].items()}
+                parts = manager.load([name])
+                tasks = {key: _prepared(task, shots, limit) for key, task in parts["tasks"].items()}
             except UserError:
                 raise
             except Exception as error:  # whatever a task's file, its code and its data can raise
-                far = distant(manager.task_index, [name])
-                mend = remedy() if far else "mend the task, or leave it out"
+                mend = _remedy() if _on_hub(manager, [name]) else "mend the task, or leave it out"
                 raise UserError(f"--tasks {name} cannot be loaded: {_reason(error)}; {mend}") from error
-            top = loaded.get("groups", {}).get(name)
-            for one in _measured(top, tasks):
-                found.setdefault(one.name, one)
-    return list(found.values())
+            for one in _measured(parts.get("groups", {}).get(name), tasks):
+                loaded.setdefault(one.name, one)
+    return list(loaded.values())
+
+
+def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
+    """Return the harness's manager of these tasks, groups and tags; those of `include_path` win.
+
+    The harness's own task files take it many seconds to read, so they are left out where `include_path` has
+    all that is needed.
+
+    Raises:
+        UserError: `include_path` is no directory, or a name is not known.
+    """
+    from lm_eval.tasks import TaskManager
+
+    if include_path is not None and not include_path.is_dir():
+        raise UserError(f"--include-path {include_path} is no directory; give one with task files (*.yaml)")
+    if include_path is not None:
+        own = TaskManager(include_path=str(include_path), include_defaults=False)
+        if all(part in own.task_index for part in _parts(own, names)):
+            return own
+    manager = TaskManager(include_path=str(include_path) if include_path else None)
+    if unknown := [name for name in names if name not in manager.task_index]:
+        near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=3)
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+        own_files = f" nor in --include-path {include_path}" if include_path else ""
+        raise UserError(
+            f"--tasks: there is no task, group or tag {', '.join(unknown)}{meant} in "
+            f"lm-evaluation-harness{own_files}; `lm-eval ls tasks` lists what there is"
+        )
+    return manager
+
+
+def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
+    """Yield the tasks that groups and tags stand for, and names that the manager does not know."""
+    for name in names:
+        entry = manager.task_index.get(name)
+        config = (entry.cfg if entry else None) or {}
+        parts = config.get("task") if "group" in config else None
+        if entry and entry.cfg is None:  # a tag
+            yield from _parts(manager, sorted(entry.tags))
+        elif isinstance(parts, list):
+            named = [
+                part.get("task", part.get("group")) if isinstance(part, Mapping) else part for part in parts
+            ]
+            yield from _parts(manager, (part for part in named if isinstance(part, str) and part != name))
+        else:
+            yield name
+
+
+def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
+    """Return those of the tasks whose data are not in local files."""
+    paths = {
+        name: str((manager.task_index[name].cfg or {}).get("dataset_path", ""))
+        for name in _parts(manager, names)
+        if name in manager.task_index
+    }
+    return sorted(name for name, path in paths.items() if path not in _LOCAL and not Path(path).exists())
+
+
+def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
+    """Fail soon, and in a sentence, where data must come from the hub and the hub does not answer.
+
+    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache.
+
+    Raises:
+        UserError: no answer in HUB_SECONDS.
+    """
+    tasks = _on_hub(manager, names)
+    if not tasks or _offline():
+        return
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        urlopen(Request(hub, method="HEAD"), timeout=HUB_SECONDS).close()
+    except HTTPError:
+        pass  # an answer
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        raise UserError(f"--tasks {tasks[0]}: {hub} does not answer ({reason}); {_remedy()}") from error
+
+
+def _offline() -> bool:
+    """Return whether huggingface_hub is told not to ask the hub."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _remedy() -> str:
+    """Return the advice about data that cannot be had."""
+    cached = (
+        "fetch the data once without HF_HUB_OFFLINE"
+        if _offline()
+        else "set HF_HUB_OFFLINE=1 if the data were fetched on this machine before"
+    )
+    return f"{cached}, or name local files in a task of --include-path (docs/evaluation.md)"
 
 
 def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[Measured]:
-    """A group that has a number of its own is one; of any other every part is."""
+    """Yield a group that has a number of its own, or the parts of one that has none."""
     if group is None:
         yield from (Measured(name, (task,)) for name, task in tasks.items())
     elif group.has_aggregation:
@@ -136,7 +234,7 @@ def _measured(group: Group | None, tasks: Mapping[str, LoadedTask]) -> Iterator[
 
 
 def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
-    """As the harness prepares a task before it evaluates it."""
+    """Prepare a task as the harness does before an evaluation."""
     given = task.get_config("num_fewshot")
     if given is None or (shots is not None and given != 0):  # a task that says 0 keeps it, as in the harness
         task.set_config("num_fewshot", shots or 0)
@@ -152,7 +250,7 @@ def _prepared(task: Task, shots: int | None, limit: int | None) -> LoadedTask:
 
 
 def _digest(task: Task, config: Mapping[str, Any]) -> str:
-    """Of every request, of every item, and of what makes scores of the answers."""
+    """Return the SHA-256 of every request and item, and of the way answers are scored."""
     counts = {
         key: config.get(key) for key in ("output_type", "metric_list", "filter_list", "process_results")
     }
@@ -164,7 +262,7 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
 
 
 class Harness:
-    """A model of transformers as the harness sees it.
+    """Model of transformers in the harness.
 
     Args:
         directory: of the model, in Hugging Face's form.
@@ -177,10 +275,7 @@ class Harness:
     def __init__(self, directory: Path, device: str, batch_size: int, trust_code: bool) -> None:
         from lm_eval.models.huggingface import HFLM
 
-        if not trust_code and (code := sorted(directory.glob("*.py"))):
-            raise UserError(
-                f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code"
-            )
+        require_trust(directory, trust_code)
         with _quiet():
             try:
                 self._model: HFLM = HFLM(
@@ -193,7 +288,7 @@ class Harness:
                 raise UserError(f"transformers cannot load {directory}: {_reason(error)}") from error
 
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
-        """One task, by the harness's own evaluation.
+        """Evaluate one task.
 
         Raises:
             UserError: the device's memory does not hold a batch, or the task's own code failed.
@@ -218,13 +313,13 @@ class Harness:
                 raise UserError(
                     f"--tasks {loaded.name} failed in the harness: {reason}; mend the task, or leave it out"
                 ) from error
-        found = task_scores(results, loaded.name, self._cut(loaded.task))
-        if not found.scores:
+        scores = task_scores(results, loaded.name, self._cut(loaded.task))
+        if not scores.scores:
             raise UserError(f"--tasks {loaded.name} has no score that is a number; leave it out")
-        return found
+        return scores
 
     def _cut(self, task: Task) -> int:
-        """Requests of context and continuation that are longer than what the model reads at once."""
+        """Return how many requests are longer than the model's context."""
         pairs = [one.args for one in task.instances if one.request_type == "loglikelihood"]
         lengths = (sum(map(len, self._model._encode_pair(*pair))) for pair in pairs if pair[0])
         return sum(length > self._model.max_length + 1 for length in lengths)
@@ -236,6 +331,6 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the harness's bars and notices: a display of our own shows where it is."""
+    """Suppress the harness's bars and notices; `WorkDisplay` shows progress."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

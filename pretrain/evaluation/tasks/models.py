@@ -1,8 +1,7 @@
-"""What is evaluated on tasks: checkpoints of runs, and directories of models in Hugging Face's form."""
+"""Models under test: checkpoints of runs, and model directories in Hugging Face's form."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +11,15 @@ from typing import Any
 import yaml
 
 from pretrain.errors import UserError
-from pretrain.export.select_checkpoint import FACTS, find_checkpoint
+from pretrain.export.select_checkpoint import find_checkpoint
 from pretrain.runs.directory import RunDirectory, step_of
-
-_WEIGHTS = ("*.safetensors", "*.bin")
-_CONTENT = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.py")
-"""The files of a model that say what it computes; export.json says where it comes from, and is left out."""
+from pretrain.study.models import FACTS, WEIGHTS
+from pretrain.study.seeds import refuse_twice
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model to evaluate, before it is loaded.
+class ModelUnderTest:
+    """Model to evaluate, before it is loaded.
 
     Attributes:
         step: of the run's checkpoint; None for a directory that is no run.
@@ -42,8 +39,10 @@ class Subject:
         return RunDirectory(self.path).config.is_file()
 
 
-def read_subjects(paths: Sequence[Path], step: int | None) -> list[Subject]:
-    """What lies in `paths`, without loading or exporting anything; those that share a name get their path.
+def read_models(paths: Sequence[Path], step: int | None) -> list[ModelUnderTest]:
+    """Read the models in `paths`, without loading or exporting them.
+
+    Models of one name are called by their paths.
 
     Args:
         step: of the checkpoint of every run; None: the newest of each.
@@ -51,14 +50,13 @@ def read_subjects(paths: Sequence[Path], step: int | None) -> list[Subject]:
     Raises:
         UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
     """
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("a run was given twice: give each directory once")
-    found = [_subject(path, step) for path in paths]
-    names = [subject.name for subject in found]
-    return [one if names.count(one.name) == 1 else replace(one, name=str(one.path)) for one in found]
+    refuse_twice(paths, place="directory")
+    models = [_read_model(path, step) for path in paths]
+    names = [model.name for model in models]
+    return [one if names.count(one.name) == 1 else replace(one, name=str(one.path)) for one in models]
 
 
-def _subject(path: Path, step: int | None) -> Subject:
+def _read_model(path: Path, step: int | None) -> ModelUnderTest:
     run = RunDirectory(path)
     if run.config.is_file():
         content = _mapping(run.config)
@@ -68,8 +66,8 @@ def _subject(path: Path, step: int | None) -> Subject:
             variant = str(content["attention"]["variant"])
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{run.config} is no run's configuration ({error}); restore the file") from error
-        return Subject(path, name, variant, seed, checkpoint, content)
-    if not (path / "config.json").is_file() or not any(list(path.glob(kind)) for kind in _WEIGHTS):
+        return ModelUnderTest(path, name, variant, seed, checkpoint, content)
+    if not (path / "config.json").is_file() or not any(list(path.glob(kind)) for kind in WEIGHTS):
         raise UserError(
             f"{path} is neither a run (it has no config.yaml) nor a model of transformers (config.json and "
             "weights); give one of these"
@@ -78,9 +76,9 @@ def _subject(path: Path, step: int | None) -> Subject:
         raise UserError(f"--step {step}: {path} is an export, which is of one step; leave --step out")
     name = path.resolve().name
     if not (path / FACTS).is_file():
-        return Subject(path, name, name, 0, None, {"attention": {}})
+        return ModelUnderTest(path, name, name, 0, None, {"attention": {}})
     facts = _mapping(path / FACTS)
-    return Subject(
+    return ModelUnderTest(
         path,
         name,
         str(facts.get("variant", name)),
@@ -101,25 +99,14 @@ def _mapping(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def model_directory(subject: Subject) -> Path:
-    """Where transformers finds the model: of a run, the export that is kept in it, made now if need be.
+def model_directory(model: ModelUnderTest) -> Path:
+    """Return the directory for transformers: of a run, the export that is kept in it, made now if need be.
 
     Raises:
         UserError, DataError: as `export_run`.
     """
-    if not subject.is_run:
-        return subject.path
+    if not model.is_run:
+        return model.path
     from pretrain.export.run_exports import exported_apart
 
-    return exported_apart(subject.path, subject.step)
-
-
-def fingerprint(directory: Path) -> str:
-    """SHA-256 of all files that make the model what it is."""
-    digest = hashlib.sha256()
-    for path in sorted({path for kind in _CONTENT for path in directory.glob(kind)} - {directory / FACTS}):
-        digest.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
+    return exported_apart(model.path, model.step)

@@ -1,136 +1,152 @@
-"""The report of `evaluate tasks`: report.md for people, report.json for programs, tables on the terminal."""
+"""Report of `evaluate tasks`: scores, gaps over pairs of seeds, McNemar's tests, and how they were made."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
-from pretrain.compare.labels import Groups, settings_of
-from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS
-from pretrain.compare.text import verdict
 from pretrain.evaluation.tasks.harness import BOOTSTRAP, Measured
-from pretrain.evaluation.tasks.models import Subject
-from pretrain.evaluation.tasks.statistics import Contrast, Scores, TaskComparison
-from pretrain.evaluation.tasks.tables import (
-    DIGITS,
+from pretrain.evaluation.tasks.models import ModelUnderTest
+from pretrain.evaluation.tasks.statistics import Contrast, ItemTest, Result, Scores, TaskComparison
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import NOTHING, mean_sd, number, setting_text
+from pretrain.study.gaps import FEWEST_SEEDS, gap_content
+from pretrain.study.report import Block, Document
+from pretrain.study.seeds import Groups, settings_of
+from pretrain.study.tables import (
+    EFFECT,
+    GAP,
+    INTERVAL,
+    PAIRS,
+    T_HOLM,
+    TESTS,
+    GapColumn,
+    GapRow,
+    gap_sentence,
     gap_table,
-    item_table,
-    other_gap_table,
-    results_table,
-    short_gap_table,
+    p_value,
 )
-from pretrain.reporting.content import strict_json
-from pretrain.reporting.tables import Table, markdown, rich_table
-from pretrain.reporting.text import NOTHING, number, setting_text, share, signed
-from pretrain.runs.directory import write_json, write_text_atomically
+
+DIGITS = 4
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """A comparison on tasks, and what it was made of. `command` is cut where a line may break."""
+    """Comparison on tasks with its inputs. `command` is cut where a line may break."""
 
     comparison: TaskComparison
-    groups: Groups[Subject]
+    groups: Groups[ModelUnderTest]
     measured: Sequence[Measured]
     scores: Scores
     limit: int | None
     versions: Mapping[str, str]
     command: Sequence[Sequence[str]]
 
+    def document(self) -> Document:
+        """Return all forms of the report."""
+        comparison, remarks = self.comparison, notes(self)
+        tested, others = ([one for one in comparison.contrasts if one.tested is t] for t in (True, False))
+        in_short = [gap_sentence(f"{one.task}: {one.variant}", one.gap, one.metric) for one in tested]
+        results = _results_table(comparison.results)
+        page: list[Block] = [
+            "# Tasks",
+            f"Baseline: {comparison.baseline}. lm-evaluation-harness {self.versions['lm-eval']}.",
+            *("## In short", [*in_short, *remarks]),
+            *("## Scores", results),
+        ]
+        summary: list[Block] = [results]
+        if comparison.contrasts:
+            gaps = _gap_table(tested, (PAIRS, GAP, INTERVAL, EFFECT, *TESTS), claims=True)
+            page += ["## Gaps to the baseline, paired by seed", gaps]
+            summary.append(_gap_table(tested, (PAIRS, GAP, INTERVAL, replace(T_HOLM, title="p, Holm"))))
+        if others:
+            page += ["## Gaps by the other metrics (not tested)", _gap_table(others, (PAIRS, GAP, INTERVAL))]
+        if comparison.item_tests:
+            page += ["## Item by item, one model against one", _item_table(comparison.item_tests)]
+        page += ["## Tasks and models", _task_table(self), _model_table(self)]
+        page += ["## How the numbers are made", _definitions(self)]
+        page += ["## Made by", "```\n" + " \\\n    ".join(map(shlex.join, self.command)) + "\n```"]
+        return Document(page, _content(self, remarks), [*summary, remarks])
 
-def write_task_report(report: TaskReport, out: Path) -> Path:
-    """Write both forms into `out` (made if missing); returns the path of report.md."""
-    write_json(out / "report.json", strict_json(_content(report)))
-    write_text_atomically(out / "report.md", task_report_markdown(report))
-    return out / "report.md"
+
+def _results_table(results: Sequence[Result]) -> Table:
+    rows = [
+        (
+            one.task,
+            f"{one.metric} {'↑' if one.higher_is_better else '↓'}",
+            one.variant,
+            str(one.score.n),
+            mean_sd(one.score, DIGITS),
+            number(one.stderr, DIGITS),
+            f"{one.items:,}",
+        )
+        for one in results
+    ]
+    header = ("task", "metric", "variant", "n", "mean ± sd", "standard error", "items")
+    return Table(header, rows, text_columns=(0, 1, 2))
 
 
-def print_task_report(report: TaskReport, console: Console) -> None:
-    """The scores, the tested gaps, and what a reader must know."""
-    console.print(rich_table(results_table(report.comparison)))
-    if report.comparison.contrasts:
-        console.print(rich_table(short_gap_table(report.comparison.contrasts)))
-    for note in notes(report):
-        console.print(Text(f"* {note}"))
+def _gap_table(contrasts: Sequence[Contrast], columns: Sequence[GapColumn], claims: bool = False) -> Table:
+    rows = [GapRow((one.task, one.metric, one.variant), one.gap, one.metric) for one in contrasts]
+    return gap_table(("task", "metric", "variant"), rows, columns, claims=claims)
 
 
-def task_report_markdown(report: TaskReport) -> str:
-    """The whole report."""
-    comparison = report.comparison
-    harness = report.versions["lm-eval"]
-    lines = ["# Tasks", "", f"Baseline: {comparison.baseline}. lm-evaluation-harness {harness}.", ""]
-    lines += ["## In short", ""]
-    lines += [f"* {_sentence(one)}" for one in comparison.contrasts if one.tested]
-    lines += [*(f"* {note}" for note in notes(report)), ""]
-    lines += ["## Scores", "", *markdown(results_table(comparison)), ""]
-    if comparison.contrasts:
-        lines += ["## Gaps to the baseline, paired by seed", ""]
-        lines += [*markdown(gap_table(comparison.contrasts)), ""]
-    if others := [one for one in comparison.contrasts if not one.tested]:
-        lines += ["## Gaps by the other metrics (not tested)", "", *markdown(other_gap_table(others)), ""]
-    if comparison.item_tests:
-        lines += ["## Item by item, one model against one", ""]
-        lines += [*markdown(item_table(comparison.item_tests)), ""]
-    lines += ["## Tasks and models", "", *markdown(_task_table(report)), "", *markdown(_model_table(report))]
-    lines += ["", "## How the numbers are made", "", *(f"* {text}" for text in _definitions(report)), ""]
-    lines += ["## Made by", "", "```", " \\\n    ".join(map(shlex.join, report.command)), "```", ""]
-    return "\n".join(lines)
+def _item_table(tests: Sequence[ItemTest]) -> Table:
+    rows = [
+        (
+            *(one.task, one.metric, one.model, one.base),
+            *(f"{count:,}" for count in (one.items, one.only_model, one.only_base)),
+            *(p_value(one.p), p_value(one.p_holm)),
+        )
+        for one in tests
+    ]
+    header = (
+        *("task", "metric", "model", "baseline's", "items"),
+        *("only the model right", "only the baseline's", "McNemar p", "by Holm"),
+    )
+    return Table(header, rows, text_columns=(0, 1, 2, 3))
 
 
 def notes(report: TaskReport) -> list[str]:
-    """What a reader must know before any number."""
-    found = []
+    """Return what a reader must know before any number, one sentence each."""
+    remarks = []
     if report.limit is not None:
-        found.append(
+        remarks.append(
             f"Only the first {report.limit} items of each task were used (--limit): this is to try it out, "
             "and no result."
         )
     few = sorted({one.gap.n if one.gap else 0 for one in report.comparison.contrasts})
     if few and few[0] < FEWEST_SEEDS:
         sizes = " and ".join(f"n = {n}" for n in few if n < FEWEST_SEEDS)
-        found.append(
+        remarks.append(
             f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is claimed of "
             "variants there."
         )
     cut = {name: max(s[name].cut for s in report.scores.values()) for name in _names(report)}
     if any(cut.values()):
         listed = ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count)
-        found.append(
+        remarks.append(
             f"Requests longer than the model's context lose their beginning, here up to {listed} a model."
         )
     if differing := _differing_settings(report.groups):
-        found.append(f"The runs also differ in {', '.join(differing)}.")
+        remarks.append(f"The runs also differ in {', '.join(differing)}.")
     steps = sorted({str(one.step or "unknown") for group in report.groups.groups for one in group.runs})
     if len(steps) > 1:
-        found.append(
+        remarks.append(
             f"The models are of different steps ({', '.join(steps)}): a gap is not of the variant alone."
         )
-    return found
+    return remarks
 
 
-def _differing_settings(groups: Groups[Subject]) -> list[str]:
-    """Keys in which the runs' configurations differ, but for what `compare` expects."""
+def _differing_settings(groups: Groups[ModelUnderTest]) -> list[str]:
+    """Return the keys in which the runs' configurations differ, but for what `compare` expects."""
     runs = [one for group in groups.groups for one in group.runs if one.is_run]
     settings = [settings_of(run) for run in runs]
-    keys = {key for values in settings for key in values if not key.startswith(EXPECTED_TO_DIFFER)}
+    keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
     return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
-
-
-def _sentence(one: Contrast) -> str:
-    gap = one.gap
-    if gap is None:
-        return f"{one.task}: {one.variant}: {verdict(None)}."
-    size = f"{one.metric} {signed(gap.mean, DIGITS)}"
-    if gap.low is not None:
-        size += f" ({share(CONFIDENCE)} interval {signed(gap.low, DIGITS)} to {signed(gap.high, DIGITS)})"
-    return f"{one.task}: {one.variant}: {size} against {gap.baseline}; {verdict(gap, one.metric)}."
 
 
 def _task_table(report: TaskReport) -> Table:
@@ -173,7 +189,7 @@ def _names(report: TaskReport) -> list[str]:
     return [one.name for one in report.measured]
 
 
-def _content(report: TaskReport) -> dict[str, Any]:
+def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
     models = [
         {
             "variant": group.name,
@@ -197,18 +213,22 @@ def _content(report: TaskReport) -> dict[str, Any]:
         "experiment": "tasks",
         "versions": dict(report.versions),
         "limit": report.limit,
-        "notes": notes(report),
+        "notes": remarks,
         "tasks": tasks,
         "models": models,
         **asdict(report.comparison),
+        "contrasts": [
+            asdict(replace(one, gap=None)) | {"gap": gap_content(one.gap) if one.gap else None}
+            for one in report.comparison.contrasts
+        ],
     }
 
 
-def _model_scores(report: TaskReport, subject: Subject, name: str) -> dict[str, Any]:
-    """Without the items, which are below OUT/results."""
-    found = report.scores[subject.path][name]
+def _model_scores(report: TaskReport, model: ModelUnderTest, name: str) -> dict[str, Any]:
+    """Return the scores without the items, which are below OUT/results."""
+    whole = report.scores[model.path][name]
     scores = {
         metric: {key: value for key, value in asdict(score).items() if key != "items"}
-        for metric, score in found.scores.items()
+        for metric, score in whole.scores.items()
     }
-    return {"items": found.items, "cut": found.cut, "scores": scores}
+    return {"items": whole.items, "cut": whole.cut, "scores": scores}

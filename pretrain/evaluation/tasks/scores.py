@@ -1,4 +1,4 @@
-"""What a model came to on a task, from the harness's results; and on a group of tasks, by its rule."""
+"""Scores of a model on a task, and on a group of tasks by the group's rule, from the harness's results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Score:
-    """What a task came to by one metric; `stderr` is the harness's own, over items, None where it has none.
+    """Score on a task by one metric; `stderr` is the harness's own, over items, None where there is none.
 
     Attributes:
-        items: the metric of every item in order, where it is a number; of a group, task by task.
+        items: the metric of every item in order, if all are numbers; of a group, task by task.
     """
 
     value: float
@@ -27,12 +27,12 @@ class Score:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One model on one task.
+    """Scores of one model on one task.
 
     Attributes:
         scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
-        items: how many there were.
-        cut: requests that were longer than the model's context, so that it saw their last part only.
+        items: number of items.
+        cut: number of requests longer than the model's context, of which the model saw the last part only.
     """
 
     scores: Mapping[str, Score]
@@ -41,7 +41,7 @@ class TaskScores:
 
 
 def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
-    """One task of what the harness's `evaluate` returns, `samples` included."""
+    """Return the scores of one task from the results of the harness's `evaluate`, `samples` included."""
     result, better = results["results"][name], results["higher_is_better"].get(name) or {}
     scores = {}
     for key, value in result.items():
@@ -60,7 +60,7 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
 
 
 def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
-    """The harness's number of a group from those of its tasks."""
+    """Return the harness's numbers of a group from those of its tasks."""
     flat: dict[str, dict[str, Any]] = {}
     for name, part in parts.items():
         flat[name] = {"sample_len": part.items}
@@ -68,20 +68,20 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
             key, _, which = metric.partition(",")
             flat[name][f"{key},{which or 'none'}"] = score.value
             flat[name][f"{key}_stderr,{which or 'none'}"] = "N/A" if score.stderr is None else score.stderr
-    found = group.aggregate(flat)
+    whole = group.aggregate(flat)
     first = next(iter(parts.values())).scores
     scores = {
         named: Score(
             float(value),
-            _error(found.get(f"{metric}_stderr,{which}")),
+            _error(whole.get(f"{metric}_stderr,{which}")),
             first[named].higher_is_better,
             tuple(item for part in parts.values() for item in _items(part, named)),
         )
-        for key, value in found.items()
+        for key, value in whole.items()
         for metric, comma, which in [key.partition(",")]
         if comma and not metric.endswith("_stderr") and (named := _named(metric, which)) in first
     }
-    return TaskScores(scores, int(found["sample_len"]), sum(part.cut for part in parts.values()))
+    return TaskScores(scores, int(whole["sample_len"]), sum(part.cut for part in parts.values()))
 
 
 def _items(part: TaskScores, metric: str) -> tuple[float, ...]:
@@ -97,5 +97,4 @@ def _error(value: Any) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Of Python, numpy or torch."""
     return isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ()

@@ -1,4 +1,4 @@
-"""Tasks compared: per task over pairs of seeds, as `compare` does it; per item between two models.
+"""Comparison on tasks: over pairs of seeds, as `compare` does, and item by item between two models.
 
     gap       mean over seeds of (score of the variant - score of the baseline), with `compare`'s interval,
               tests, effect size and correction. Its uncertainty is that of trainings.
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from scipy import stats
 
-from pretrain.compare.labels import Group, Groups
-from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
-from pretrain.evaluation.tasks.models import Subject
+from pretrain.evaluation.tasks.models import ModelUnderTest
 from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
+from pretrain.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
+from pretrain.study.seeds import Group, Groups
 
 Scores = Mapping[Path, Mapping[str, TaskScores]]
 """{path of the subject: {name in the report: scores}}"""
@@ -31,7 +31,7 @@ Scores = Mapping[Path, Mapping[str, TaskScores]]
 
 @dataclass(frozen=True)
 class Result:
-    """One variant on one metric of one task. `stderr` is the mean of the harness's own over its runs."""
+    """Score of one variant by one metric. `stderr` is the mean of the harness's own over the runs."""
 
     task: str
     metric: str
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A variant's gap to its baseline; None without a seed in common. Only `tested` ones have p values."""
+    """Gap of a variant to its baseline; None without a seed in common. Only `tested` ones have p values."""
 
     task: str
     metric: str
@@ -72,7 +72,7 @@ class ItemTest:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """All that the report says; `results` and `contrasts` are task by task, the baseline first."""
+    """Comparison of all groups; `results` and `contrasts` are task by task, the baseline first."""
 
     baseline: str
     results: tuple[Result, ...]
@@ -80,15 +80,15 @@ class TaskComparison:
     item_tests: tuple[ItemTest, ...]
 
 
-def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
-    """Everything of every task, metric and variant; corrected over all contrasts, and over all item tests."""
+def compare_tasks(groups: Groups[ModelUnderTest], scores: Scores) -> TaskComparison:
+    """Compare all groups by every task and metric, corrected over all contrasts, and over all item tests."""
     first = next(iter(scores.values()))
     results: list[Result] = []
     contrasts: list[Contrast] = []
     item_tests: list[ItemTest] = []
-    for task, found in first.items():
-        main = main_metric(found)
-        for metric, score in found.scores.items():
+    for task, task_scores in first.items():
+        main = main_metric(task_scores)
+        for metric, score in task_scores.scores.items():
             for group in groups.groups:
                 results.append(_result(group, scores, task, metric))
                 base = groups.baseline_of(group)
@@ -98,7 +98,7 @@ def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
                     base.name,
                     _values(group, scores, task, metric),
                     _values(base, scores, task, metric),
-                    nats=False,
+                    SCORES,
                 )
                 contrasts.append(
                     Contrast(task, metric, group.name, score.higher_is_better, metric == main, gap)
@@ -110,36 +110,38 @@ def compare_tasks(groups: Groups[Subject], scores: Scores) -> TaskComparison:
     )
 
 
-def main_metric(found: TaskScores) -> str:
-    """The metric of a task that is tested."""
-    if "acc" in found.scores:
+def main_metric(task_scores: TaskScores) -> str:
+    """Return the metric of a task that is tested."""
+    if "acc" in task_scores.scores:
         return "acc"
-    zero_one = [name for name, score in found.scores.items() if right_or_wrong(score.items)]
-    return next(iter(zero_one or found.scores), "")
+    zero_one = [name for name, score in task_scores.scores.items() if right_or_wrong(score.items)]
+    return next(iter(zero_one or task_scores.scores), "")
 
 
 def right_or_wrong(items: Sequence[float]) -> bool:
-    """Whether every item is 0 or 1, and there is one."""
+    """Return whether there are items, and every item is 0 or 1."""
     return bool(items) and set(items) <= {0.0, 1.0}
 
 
-def _values(group: Group[Subject], scores: Scores, task: str, metric: str) -> dict[int, float]:
-    """{seed: score}, without those that are not finite."""
+def _values(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> dict[int, float]:
+    """Return {seed: score}, without those that are not finite."""
     values = {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
-def _result(group: Group[Subject], scores: Scores, task: str, metric: str) -> Result:
-    found = [scores[one.path][task] for one in group.runs]
-    errors = spread_of_all([one.scores[metric].stderr for one in found])
-    score = spread([one.scores[metric].value for one in found])
+def _result(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> Result:
+    own = [scores[one.path][task] for one in group.runs]
+    errors = spread_of_all([one.scores[metric].stderr for one in own])
+    score = spread([one.scores[metric].value for one in own])
     assert score is not None  # a group has a run
-    better = found[0].scores[metric].higher_is_better
-    return Result(task, metric, group.name, better, score, errors.mean if errors else None, found[0].items)
+    better = own[0].scores[metric].higher_is_better
+    return Result(task, metric, group.name, better, score, errors.mean if errors else None, own[0].items)
 
 
-def model_pairs(group: Group[Subject], base: Group[Subject]) -> list[tuple[Subject, Subject]]:
-    """Models of equal seed; of two groups of one model each, these two."""
+def model_pairs(
+    group: Group[ModelUnderTest], base: Group[ModelUnderTest]
+) -> list[tuple[ModelUnderTest, ModelUnderTest]]:
+    """Return the pairs of models of equal seed; of two groups of one model each, these two."""
     by_seed = {one.seed: one for one in base.runs}
     pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
     if not pairs and len(group.runs) == len(base.runs) == 1:
@@ -148,27 +150,27 @@ def model_pairs(group: Group[Subject], base: Group[Subject]) -> list[tuple[Subje
 
 
 def _item_tests(
-    group: Group[Subject], base: Group[Subject], scores: Scores, task: str, metric: str
+    group: Group[ModelUnderTest], base: Group[ModelUnderTest], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
-    found = []
+    tests = []
     for model, other in model_pairs(group, base):
         ours = scores[model.path][task].scores[metric].items
         theirs = scores[other.path][task].scores[metric].items
         if right_or_wrong(ours) and right_or_wrong(theirs):
             only_ours, only_theirs, p = mcnemar(ours, theirs)
-            found.append(
+            tests.append(
                 ItemTest(
                     task, metric, group.name, model.name, other.name, len(ours), only_ours, only_theirs, p
                 )
             )
-    return found
+    return tests
 
 
 def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, float]:
-    """How many items only the one and only the other has right, and the exact two-sided p value.
+    """Return how many items only the one and only the other has right, and the exact two-sided p value.
 
     Raises:
-        ValueError: they are not of the same items.
+        ValueError: the numbers of items differ.
     """
     pairs = list(zip(ours, theirs, strict=True))
     only_ours, only_theirs = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))
@@ -179,7 +181,7 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
 
 
 def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    """Holm's correction over what is tested; the p values of the others are left out."""
+    """Apply Holm's correction to the tested gaps; the p values of the others are left out."""
     tested = iter(adjust([one.gap for one in contrasts if one.tested]))
     return [replace(one, gap=next(tested) if one.tested else _untested(one.gap)) for one in contrasts]
 
@@ -188,5 +190,5 @@ def _untested(gap: PairedGap | None) -> PairedGap | None:
     return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
 
 
-def _adjusted_items(found: Sequence[ItemTest]) -> list[ItemTest]:
-    return [replace(one, p_holm=p) for one, p in zip(found, holm([one.p for one in found]), strict=True)]
+def _adjusted_items(tests: Sequence[ItemTest]) -> list[ItemTest]:
+    return [replace(one, p_holm=p) for one, p in zip(tests, holm([one.p for one in tests]), strict=True)]

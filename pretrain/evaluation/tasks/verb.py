@@ -1,4 +1,4 @@
-"""`python -m pretrain evaluate tasks`: lm-evaluation-harness on runs and exports, and their comparison."""
+"""Verb `evaluate tasks`: lm-evaluation-harness on runs and exports, and their comparison."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ def tasks(
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UserError("--tasks names no task; give some, such as --tasks lambada_openai,arc_easy")
-    from pretrain.evaluation.tasks.models import read_subjects
+    from pretrain.evaluation.tasks.models import read_models
+    from pretrain.study.seeds import group_runs
 
-    subjects = read_subjects(runs, step)
-    from pretrain.compare.labels import group_runs
-
-    groups = group_runs(subjects, baseline, {})
+    models = read_models(runs, step)
+    groups = group_runs(models, baseline)
     from pretrain.evaluation.tasks.harness import load_tasks, require_harness
-    from pretrain.evaluation.tasks.run import Settings, Store, measure
+    from pretrain.evaluation.tasks.run import Settings, measure
     from pretrain.ranks.devices import use_cuda
 
     device = "cuda" if use_cuda() else "cpu"
     versions = require_harness(device)
     measured = load_tasks(wanted, include_path, num_fewshot, limit)
-    settings = Settings(batch_size, device, limit, trust_code)
-    scores = measure(subjects, measured, settings, Store(out / "results", versions["lm-eval"]))
+    settings = Settings(batch_size, device, limit, trust_code, versions["lm-eval"], out / "results")
+    scores = measure(models, measured, settings)
 
     from shutil import get_terminal_size
 
     from rich.console import Console
 
-    from pretrain.evaluation.tasks.report import TaskReport, print_task_report, write_task_report
+    from pretrain.evaluation.tasks.report import TaskReport
     from pretrain.evaluation.tasks.statistics import compare_tasks
+    from pretrain.study.report import finish
 
     options: dict[str, str | int | Path | None] = {"--tasks": names, "--baseline": baseline}
     options |= {"--include-path": include_path, "--num-fewshot": num_fewshot, "--limit": limit}
@@ -78,6 +78,4 @@ def tasks(
     command += [(key, str(value)) for key, value in options.items() if value is not None]
     comparison = compare_tasks(groups, scores)
     report = TaskReport(comparison, groups, measured, scores, limit, versions, command)
-    path = write_task_report(report, out)
-    print_task_report(report, Console(width=max(100, get_terminal_size().columns)))
-    typer.echo(f"written: {path}")
+    finish(report.document(), out, Console(width=max(100, get_terminal_size().columns)))

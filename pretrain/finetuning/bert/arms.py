@@ -1,17 +1,18 @@
-"""The arms of the head-wise test: what becomes of queries and keys, in which layers."""
+"""Arms of the head-wise test: replacements of queries and keys, and the layers they apply to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from megatron_patches.recipe.layers import layer_range
 from pretrain.errors import UserError
 
 
 class Condition(str, Enum):
-    """What becomes of the queries and keys of the chosen layers. All but the first freeze them."""
+    """Treatment of the queries and keys of the chosen layers. All but the first freeze them."""
 
     unfrozen = "unfrozen"
     """Left as they are, and trained: the baseline."""
@@ -26,7 +27,7 @@ class Condition(str, Enum):
 
 
 class Norm(str, Enum):
-    """The length of what is put in."""
+    """Length of the new rows."""
 
     unit = "unit"
     """As drawn: rows of length 1 (gaussian: in expectation)."""
@@ -36,7 +37,7 @@ class Norm(str, Enum):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to fine-tune: a condition, and the layers it applies to, as the user wrote them."""
+    """Arm of the test: a condition, and the layers that it applies to, as the user wrote them."""
 
     condition: Condition
     layers: str = ""
@@ -51,15 +52,44 @@ class Arm:
         return self.name.replace(", layers ", "-layers-").replace("%", "pct")
 
 
+@dataclass(frozen=True)
+class Result:
+    """Result of one fine-tuning.
+
+    Attributes:
+        accuracy, standard_error: on the validation examples, which no choice was made by.
+        majority: the accuracy of always saying the most frequent label.
+        best_step: step whose weights are judged, chosen by the examples set aside.
+        proof: tensors that were frozen and are the same bit for bit, and tensors that changed.
+        made_anew: tensors that the directory does not have.
+    """
+
+    condition: str
+    layers: str
+    seed: int
+    accuracy: float
+    standard_error: float
+    majority: float
+    items: int
+    shortened: int
+    steps: int
+    best_step: int
+    seconds: float
+    device: str
+    trainable_parameters: int
+    proof: dict[str, Any]
+    made_anew: list[str]
+    replaced: list[dict[str, Any]] = field(default_factory=list)
+
+
 def arms(conditions: Sequence[Condition], layers: Sequence[str]) -> list[Arm]:
-    """Every condition with every range of layers; `unfrozen`, which has none, once and first."""
-    found = [Arm(Condition.unfrozen)]
-    found += [Arm(c, part) for part in layers for c in conditions if c is not Condition.unfrozen]
-    return list(dict.fromkeys(found))
+    """Return every condition with every range of layers; `unfrozen`, which has none, once and first."""
+    others = [Arm(c, part) for part in layers for c in conditions if c is not Condition.unfrozen]
+    return list(dict.fromkeys([Arm(Condition.unfrozen), *others]))
 
 
 def find_conditions(text: str) -> list[Condition]:
-    """The conditions of a list such as `frozen,orthonormal`.
+    """Return the conditions of a list such as `frozen,orthonormal`.
 
     Raises:
         UserError: a name is none of them.
@@ -72,13 +102,13 @@ def find_conditions(text: str) -> list[Condition]:
 
 
 def layers_of(text: str, num_layers: int) -> range:
-    """The layers that `--layers` names: `all`, `4`, `4-7` or `50%-100%`.
+    """Return the layers that `--layers` names: `all`, `4`, `4-7` or `50%-100%`.
 
     Raises:
         MethodError: not such a text, or layers that the model does not have.
         UserError: a part of the depth that rounds to no layer.
     """
-    found = range(num_layers) if text == "all" else layer_range(text, num_layers)
-    if not found:
+    layers = range(num_layers) if text == "all" else layer_range(text, num_layers)
+    if not layers:
         raise UserError(f"--layers {text} is no layer at all of the model's {num_layers}; give a larger part")
-    return found
+    return layers

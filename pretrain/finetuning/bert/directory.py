@@ -1,19 +1,20 @@
-"""A BERT from a directory of Hugging Face, offline: refused with one sentence where it cannot serve."""
+"""BERT from a directory of Hugging Face, offline; unsuitable directories are refused with one sentence."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example
 from pretrain.finetuning.encoding import Encoded
+from pretrain.study.models import model_digest
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _NEW = ("bert.pooler.", "classifier.")
-"""What a pretrained BERT may lack: it is then made anew, by the seed of the fine-tuning."""
+"""Tensors that a pretrained BERT may lack: they are made anew, by the seed of the fine-tuning."""
 
 
 @dataclass(frozen=True)
 class BertDirectory:
-    """What is the same for all fine-tunings of an experiment."""
+    """Configuration and tokenizer of a BERT, the same for all fine-tunings."""
 
     path: Path
     config: BertConfig
     tokenizer: PreTrainedTokenizerBase
 
-    def identity(self) -> dict[str, str]:
-        """SHA-256 of its files."""
-        names = ("config.json", *WEIGHTS, *TOKENIZERS)
-        return {name: sha256_file(self.path / name) for name in names if (self.path / name).is_file()}
+    @cached_property
+    def digest(self) -> str:
+        """Return the identity of the directory."""
+        return model_digest(self.path)
 
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
-        """The model with a classifier of two labels in float32, and the names of what was made anew.
+        """Load the model with a classifier of two labels in float32; also return the names of new tensors.
 
         Raises:
             UserError: the weights cannot be read, or lack more than pooler and classifier.
@@ -55,8 +56,8 @@ class BertDirectory:
             )
         except Exception as error:  # safetensors and the unpickler raise their own
             raise UserError(f"--model {self.path}: its weights cannot be read: {_line(error)}") from error
-        model, found = loaded
-        made = sorted([*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])])
+        model, info = loaded
+        made = sorted([*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])])
         missing = [name for name in made if not name.startswith(_NEW)]
         if missing:
             raise UserError(
@@ -66,7 +67,7 @@ class BertDirectory:
         return model, made
 
     def encode(self, examples: Sequence[Example], longest: int) -> Encoded:
-        """[CLS] sentence [SEP] of each, cut to `longest` ids."""
+        """Encode each sentence as [CLS] sentence [SEP], cut to `longest` ids."""
         whole = self.tokenizer([e.first for e in examples], truncation=False, verbose=False)["input_ids"]
         cut = self.tokenizer([e.first for e in examples], truncation=True, max_length=longest)["input_ids"]
         shortened = sum(len(ids) > longest for ids in whole)
@@ -85,7 +86,7 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
     """
     if not path.is_dir():
         raise UserError(
-            f"--model {path} is not a directory; download one, or make one with evaluate bert-small"
+            f"--model {path} is not a directory; download one, or make one with benchmarks/bert_small.py"
         )
     kind = _read_config(path).get("model_type")
     if kind != "bert":
@@ -128,5 +129,4 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what a library says."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,27 +1,36 @@
-"""What the head-wise test found: accuracies, paired differences with intervals, and what was put in."""
+"""Report of the head-wise test: accuracies, paired differences with intervals, norms of the new rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pretrain.compare.significance import CONFIDENCE, FEWEST_SEEDS, PairedGap, adjust, paired_gap
-from pretrain.compare.text import p_value
-from pretrain.finetuning.bert.arms import Arm, Condition, Norm
-from pretrain.finetuning.bert.experiment import Experiment, Result
-from pretrain.finetuning.plan import ASIDE
-from pretrain.reporting.statistics import spread
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm, Result
+from pretrain.finetuning.encoding import ASIDE
 from pretrain.reporting.tables import Table
-from pretrain.reporting.text import interval, mean_sd, number, share, signed
-from pretrain.study.report import Report, Verdict, text_table
+from pretrain.reporting.text import number, share
+from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
+from pretrain.study.report import Report, Verdict, seeds_text, text_table
+from pretrain.study.tables import GAP, INTERVAL, PAIRS, T_HOLM, WILCOXON_HOLM, GapColumn, GapRow, gap_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pretrain.finetuning.bert.experiment import ReservoirTest
+
 Results = Mapping[Arm, Sequence[Result]]
+_GAP_COLUMNS = (
+    replace(PAIRS, title="n"),
+    replace(GAP, title="points"),
+    INTERVAL,
+    GapColumn("d_z", lambda gap: number(gap.cohens_dz, 2)),
+    replace(T_HOLM, title="t-test p"),
+    replace(WILCOXON_HOLM, title="Wilcoxon p"),
+    GapColumn("claim", lambda gap: _claim(gap)),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Comparison:
 
 
 def compare_arms(results: Results) -> list[Comparison]:
-    """Every arm against `unfrozen`, and the orthonormal ones against each control of the same layers.
+    """Compare every arm with `unfrozen`, and orthonormal ones with each control of the same layers.
 
     p values are adjusted (Holm) over all of them.
     """
@@ -44,13 +53,19 @@ def compare_arms(results: Results) -> list[Comparison]:
         if arm.condition is Condition.orthonormal:
             controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
             pairs += [(arm, other) for c in controls if (other := Arm(c, arm.layers)) in results]
-    by_seed = {arm: {r.seed: r.accuracy for r in found} for arm, found in results.items()}
-    gaps = adjust([paired_gap(control.name, by_seed[arm], by_seed[control]) for arm, control in pairs])
+    by_seed = {arm: {r.seed: r.accuracy for r in runs} for arm, runs in results.items()}
+    gaps = adjust(
+        [paired_gap(control.name, by_seed[arm], by_seed[control], POINTS) for arm, control in pairs]
+    )
     return [Comparison(arm, control, gap) for (arm, control), gap in zip(pairs, gaps, strict=True) if gap]
 
 
-def reservoir_report(experiment: Experiment, results: Results, tolerance: float) -> Report:
-    """`tolerance`: the part of the accuracy of `unfrozen` at the same seed that an arm may lose."""
+def reservoir_report(test: ReservoirTest, results: Results, tolerance: float) -> Report:
+    """Return the report.
+
+    Args:
+        tolerance: the part of the accuracy of `unfrozen` at the same seed that an arm may lose.
+    """
     comparisons = compare_arms(results)
     return Report(
         experiment="BERT reservoir",
@@ -59,12 +74,12 @@ def reservoir_report(experiment: Experiment, results: Results, tolerance: float)
         "and keys, trained, at the same seed.",
         verdicts=_verdicts(comparisons, results, tolerance),
         tables=[_accuracies(results), _differences(comparisons), *_put_in(results)],
-        notes=_notes(experiment, results),
+        notes=_notes(test, results),
         content={
             "tolerance": tolerance,
-            "experiment": experiment.identity(),
+            "experiment": test.identity(),
             "comparisons": [
-                {"arm": c.arm.name, "control": c.control.name, **_gap_content(c.gap)} for c in comparisons
+                {"arm": c.arm.name, "control": c.control.name, **gap_content(c.gap)} for c in comparisons
             ],
             "runs": [{"arm": arm.name, **asdict(run)} for arm, runs in results.items() for run in runs],
         },
@@ -72,67 +87,33 @@ def reservoir_report(experiment: Experiment, results: Results, tolerance: float)
     )
 
 
-def _gap_content(gap: PairedGap) -> dict[str, Any]:
-    """Without what is only of losses."""
-    return {key: value for key, value in asdict(gap).items() if not key.startswith("perplexity")}
-
-
 def _verdicts(comparisons: Sequence[Comparison], results: Results, tolerance: float) -> list[Verdict]:
-    found = []
+    verdicts = []
     for one in comparisons:
         if one.control.condition is Condition.unfrozen:
             base = {run.seed: run.accuracy for run in results[one.control]}
             held = sum(run.accuracy >= (1 - tolerance) * base[run.seed] for run in results[one.arm])
-            text = f"{signed(100 * one.gap.mean, 2)} points {interval(*_points(one.gap), 2)}"
-            found.append(Verdict(one.arm.name, one.gap.n, held, text))
-    return found
-
-
-def _points(gap: PairedGap) -> tuple[float | None, float | None]:
-    return tuple(None if end is None else 100 * end for end in (gap.low, gap.high))  # type: ignore[return-value]
+            numbers = f"{POINTS.signed(one.gap.mean)} points {POINTS.interval(one.gap)}"
+            verdicts.append(Verdict(one.arm.name, one.gap.n, held, numbers))
+    return verdicts
 
 
 def _accuracies(results: Results) -> Table:
     rows = []
     for arm, runs in results.items():
-        accuracy = mean_sd(spread([100 * run.accuracy for run in runs]), 2)
+        accuracy = seeds_text([100 * run.accuracy for run in runs], 2)
         error = number(100 * float(np.mean([run.standard_error for run in runs])), 2)
         sizes = (f"{runs[0].proof['frozen_entries']:,}", f"{runs[0].trainable_parameters:,}")
-        steps = mean_sd(spread([float(run.best_step) for run in runs]), 0)
+        steps = seeds_text([float(run.best_step) for run in runs], 0)
         rows.append((arm.name, str(len(runs)), accuracy, error, *sizes, steps))
     header = ("arm", "n", "accuracy, %", "standard error of items", "frozen", "trained", "best step")
     return text_table("Accuracy on the validation examples, mean ± sd over seeds", header, rows)
 
 
 def _differences(comparisons: Sequence[Comparison]) -> Table:
-    rows = []
-    for comparison in comparisons:
-        gap = comparison.gap
-        rows.append(
-            (
-                comparison.arm.name,
-                comparison.control.name,
-                str(gap.n),
-                signed(100 * gap.mean, 2),
-                interval(*_points(gap), 2),
-                number(gap.cohens_dz, 2),
-                p_value(gap.t_p_holm, gap.n),
-                p_value(gap.wilcoxon_p_holm, gap.n),
-                _claim(gap),
-            )
-        )
-    header = (
-        "arm",
-        "minus",
-        "n",
-        "points",
-        f"{share(CONFIDENCE)} interval",
-        "d_z",
-        "t-test p",
-        "Wilcoxon p",
-        "claim",
-    )
-    return text_table("Differences in accuracy, paired by seed, p after Holm", header, rows)
+    rows = [GapRow((one.arm.name, one.control.name), one.gap) for one in comparisons]
+    title = "Differences in accuracy, paired by seed, p after Holm"
+    return gap_table(("arm", "minus"), rows, _GAP_COLUMNS, title=title, flush_left=True)
 
 
 def _claim(gap: PairedGap) -> str:
@@ -144,40 +125,33 @@ def _claim(gap: PairedGap) -> str:
 
 
 def _put_in(results: Results) -> list[Table]:
-    """Norms of the heads before and after, over seeds, layers and heads."""
+    """Return the table of the heads' norms before and after, over seeds, layers and heads."""
+
+    def mean_of(values: np.ndarray, digits: int) -> str:
+        low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
+        return f"{values.mean():.{digits}f} ({low} to {high})"
+
     rows = []
     for arm, runs in results.items():
         for role in ("query", "key"):
             parts = [part for run in runs for part in run.replaced if part["role"] == role]
-            if not parts:
-                continue
-            before = np.array([part["norms_before"] for part in parts])
-            after = np.array([part["norms"] for part in parts])
-            error = max(max(part["errors"]) for part in parts)
-            ratio = after / before
-            rows.append(
-                (
-                    arm.name,
-                    role,
-                    f"{before.mean():.3f} ({before.min():.3f} to {before.max():.3f})",
-                    f"{after.mean():.3f} ({after.min():.3f} to {after.max():.3f})",
-                    f"{ratio.mean():.2f} ({ratio.min():.2f} to {ratio.max():.2f})",
-                    f"{error:.1e}",
-                )
-            )
-    if not rows:
-        return []
+            if parts:
+                before, after = (np.array([p[key] for p in parts]) for key in ("norms_before", "norms"))
+                error = max(max(part["errors"]) for part in parts)
+                norms = (mean_of(before, 3), mean_of(after, 3), mean_of(after / before, 2))
+                rows.append((arm.name, role, *norms, f"{error:.1e}"))
     header = ("arm", "role", "norm before", "norm", "ratio", "max |WWᵀ − I|")
-    return [text_table("Frobenius norm of a head's rows, mean (smallest to largest)", header, rows)]
+    title = "Frobenius norm of a head's rows, mean (smallest to largest)"
+    return [text_table(title, header, rows)] if rows else []
 
 
-def _notes(experiment: Experiment, results: Results) -> list[str]:
-    runs = [run for found in results.values() for run in found]
-    config = experiment.bert.config
+def _notes(test: ReservoirTest, results: Results) -> list[str]:
+    runs = [run for own in results.values() for run in own]
+    config = test.bert.config
     notes = [
         f"The BERT: {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_attention_heads} "
         "heads; scores are q·k / √head_dim, as ever.",
-        _scale_note(experiment),
+        _scale_note(test),
         "Whatever is replaced has zero biases; frozen queries and keys have frozen biases.",
         "Every arm has the same learning rate, epochs and examples set aside; the seed decides the new head, "
         "the order of the examples, dropout and the bank, so arms of one seed are pairs.",
@@ -191,13 +165,13 @@ def _notes(experiment: Experiment, results: Results) -> list[str]:
     if new := sorted({name for run in runs for name in run.made_anew}):
         notes.append(f"Not in the directory, made anew by the seed: {', '.join(new)}.")
     if cut := max(run.shortened for run in runs):
-        notes.append(f"{cut} examples were cut to {experiment.longest} pieces.")
+        notes.append(f"{cut} examples were cut to {test.longest} pieces.")
     return notes
 
 
-def _scale_note(experiment: Experiment) -> str:
-    config = experiment.bert.config
-    if experiment.norm is Norm.match:
+def _scale_note(test: ReservoirTest) -> str:
+    config = test.bert.config
+    if test.norm is Norm.match:
         return (
             "Each head's rows were multiplied by one number, which gives them the Frobenius norm of what "
             "they replaced, so that only directions and the lengths within a head differ."
@@ -220,9 +194,8 @@ def _figure(comparisons: Sequence[Comparison]) -> Figure:
         gap = comparison.gap
         colour, marker = group_style(controls, comparison.control.condition.value)
         plot.plot([100 * d for d in gap.differences], [place] * gap.n, "|", color=GREY, markersize=7)
-        low, high = _points(gap)
-        if low is not None and high is not None:
-            plot.plot([low, high], [place, place], color=colour, linewidth=1.4)
+        if gap.low is not None and gap.high is not None:
+            plot.plot([100 * gap.low, 100 * gap.high], [place, place], color=colour, linewidth=1.4)
         plot.plot([100 * gap.mean], [place], color=colour, marker=marker, markersize=6)
     plot.axvline(0.0, color=GREY, linewidth=1)
     plot.set_yticks(

@@ -1,4 +1,4 @@
-"""Queries and keys of a BERT: what they are replaced with, and what of them is frozen.
+"""Replacement and freezing of queries and keys of a BERT.
 
 A layer's `query` and `key` of transformers are `nn.Linear(hidden_size, heads * head_dim)`: rows
 `[h * head_dim, (h + 1) * head_dim)` of the weight are head h, as in this program's bank, which therefore fits
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replaced:
-    """One (layer, role) of a model after `install`; lists are by head.
+    """Replaced rows of one (layer, role) of a model; lists are by head.
 
     Attributes:
         norms_before, norms: Frobenius norms of each head's rows [head_dim, hidden_size].
@@ -93,12 +93,12 @@ def _install(
 def _rows(
     weight: torch.Tensor, config: BertConfig, condition: Condition, layer: int, role: Role, seed: int
 ) -> torch.Tensor:
-    """float64 [heads * head_dim, hidden_size]"""
+    """Return the new rows: float64 [heads * head_dim, hidden_size]"""
     heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     if condition is not Condition.reorthonormalized:
         recipe = bank_recipe(config, condition, seed)
         return layer_shard(recipe, layer, role, 0, 1, torch.float64)
-    found = []
+    replaced = []
     for head, rows in enumerate(weight.double().split(head_dim)):
         orthonormal = orthonormalize_rows(rows.numpy())
         if orthonormal is None:
@@ -106,13 +106,13 @@ def _rows(
                 f"layer {layer}, {role} head {head} of the model has rows too close to dependent to be made "
                 "orthonormal; leave 'reorthonormalized' out of --conditions"
             )
-        found.append(torch.from_numpy(orthonormal))
-    assert len(found) == heads
-    return torch.cat(found)
+        replaced.append(torch.from_numpy(orthonormal))
+    assert len(replaced) == heads
+    return torch.cat(replaced)
 
 
 def bank_recipe(config: BertConfig, condition: Condition, seed: int) -> BankRecipe:
-    """How the bank of a BERT is drawn: as that of a GPT of these sizes with this seed."""
+    """Return the recipe of a BERT's bank: that of a GPT of these sizes with this seed."""
     heads = config.num_attention_heads
     orthonormal = BankRecipe(
         seed=seed,
@@ -125,7 +125,7 @@ def bank_recipe(config: BertConfig, condition: Condition, seed: int) -> BankReci
 
 
 def frozen_rows(arm: Arm, config: BertConfig) -> dict[str, list[list[int]]]:
-    """All rows of what the arm freezes, by the name of the weight, for `finetuning.frozen_rows`."""
+    """Return the rows that the arm freezes, {name of the weight: [[first, end]]}."""
     if arm.condition is Condition.unfrozen:
         return {}
     return {
@@ -141,5 +141,5 @@ def _linear(model: BertForSequenceClassification, layer: int, role: Role) -> tor
 
 
 def _norms(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Frobenius norm of each head's rows: float64 [heads]"""
+    """Return the Frobenius norm of each head's rows: float64 [heads]"""
     return weight.detach().double().reshape(heads, -1).norm(dim=1)

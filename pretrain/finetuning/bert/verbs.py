@@ -1,16 +1,13 @@
-"""`python -m pretrain evaluate bert-reservoir` and `bert-small`."""
+"""Verb `evaluate bert-reservoir`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pretrain.finetuning.bert.arms import Norm, arms, find_conditions, layers_of
-
-if TYPE_CHECKING:
-    from pretrain.study.report import Report
 
 
 def bert_reservoir(
@@ -50,78 +47,19 @@ def bert_reservoir(
 
     require_packages("evaluate bert-reservoir", "accelerate", "sklearn")
     from pretrain.finetuning.bert.directory import open_bert
-    from pretrain.finetuning.bert.experiment import Experiment, run_experiment
+    from pretrain.finetuning.bert.experiment import ReservoirTest, run_test
     from pretrain.finetuning.bert.report import reservoir_report
-    from pretrain.finetuning.settings import Settings
+    from pretrain.finetuning.training import Settings
     from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.report import finish
 
     settings = Settings(learning_rate, epochs, batch_size, warmup, patience=0)
     bert = open_bert(model, max_length)
     ranges = layers or ["all"]
     for text in ranges:
         layers_of(text, bert.config.num_hidden_layers)
-    experiment = Experiment(bert, train, validation, settings, norm, max_length)
+    test = ReservoirTest(bert, train, validation, settings, norm, max_length)
     chosen = arms(find_conditions(conditions), ranges)
     with WorkDisplay(len(chosen) * seeds) as work:
-        results = run_experiment(experiment, chosen, range(1, seeds + 1), out, work.begin)
-    _publish(reservoir_report(experiment, results, tolerance), out)
-
-
-def bert_small(
-    corpus: Annotated[Path, typer.Argument(help="Text files, or a directory of them, as `tokenize` reads.")],
-    out: Annotated[Path, typer.Option(help="Directory to make; it must not be there yet.")],
-    hidden_size: Annotated[int, typer.Option(min=8)] = 64,
-    num_layers: Annotated[int, typer.Option(min=1)] = 4,
-    heads: Annotated[int, typer.Option(min=1, help="Of each layer.")] = 4,
-    vocab_size: Annotated[int, typer.Option(min=300, help="Pieces of the tokenizer.")] = 4000,
-    sequence_length: Annotated[int, typer.Option(min=16, help="Pieces, and positions of the model.")] = 48,
-    steps: Annotated[int, typer.Option(min=1)] = 2000,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    learning_rate: Annotated[float, typer.Option(min=1e-9, help="Peak.")] = 2e-3,
-    seed: Annotated[int, typer.Option(min=0)] = 1,
-) -> None:
-    """Pretrain a small BERT on text of your own, and make a test of its sentences; offline.
-
-    Example: python -m pretrain evaluate bert-small demo/corpus --out demo/bert
-    """
-    from pretrain.export.directories import made_beside, refuse_existing
-    from pretrain.finetuning.packages import require_packages
-
-    require_packages("evaluate bert-small")
-    from pretrain.finetuning.bert.sentences import make_task, read_text, write_examples
-    from pretrain.finetuning.bert.small import SmallBert, pretrain_small, save_bert, train_tokenizer
-    from pretrain.runs.directory import write_json
-
-    refuse_existing(out)
-    settings = SmallBert(
-        *(hidden_size, num_layers, heads, vocab_size, sequence_length, batch_size, steps, learning_rate, seed)
-    )
-    text = read_text(corpus)
-    task = make_task(text)
-    with made_beside(out) as made:
-        tokenizer = train_tokenizer(text.training, settings)
-        model, found = pretrain_small(
-            text,
-            tokenizer,
-            settings,
-            lambda step, loss: typer.echo(f"step {step} of {steps}: loss {loss:.3f}", err=True),
-        )
-        save_bert(made / "model", model, tokenizer)
-        write_examples(made / "train.jsonl", task.training)
-        write_examples(made / "validation.jsonl", task.validation)
-        write_json(made / "pretraining.json", {**found.as_json(), "sources": list(task.sources)})
-    typer.echo(
-        f"{out}: model ({model.num_parameters():,} parameters; held-out loss {found.loss:.3f} nats a hidden "
-        f"piece, {found.loss_by_frequency:.3f} by frequency alone), train.jsonl ({len(task.training):,} "
-        f"sentences), validation.jsonl ({len(task.validation):,})"
-    )
-
-
-def _publish(report: Report, out: Path) -> None:
-    from rich.console import Console
-
-    from pretrain.study.report import print_report, write_report
-
-    path = write_report(report, out)
-    print_report(report, Console())
-    typer.echo(f"written: {path}")
+        results = run_test(test, chosen, range(1, seeds + 1), out, work.begin)
+    finish(reservoir_report(test, results, tolerance), out)

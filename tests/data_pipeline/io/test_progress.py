@@ -24,6 +24,7 @@ def test_the_time_left_is_that_of_the_bytes_left() -> None:
     assert time_left(5.0, 0, 100) == "ETA unknown"
 
 
+@pytest.mark.distributed
 def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = find_inputs([workshop.corpus])
     seen: list[Progress] = []

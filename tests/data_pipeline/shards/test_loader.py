@@ -27,7 +27,7 @@ def batches(count: int, size: int) -> list[np.ndarray]:
 def test_the_same_blocks_for_any_number_of_threads(workshop: Workshop, workers: int) -> None:
     manifest = read_manifest(workshop.shards)
     expected = TrainingSamples(manifest, 32, seed=4)
-    numbers = batches(3 * expected.samples_per_epoch // 7, 7)  # several epochs
+    numbers = batches(3 * expected.samples_per_epoch // 61, 61)  # several epochs
     before = threading.active_count()
     loader = Loader(TrainingSamples(manifest, 32, seed=4), workers)
     for at, batch in enumerate(numbers):
@@ -68,6 +68,7 @@ def test_an_order_that_finds_no_room_says_why(tmp_path: Path, workshop: Workshop
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.distributed
 def test_resident_memory_does_not_grow_with_the_samples_read(tmp_path: Path) -> None:
     """Shards of 1 GB, of which a few thousand blocks touch nearly every stretch."""
     samples = TrainingSamples(random_shards(tmp_path / "shards", tokens=512_000_000, shards=4), 1024, seed=1)

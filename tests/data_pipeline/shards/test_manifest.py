@@ -14,9 +14,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import Manifest, check_shards, read_manifest, write_manifest
 from data_pipeline.shards.verify import find_problems
-from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizer.tokenizer import identify
-from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
 from tests.data_pipeline.helpers import Workshop, run
 
 
@@ -76,15 +74,9 @@ def test_a_foreign_tokenizer_is_named(shards: Path, tmp_path: Path) -> None:
         check_shards(manifest)
 
 
-def test_a_manifest_of_another_tokenizer_is_named(shards: Path, workshop: Workshop, tmp_path: Path) -> None:
+def test_a_manifest_of_another_tokenizer_is_named(shards: Path, other_model: Path) -> None:
     # The manifest that the same corpus has under another tokenizer: it agrees with itself.
-    train_tokenizer(
-        find_inputs([workshop.corpus]),
-        tmp_path / "t",
-        TrainerSettings(400, sample_bytes=50_000),
-        RecordKeys(),
-    )
-    identity = identify(tmp_path / "t.model")
+    identity = identify(other_model)
     write_manifest(dataclasses.replace(read_manifest(shards), tokenizer=identity))
     manifest = read_manifest(shards)
     assert manifest.tokenizer.sha256 == identity.sha256
@@ -94,7 +86,7 @@ def test_a_manifest_of_another_tokenizer_is_named(shards: Path, workshop: Worksh
     with pytest.raises(DataError, match=r"tokenizer\.model does not have the SHA-256"):
         check_shards(manifest)
     # With that tokenizer's model beside it the hashes agree; its ids do not.
-    shutil.copy(tmp_path / "t.model", shards / "tokenizer.model")
+    shutil.copy(other_model, shards / "tokenizer.model")
     assert any("do not cover" in problem for problem in find_problems(manifest))
 
 

@@ -38,6 +38,7 @@ def test_bins_are_powers_of_two_and_count_all_splits(make_manifest: MakeManifest
     assert lines[-1].split()[4] == f"{17 / 27:.1%}" and lines[-1].endswith("#" * 40)
 
 
+@pytest.mark.distributed
 def test_the_command_draws_every_source(workshop: Workshop, tmp_path: Path) -> None:
     shown = run("stats", workshop.shards, "--png", tmp_path / "lengths.png")
     assert shown.code == 0 and "tokens in a document" in shown.out, shown.err

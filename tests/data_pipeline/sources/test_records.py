@@ -142,6 +142,7 @@ def test_unusual_documents_are_kept_and_named(tmp_path: Path) -> None:
     assert found == [(line, reason, True) for line, reason in enumerate(reasons, start=1)]
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
 def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(tmp_path: Path, name: str) -> None:
     # Text that compresses badly, so that the file has many blocks.

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-pytest.importorskip("s3fs", reason="the extra `s3` is not installed")
-pytest.importorskip("moto.server", reason="the extra `test` is not installed")
-
-import boto3
-import s3fs
 import zstandard
-from moto.server import ThreadedMotoServer
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
@@ -36,6 +29,12 @@ from tests.data_pipeline.sources import hub_server
 from tests.data_pipeline.sources.range_server import Web, serving
 
 _BLOCK = 20_000
+# Both are imported where they are used: the fast tests only collect this file, and moto takes seconds.
+HAS_EXTRAS = find_spec("s3fs") is not None and find_spec("moto") is not None
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(not HAS_EXTRAS, reason="the extras `s3` and `test` are not installed"),
+]
 
 
 @pytest.fixture
@@ -64,6 +63,10 @@ def web(workshop: Workshop, hasty: None) -> Iterator[Web]:
 @pytest.fixture(scope="module")
 def bucket(workshop: Workshop) -> Iterator[str]:
     """A bucket with the corpus below `text/`, on moto's S3; its address and keys are in the environment."""
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -83,6 +86,8 @@ def bucket(workshop: Workshop) -> Iterator[str]:
 
 def put(key: str, content: bytes) -> None:
     """Write an object."""
+    import boto3
+
     boto3.client("s3").put_object(Bucket="texts", Key=key, Body=content)
 
 
@@ -152,6 +157,8 @@ def test_inputs_that_cannot_be_read_end_with_one_sentence(
 def test_missing_keys_and_packages_are_named(
     bucket: str, workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import s3fs
+
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -24,6 +24,7 @@ from tests.data_pipeline.sources import gs_server
 from tests.data_pipeline.sources.gs_server import Bucket
 
 _LINE = b'{"text": "x"}\n'
+pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,17 +12,13 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.sources.records import Document
-from data_pipeline.tokenizer import fast_bpe
-from data_pipeline.tokenizer.encoded import Encoded
-from data_pipeline.tokenizer.encoder import Engine, open_engine
-from data_pipeline.tokenizer.fast_bpe import GigatokenEncoder, why_not
+from data_pipeline.tokenizer import encoder
+from data_pipeline.tokenizer.encoder import Encoded, Encoder, GigatokenEncoder, open_encoder, why_not
 from data_pipeline.tokenizer.tokenizer import load_tokenizer, open_tokenizer, read_model
-from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
-from data_pipeline.tokenizing.encoding import UnitEncoder
-from data_pipeline.tokenizing.huge_pages import with_huge_pages
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, contents, run
+from data_pipeline.tokenizing.encode_unit import UnitEncoder
+from tests.data_pipeline.helpers import Workshop, all_documents, contents, run
 
 pytest.importorskip("gigatoken")
 
@@ -54,10 +48,11 @@ def _texts(seed: int) -> list[str]:
     return runs + few + ["".join(map(chr, generator.choices(code_points, k=30))) for _ in range(300)]
 
 
+@pytest.mark.distributed
 def test_both_engines_make_the_same_ids(workshop: Workshop) -> None:
     texts = [d.text for d in all_documents(workshop.corpus)] + _texts(1) + RESERVED + ODD
     content = [text.encode() for text in texts]
-    fast, slow = (open_engine(workshop.model, name) for name in ("gigatoken", "sentencepiece"))
+    fast, slow = (open_encoder(workshop.model, name) for name in ("gigatoken", "sentencepiece"))
     assert fast.fast is not None and slow.fast is None
     for eod_id in (2, 77):
         one, other = fast.encode(content, eod_id), slow.encode(content, eod_id)
@@ -81,9 +76,9 @@ def test_control_pieces_that_overlap_what_is_put_between_texts(workshop: Worksho
         proto.trainer_spec.eos_piece = between.decode()
         model.write_bytes(proto.SerializeToString())
         assert why_not(model) == ""
-        encoder = GigatokenEncoder(model)
-        assert encoder._between == between
-        found = encoder.encode(texts, 9)
+        fast = GigatokenEncoder(model)
+        assert fast._between == between
+        found = fast.encode(texts, 9)
         expected = open_tokenizer(model).encode([text.decode() for text in texts])
         assert [ids.tolist() for ids in found.documents()] == [ids.tolist() for ids in expected]
         assert found.ids.tolist() == [i for ids in expected for i in [*ids.tolist(), 9]]
@@ -93,7 +88,7 @@ def test_control_pieces_that_overlap_what_is_put_between_texts(workshop: Worksho
 
 
 def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop) -> None:
-    engine = open_engine(workshop.model, "gigatoken")
+    engine = open_encoder(workshop.model, "gigatoken")
     reserved = [text.encode() for text in RESERVED]
     assert engine.quick([*reserved, b"plain <b>"]) == [False] * len(RESERVED) + [True]
     assert not any(ids.size and ids.min() < 3 for ids in engine.encode(reserved, 2).documents())
@@ -103,47 +98,17 @@ def test_texts_with_reserved_pieces_are_left_to_sentencepiece(workshop: Workshop
 
 
 def test_the_memory_of_words_is_given_up(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_bpe, "_RENEW_AFTER", 100)
+    monkeypatch.setattr(encoder, "_RENEW_AFTER", 100)
     text = b"the quick brown fox " * 3
     encoded = set()
     for most, kept in ((-(1 << 40), 1), (1 << 40, 5)):
-        monkeypatch.setattr(fast_bpe, "_MOST_MEMORY", most)
-        encoder = GigatokenEncoder(workshop.model)
-        encoded |= {tuple(encoder.encode([text, text], 2).ids.tolist()) for _ in range(5)}
-        assert encoder._bytes == kept * 2 * len(text + encoder._between)
+        monkeypatch.setattr(encoder, "_MOST_MEMORY", most)
+        fast = GigatokenEncoder(workshop.model)
+        encoded |= {tuple(fast.encode([text, text], 2).ids.tolist()) for _ in range(5)}
+        assert fast._bytes == kept * 2 * len(text + fast._between)
     assert len(encoded) == 1
-    now = fast_bpe._resident_bytes()
+    now = encoder._resident_bytes()
     assert now is None or 10 << 20 < now < 100 << 30
-
-
-def test_huge_pages_are_asked_for_once() -> None:
-    first = with_huge_pages({"A": "b"})
-    if sys.platform != "linux":
-        assert first is None
-        return
-    assert first == {"A": "b", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    assert with_huge_pages(first) is None
-    assert with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}) is None
-    other = with_huge_pages({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
-    assert other == {"GLIBC_TUNABLES": "glibc.malloc.check=1:glibc.malloc.hugetlb=1"}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a setting of glibc")
-def test_a_program_restarts_itself_with_huge_pages() -> None:
-    program = (
-        "from data_pipeline.tokenizing.huge_pages import restart_with_huge_pages as restart; import os, sys; "
-    )
-    program += (
-        "print(os.getpid(), sys.argv[1:], os.getenv('GLIBC_TUNABLES'), flush=True); restart(); print(7)"
-    )
-    command = [sys.executable, "-c", program, "an argument"]
-    environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    first, second, last = done.stdout.splitlines()
-    assert first.endswith(" ['an argument'] None") and last == "7"
-    assert second == first.replace("None", "glibc.malloc.hugetlb=1")
 
 
 def test_the_shards_are_the_same_and_the_manifest_says_what_made_them(
@@ -180,7 +145,7 @@ class _Wrong(GigatokenEncoder):
 
 
 def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
-    engine = Engine(open_tokenizer(workshop.model), _Wrong(workshop.model))
+    engine = Encoder(open_tokenizer(workshop.model), _Wrong(workshop.model))
     documents = [Document(f"right {n}", "a", f"f:{n}") for n in range(10)]
 
     def encode(batch: list[Document]) -> None:
@@ -198,19 +163,17 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
 
 
 def test_what_gigatoken_cannot_do(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workshop: Workshop, unigram_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = TrainerSettings(vocab_size=400, model_type="unigram", sample_bytes=50_000)
-    train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())
     corpus = find_inputs([workshop.corpus])[0].path
     arguments = ("tokenize", corpus, "--name", "x", "--out", tmp_path / "out", "--tokenizer")
-    refused = run(*arguments, tmp_path / "u.model", "--engine", "gigatoken")
-    assert "u.model is a unigram model, not BPE; leave --engine out" in refused.sentence()
+    refused = run(*arguments, unigram_model, "--engine", "gigatoken")
+    assert "other.model is a unigram model, not BPE; leave --engine out" in refused.sentence()
     assert "--engine 'fast' is unknown" in run(*arguments, workshop.model, "--engine", "fast").sentence()
     assert not (tmp_path / "out").exists()
-    done = run(*arguments, tmp_path / "u.model")
+    done = run(*arguments, unigram_model)
     assert done.code == 0 and "not encoded by gigatoken: " in done.out
     monkeypatch.setitem(sys.modules, "gigatoken._load.sentencepiece", None)
     refused = run(*arguments, workshop.model, "--engine", "gigatoken")
     assert "gigatoken cannot be imported" in refused.sentence()
-    assert open_engine(workshop.model).fast is None
+    assert open_encoder(workshop.model).fast is None

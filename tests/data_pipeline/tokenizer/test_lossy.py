@@ -13,6 +13,8 @@ from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.tokenizer.tokenizer import identify, open_tokenizer
 from tests.data_pipeline.helpers import Workshop, all_documents, run
 
+pytestmark = pytest.mark.distributed  # trains a model for each test
+
 _STRICT = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 _KNOWN = "plain words of the corpus"
 _UNKNOWN = "a snowman \u2603 is not"

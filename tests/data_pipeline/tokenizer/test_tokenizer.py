@@ -71,32 +71,38 @@ def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
     assert not trained and again == report
 
 
-def test_scores_of_a_unigram_model_are_rounded(workshop: Workshop, tmp_path: Path) -> None:
-    settings = TrainerSettings(vocab_size=600, model_type="unigram", sample_bytes=100_000)
-    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())
-    assert report["sha256"] == sha256_file(tmp_path / "u.model"), "rounded after it was hashed"
-    pieces = [piece for piece in read_model(tmp_path / "u.model").pieces if piece.type == piece.NORMAL]
+def test_scores_of_a_unigram_model_are_rounded(unigram_model: Path) -> None:
+    report = json.loads(unigram_model.with_suffix(".json").read_bytes())
+    assert report["sha256"] == sha256_file(unigram_model), "rounded after it was hashed"
+    pieces = [piece for piece in read_model(unigram_model).pieces if piece.type == piece.NORMAL]
     assert len(pieces) > 300 and all(piece.score * 64 == round(piece.score * 64) for piece in pieces)
     assert len({piece.score for piece in pieces}) > 100
-    content = (tmp_path / "u.model").read_bytes()
+    content = unigram_model.read_bytes()
     assert round_scores(content) == content
-    # Tokenizers that were trained before the rounding are not up to date.
-    known = json.loads((tmp_path / "u.json").read_bytes())
-    del known["settings"]["trainer"]["score_steps"]
-    (tmp_path / "u.json").write_text(json.dumps(known))
-    assert train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "u", settings, RecordKeys())[1]
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])
-def test_training_is_deterministic(workshop: Workshop, tmp_path: Path, model_type: str) -> None:
-    settings = TrainerSettings(vocab_size=600, model_type=model_type, sample_bytes=100_000)
+def test_training_is_deterministic(
+    workshop: Workshop, unigram_model: Path, other_model: Path, tmp_path: Path, model_type: str
+) -> None:
+    first = {"unigram": unigram_model, "bpe": other_model}[model_type]
+    report = json.loads(first.with_suffix(".json").read_bytes())
+    size = report["settings"]["sample_bytes"]
+    settings = TrainerSettings(identify(first).vocab_size, model_type, size)
     files = find_inputs([workshop.corpus])
-    reports = [train_tokenizer(files, tmp_path / name, settings, RecordKeys())[0] for name in ("a", "b")]
-    assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
-    assert identify(tmp_path / "a.model").model_type == model_type
-    assert reports[0]["round_trip_failures"] == 0
+    train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
+    assert (tmp_path / "other.model").read_bytes() == first.read_bytes()
+    assert (tmp_path / "other.json").read_bytes() == first.with_suffix(".json").read_bytes()
+    assert identify(first).model_type == model_type
+    assert report["round_trip_failures"] == 0
     # The sample is near what was asked for: not the whole corpus.
-    assert 100_000 <= reports[0]["training_bytes"] < 200_000
+    assert size <= report["training_bytes"] < 2 * size
+    # Tokenizers of other settings of the trainer, such as unrounded scores, are not up to date.
+    assert not train_tokenizer(files, tmp_path / "other", settings, RecordKeys())[1]
+    report["settings"]["trainer"].pop("score_steps" if model_type == "unigram" else "split_digits")
+    (tmp_path / "other.json").write_text(json.dumps(report))
+    assert train_tokenizer(files, tmp_path / "other", settings, RecordKeys())[1]
 
 
 def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) -> None:
@@ -117,6 +123,7 @@ def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.distributed
 def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "junk.model").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"junk\.model is not a SentencePiece model"):
@@ -135,6 +142,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "lossy.model")
 
 
+@pytest.mark.distributed
 def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     workshop: Workshop, tmp_path: Path
 ) -> None:
@@ -189,13 +197,13 @@ def test_the_samples_lowest_numbers() -> None:
     assert size >= 500 > size - len(kept[0][-1])
 
 
-def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+def test_a_model_that_is_not_its_reports_is_refused(
+    workshop: Workshop, other_model: Path, tmp_path: Path
+) -> None:
     for ending in (".model", ".json"):
         shutil.copy(workshop.model.with_suffix(ending), tmp_path / f"t{ending}")
     check_report(tmp_path / "t.model", identify(tmp_path / "t.model"))
-    settings = TrainerSettings(vocab_size=400, sample_bytes=50_000)
-    train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "other", settings, RecordKeys())
-    shutil.copy(tmp_path / "other.model", tmp_path / "t.model")
+    shutil.copy(other_model, tmp_path / "t.model")
     arguments = ("--tokenizer", tmp_path / "t.model", "--out", tmp_path / "out", "--name", "x")
     assert "is not the model that" in run("tokenize", workshop.corpus, *arguments).sentence()
 
@@ -207,7 +215,7 @@ def test_a_model_that_is_not_its_reports_is_refused(workshop: Workshop, tmp_path
 def test_ctrl_c_ends_the_training_at_once(before: str, ending: int) -> None:
     program = f"""
 import os, signal, threading
-from data_pipeline.io.interrupt import ended_by_ctrl_c
+from data_pipeline.tokenizer.train import ended_by_ctrl_c
 signal.signal(signal.SIGINT, signal.{before})
 with ended_by_ctrl_c():
     os.kill(os.getpid(), signal.SIGINT)

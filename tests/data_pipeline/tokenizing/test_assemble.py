@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -14,14 +12,14 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import to_json
 from data_pipeline.io.pool import Progress
-from data_pipeline.shards.manifest import check_shards, read_manifest
-from data_pipeline.shards.samples import TrainingSamples
+from data_pipeline.shards import manifest
+from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.shards.writing import index_size
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.assemble import join_all, plan_shards
-from data_pipeline.tokenizing.plan import TokenizeOptions, read_plan
-from data_pipeline.tokenizing.run import Task, make_task, merge_manifests, tokenize
+from data_pipeline.tokenizing.plan import Task, TokenizeOptions, read_plan
+from data_pipeline.tokenizing.run import make_task, merge_manifests, tokenize
 from data_pipeline.tokenizing.unit_files import unit_groups
 from data_pipeline.tokenizing.work_unit import read_record
 from tests.data_pipeline.helpers import Workshop, contents, quiet, run
@@ -54,6 +52,7 @@ def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path)
     assert index_size(manifest.shards[0].documents) == manifest.shards[0].idx_bytes
 
 
+@pytest.mark.distributed
 def test_the_same_bytes_for_any_workers_and_tasks(workshop: Workshop, tmp_path: Path) -> None:
     files = find_inputs([workshop.corpus])
     tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
@@ -69,6 +68,7 @@ class EndedError(Exception):
     """Stands for a kill -9 while shards are being made: nothing is cleaned up after it."""
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: Path, after: int) -> None:
     files, out = find_inputs([workshop.corpus]), tmp_path / "out"
@@ -96,6 +96,7 @@ def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: 
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
 
 
+@pytest.mark.distributed
 def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_path: Path) -> None:
     files, out = find_inputs([workshop.corpus]), tmp_path / "out"
     for index in range(2):
@@ -117,28 +118,49 @@ def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_pat
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_damaged_shard_is_made_again_under_verify(workshop: Workshop, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(workshop.shards, tmp_path / "out"))
-    shard = read_manifest(out).shards[1]
-    path = out / f"{shard.name}.bin"
+@pytest.fixture
+def finished(workshop: Workshop, tmp_path: Path) -> Path:
+    """A finished directory to damage."""
+    return Path(shutil.copytree(workshop.shards, tmp_path / "out"))
+
+
+def tokenize_command(workshop: Workshop, out: Path) -> list[str | Path]:
+    """The command that made the workshop's shards."""
+    return ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+
+
+@pytest.mark.parametrize("ending", ["bin", pytest.param("idx", marks=pytest.mark.distributed)])
+@pytest.mark.parametrize("damage", ["flip", "cut", "lose"])
+def test_a_finished_directory_with_damage_is_named_and_made_again_as_the_remedy_says(
+    workshop: Workshop, finished: Path, monkeypatch: pytest.MonkeyPatch, ending: str, damage: str
+) -> None:
+    path = finished / f"{read_manifest(finished).shards[1].name}.{ending}"
     content = bytearray(path.read_bytes())
     content[100] ^= 1
-    path.write_bytes(content)
-    command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
-    assert "already up to date" in run(*command).out  # sizes are right
-    done = run(*command, "--verify")
-    assert done.code == 0 and "already up to date" not in done.out, done.err
-    assert contents(out) == contents(workshop.shards)
+    path.unlink()
+    if damage != "lose":
+        path.write_bytes(content if damage == "flip" else content[:-1])
+    command = tokenize_command(workshop, finished)
+    if (ending, damage) == ("bin", "flip"):  # which large files show only when they are hashed
+        monkeypatch.setattr(manifest, "SMALL_BYTES", 0)
+        assert "already up to date" in run(*command).out
+    sentence = run(*command, "--verify").sentence()
+    assert str(path) in sentence and f"`python -m data_pipeline verify {finished}`" in sentence
+    told = run("verify", finished).sentence()
+    assert str(path) in told and f"or delete {finished} and run the same tokenize command again" in told
+    shutil.rmtree(finished)
+    assert run(*command).code == 0
+    assert contents(finished) == contents(workshop.shards)
     assert "already up to date" in run(*command, "--verify").out
 
 
 @pytest.mark.parametrize("name", ["plan.json", "location.json", "manifest.json"])
 def test_a_flipped_bit_in_what_describes_the_shards_is_found(
-    workshop: Workshop, tmp_path: Path, name: str
+    workshop: Workshop, finished: Path, name: str
 ) -> None:
-    out = Path(shutil.copytree(workshop.shards, tmp_path / "out"))
+    out = finished
     whole = (out / name).read_bytes()
-    command = ["tokenize", workshop.corpus, "--tokenizer", workshop.model, "--out", out, "--name", "small"]
+    command = tokenize_command(workshop, out)
     for at in {len(whole) // 7, len(whole) // 3, len(whole) * 2 // 3}:
         content = bytearray(whole)
         content[at] ^= 1
@@ -146,6 +168,10 @@ def test_a_flipped_bit_in_what_describes_the_shards_is_found(
         sentence = (run("verify", out) if name != "plan.json" else run(*command)).sentence()
         assert name in sentence
     (out / name).unlink()
+    if name == "plan.json":  # its remedy is to delete the directory
+        assert f"or delete {out} and run the same tokenize command again" in sentence
+        assert f"plan.json is missing; restore it, or delete {out} and" in run(*command).sentence()
+        shutil.rmtree(out)
     assert run(*command).code == 0
     assert contents(out) == contents(workshop.shards)
 
@@ -154,7 +180,7 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(workshop: Workshop,
     (tmp_path / "in.jsonl").write_text('{"text": "fine"}\n' * 300 + "{bad\n")
     files, out = find_inputs([tmp_path / "in.jsonl"]), tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=3000)
-    manifest, units = tokenize(files, workshop.model, tmp_path / "whole", options, 1, quiet)
+    made, units = tokenize(files, workshop.model, tmp_path / "whole", options, 1, quiet)
     make_task(files, workshop.model, out, options, 1, quiet, Task(0, units))
     record = out / "units" / "x_00000.json"
     record.write_bytes(record.read_bytes().replace(b'"documents": ', b'"documents": 1', 1))
@@ -169,31 +195,32 @@ def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(workshop: Workshop,
     rejects = out / "rejects.jsonl"
     rejects.write_bytes(rejects.read_bytes().replace(b"bad_json", b"bad_jsom"))
     assert f"{rejects} is not as the manifest says" in run("verify", out).sentence()
+    with pytest.raises(DataError, match=r"rejects\.jsonl is not as the manifest says; .*verify"):
+        tokenize(files, workshop.model, out, options, 1, quiet)
+    shutil.rmtree(out)
     tokenize(files, workshop.model, out, options, 1, quiet)
-    assert contents(out) == contents(tmp_path / "whole") and manifest.rejects == {"bad_json": 1}
+    assert contents(out) == contents(tmp_path / "whole") and made.rejects == {"bad_json": 1}
 
 
-def test_an_old_directory_is_read_and_checked_but_not_continued(workshop: Workshop, tmp_path: Path) -> None:
-    """One shard for every unit, split and source, and a manifest of format 2."""
-    out = tmp_path / "out"
-    options = dataclasses.replace(workshop.options, shard_bytes=1)
-    manifest, _ = tokenize(find_inputs([workshop.corpus]), workshop.model, out, options, 1, quiet)
-    samples = TrainingSamples(manifest, 32, seed=1).blocks(np.arange(20))
-    value = json.loads((out / "manifest.json").read_bytes())
-    for key in ("passed_over", "rejects_sha256", "checksum"):
-        del value[key]
-    for entry in value["inputs"]:
-        del entry["rejected"], entry["unusual"], entry["damaged"]
-    for shard in value["shards"]:
-        shard["unit"] = shard.pop("number")
-        del shard["units"], shard["unit_documents"]
-    (out / "manifest.json").write_bytes(to_json(value | {"format_version": 2}))
-    (out / "plan.json").write_bytes(to_json({"format_version": 2}))
-    old = read_manifest(out)
-    assert (old.format_version, old.fingerprint) == (2, manifest.fingerprint)
-    check_shards(old)
-    assert np.array_equal(TrainingSamples(old, 32, seed=1).blocks(np.arange(20)), samples)
-    checked = run("verify", out)
-    assert checked.code == 0 and "made by an older version" in checked.out, checked.err
-    with pytest.raises(DataError, match="can be trained on but not continued; choose another --out"):
-        tokenize(find_inputs([workshop.corpus]), workshop.model, out, options, 1, quiet)
+def test_what_a_run_leaves_that_ends_after_its_manifest_is_removed(
+    workshop: Workshop, finished: Path
+) -> None:
+    (finished / "units").mkdir()
+    (finished / "units" / "small_00000.json").write_text("{}")
+    (finished / "small-train-PydocTopics_00000.bin.host-1.tmp").write_bytes(b"x")
+    assert "already up to date" in run(*tokenize_command(workshop, finished)).out
+    assert contents(finished) == contents(workshop.shards)
+
+
+def test_a_directory_of_an_older_version_is_refused_with_the_remedy(
+    workshop: Workshop, finished: Path
+) -> None:
+    """Format 2 had one shard for every unit, split and source, and no checksums."""
+    (finished / "manifest.json").write_bytes(to_json({"format_version": 2}))
+    remedy = "tokenise again into a new directory"
+    sentence = run("verify", finished).sentence()
+    assert "manifest.json has format version 2, this program reads 3" in sentence and remedy in sentence
+    (finished / "plan.json").write_bytes(to_json({"format_version": 2}))
+    sentence = run(*tokenize_command(workshop, finished)).sentence()
+    assert "plan.json is of another version of this program" in sentence and remedy in sentence
+    assert run("merge-manifests", finished).sentence() == sentence

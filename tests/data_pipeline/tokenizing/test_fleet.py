@@ -17,8 +17,8 @@ from data_pipeline.io.lease import BusyError, Lease
 from data_pipeline.io.pool import Progress, run_tasks
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import RecordReader
-from data_pipeline.tokenizing.plan import TokenizeOptions
-from data_pipeline.tokenizing.run import Task, make_task, tokenize
+from data_pipeline.tokenizing.plan import Task, TokenizeOptions
+from data_pipeline.tokenizing.run import make_task, tokenize
 from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, quiet
 
 

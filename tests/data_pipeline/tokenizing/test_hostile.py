@@ -122,6 +122,7 @@ def test_strict_accepts_what_is_only_unusual(workshop: Workshop, tmp_path: Path)
     assert json.loads((tmp_path / "out" / "rejects.jsonl").read_bytes())["kept"] is True
 
 
+@pytest.mark.distributed
 def test_a_ten_megabyte_document_survives(workshop: Workshop, tmp_path: Path) -> None:
     text = "A long log line number 12345 with some words.\n" * 220_000
     (tmp_path / "in.jsonl").write_bytes(line("before") + line(text) + line("after"))

@@ -59,6 +59,7 @@ def test_no_two_names_share_a_file(workshop: Workshop, tmp_path: Path) -> None:
     assert "-" not in shard_name("x", "train", "web", 3).removeprefix("x-train-")
 
 
+@pytest.mark.distributed
 def test_thousands_of_sources(workshop: Workshop, tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", [f"site {number}" for number in range(SOURCES)])
     files, options = find_inputs([tmp_path / "in.jsonl"]), TokenizeOptions("x", validation_fraction=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from data_pipeline.shards.writing import ShardWriter, dtype_for
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import read_documents
 from data_pipeline.tokenizer.tokenizer import load_tokenizer
-from data_pipeline.tokenizer.train import TrainerSettings, train_tokenizer
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
 from data_pipeline.tokenizing.run import tokenize
@@ -73,7 +73,8 @@ def test_same_bytes_for_any_number_of_workers(workshop: Workshop, tmp_path: Path
     assert contents(tmp_path / "out") == contents(workshop.shards)
 
 
-def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, tmp_path: Path) -> None:
+@pytest.mark.distributed
+def test_a_rerun_writes_nothing_and_names_a_lost_shard(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, made = workshop.tokenize(out)
     assert made == 8
@@ -81,10 +82,11 @@ def test_a_rerun_writes_nothing_and_a_lost_shard_is_remade(workshop: Workshop, t
     again, made = workshop.tokenize(out, workers=2)
     assert made == 0 and again == first
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    lost = first.shards_of("validation")[0]
-    (out / f"{lost.name}.bin").unlink()
-    _, made = workshop.tokenize(out)
-    assert made == len(lost.units) and contents(out) == contents(workshop.shards)
+    lost = out / f"{first.shards_of('validation')[0].name}.bin"
+    lost.unlink()
+    with pytest.raises(DataError, match=f"^{re.escape(str(lost))} is missing; .*verify"):
+        workshop.tokenize(out)
+    assert not (out / "units").exists()
 
 
 def tokenize_into(
@@ -96,15 +98,13 @@ def tokenize_into(
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
-    workshop: Workshop, tmp_path: Path
+    workshop: Workshop, other_model: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     workshop.tokenize(out, slice(0, 2))
     before = contents(out)
     files = find_inputs([workshop.corpus])[:2]
     base = TokenizeOptions(name="small")
-    settings = TrainerSettings(vocab_size=500, sample_bytes=50_000)
-    train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
     for changed, expected in (
         (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
         (dataclasses.replace(base, name="large"), "name 'small', not 'large'"),
@@ -113,7 +113,7 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
         with pytest.raises(DataError, match=expected):
             tokenize(files, workshop.model, out, changed, 1, quiet)
     with pytest.raises(DataError, match="another tokenizer"):
-        tokenize(files, tmp_path / "other.model", out, base, 1, quiet)
+        tokenize(files, other_model, out, base, 1, quiet)
     with pytest.raises(DataError, match=r"other inputs \(1 differ, the first is demo-00002"):
         workshop.tokenize(out, slice(0, 3))
     assert contents(out) == before

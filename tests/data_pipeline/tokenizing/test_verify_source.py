@@ -83,6 +83,7 @@ def test_inputs_that_moved_changed_or_are_gone(workshop: Workshop, shards: Path,
     assert f"{first} is not the file that was tokenised" in sentence
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("options", [{"max_tokens": 60_000}, {"range_bytes": 50_000}])
 def test_samples_and_parts_agree_with_their_source(
     workshop: Workshop, tmp_path: Path, options: dict[str, int]

@@ -1,4 +1,4 @@
-"""What the ranks of test_attention.py do: run one attention layer in float64 beside plain autograd, and
+"""Rank functions of test_attention.py: run one attention layer in float64 beside plain autograd, and
 count what it does.
 """
 
@@ -67,8 +67,8 @@ def build(
 
 
 def attention_cases(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """One report a case: errors against the reference, collectives forward and backward, shapes of the
-    matrix products.
+    """Return a report for each case: errors against the reference, collectives, shapes of the matrix
+    products.
     """
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=300)

@@ -1,4 +1,4 @@
-"""What the ranks of test_audit.py do: look into live engines, corrupt some, and train beside plain torch."""
+"""Rank functions of test_audit.py: look into live engines, corrupt some, and train beside plain torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_cases(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(config: Config) -> dict[str, Any]:
-    """One engine's audit before and after a few steps, its losses, and what the audit is compared with."""
+    """Return an engine's audit before and after a few steps, its losses, and the values to compare with."""
     with open_run(config) as run:
         before, bank = audit_rank(run.engine), _bank(run.engine.module)
         losses = [
@@ -108,7 +108,7 @@ def _banks(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch
 
 
 def _as_frozen_parameter(model: torch.nn.Module) -> None:
-    """What the product must never do: the bank as a parameter that does not require a gradient."""
+    """Make the bank a parameter that does not require a gradient, which the product must never do."""
     for layer, name, bank in _banks(model):
         layer.register_parameter(name, torch.nn.Parameter(bank, requires_grad=False))
 

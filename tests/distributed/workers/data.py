@@ -1,4 +1,4 @@
-"""What the ranks of test_data.py do: put global batches together, and resume on data that has changed."""
+"""Rank functions of test_data.py: put global batches together, and resume on data that has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_designs.py do: train tiny configs one after another in the same processes."""
+"""Rank functions of test_designs.py: train tiny configs one after another in the same processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pretrain.training.loop import train
 
 
 def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """One report a run: its curves, its audit, and the parameters that the formulas count.
+    """Return a report for each run: its curves, its audit, and the parameters that the formulas count.
 
     A run with `interrupted` true stops after its first step, saves, and is then trained to its end.
     """

@@ -1,4 +1,4 @@
-"""What the ranks of test_evaluate_runs.py do: train under a layout; load on one rank; look into heads."""
+"""Rank functions of test_evaluate_runs.py: train under a layout; load on one rank; look into heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron_patches.attention.heads import attention_observed, head_weights
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.approximation import Experiment, run_experiment
+from pretrain.evaluation.heads.approximation import Grid, run_grid
 from pretrain.evaluation.heads.trained_model import load_trained_model
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
@@ -49,8 +49,8 @@ def evaluate_all(payload: dict[str, Any]) -> dict[str, Any]:
             name: _refusal(paths[0], Path(payload["spoilt"]) / name, spoil, context)
             for name, spoil in SPOILS.items()
         }
-    tiny = Experiment(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
-    trials = [[asdict(trial) for trial in run_experiment(tiny)] for _ in range(2)]
+    tiny = Grid(("vanilla", "orthogonal"), (8, 16), (1,), seeds=1, steps=25, learning_rate=5e-3)
+    trials = [[asdict(trial) for trial in run_grid(tiny)] for _ in range(2)]
     return {"states": states, "losses": losses, "heads": heads, "refusals": refusals, "trials": trials}
 
 

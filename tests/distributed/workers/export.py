@@ -1,4 +1,4 @@
-"""What the ranks of test_export.py do: train under a layout; export on one rank, and look at the files."""
+"""Rank functions of test_export.py: train under a layout; export on one rank, and look at the files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _export(run: Path, out: Path, context: ParallelContext, options: dict[str, A
 
 
 def _equal_bits(run: Path, out: Path, context: ParallelContext) -> dict[str, bool]:
-    """Of an export of a bf16 run, of each kind of weight: are its bits those of the checkpoint?"""
+    """Return for each kind of weight whether an export of a bf16 run has the checkpoint's bits."""
     model = load_model(open_trained_run(run), context)
     stored = load_file(out / run.name / "model.safetensors")
     attention = model.decoder.layers[1].self_attention
@@ -66,7 +66,7 @@ def _equal_bits(run: Path, out: Path, context: ParallelContext) -> dict[str, boo
 
 
 def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
-    """How far the logits are off when two query heads of one layer of the export have changed places."""
+    """Return the error of the logits after two query heads of one layer of the export were swapped."""
     from safetensors.torch import save_file
 
     opened = open_trained_run(run)
@@ -82,7 +82,7 @@ def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
 
 
 def _spoilt(run: Path, out: Path, context: ParallelContext) -> dict[str, Any]:
-    """What export says of copies of a run with another bank, or with another base of the rotation."""
+    """Return export's refusals of copies of a run with another bank or another base of the rotation."""
     found = {}
     for name, spoil in {"bank": _another_bank, "config": _another_base}.items():
         shutil.copytree(run, out / f"run-{name}")

@@ -1,4 +1,4 @@
-"""What the ranks of test_import.py do: models of transformers, imported, built and trained here."""
+"""Rank functions of test_import.py: models of transformers, imported, built and trained here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do that go on with runs from checkpoints which another layout wrote."""
+"""Rank functions that resume runs from checkpoints of another layout."""
 
 from __future__ import annotations
 

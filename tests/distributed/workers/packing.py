@@ -1,4 +1,4 @@
-"""What the ranks of test_packing.py do: two hand-made documents in one sample beside each of them alone."""
+"""Rank functions of test_packing.py: two hand-made documents in one sample beside each of them alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TARGET = 84  # what follows the second document's last input
 
 
 def cases(payload: dict[str, Any]) -> list[dict[str, float]]:
-    """One report a case: the largest differences on any rank."""
+    """Return a report for each case: the largest differences on any rank."""
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, launch.world_size, timeout_seconds=60)
     reports = [_case(context, **case) for case in payload["cases"]]

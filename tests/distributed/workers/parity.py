@@ -1,4 +1,4 @@
-"""What the ranks of test_parity.py do: train several tiny configs one after another in the same processes."""
+"""Rank functions of test_parity.py: train several tiny configs one after another in the same processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_penalty.py do: train with the penalty, and once more in plain PyTorch."""
+"""Rank functions of test_penalty.py: train with the penalty, and once more in plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_performance.py do: the same model with one way of computing beside another."""
+"""Rank functions of test_performance.py: the same model with one way of computing beside another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pretrain.ranks.groups import (
     set_seeds,
     shutdown_distributed,
 )
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.one_layer import OperationLog
 
 EOD = 2
@@ -113,7 +113,7 @@ def _pass(
 
 
 def structured_choices(payload: dict[str, Any]) -> list[Any]:
-    """How structured rows are multiplied by, config by config, or why that is refused."""
+    """Return for each config the chosen product of structured rows, or the refusal."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
     found: list[Any] = []
@@ -148,7 +148,7 @@ def engine_losses(payload: dict[str, Any]) -> list[list[float]]:
 
 
 def _engine_losses(context: ParallelContext, config: Config) -> list[float]:
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     numbers = []
     for step in range(3):
         set_seeds(config.run.seed, step, context.data_parallel_rank, context.tensor_parallel_rank)

@@ -1,4 +1,4 @@
-"""What the ranks of test_plan.py do: build real engines and models, and measure what `plan` computes."""
+"""Rank functions of test_plan.py: build real engines and models, and measure what `plan` computes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _peak(config: Config) -> list[int]:
 
 
 def _model(config: Config) -> tuple[ParallelContext, torch.nn.Module]:
-    """Of the phase of which the plan speaks, the one in which most trains."""
+    """Build the model in the phase of the plan, the one in which most weights train."""
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=60)
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)

@@ -1,4 +1,4 @@
-"""What the ranks of test_prompts.py do: train with and without prompts; continue prompts the plain way."""
+"""Rank functions of test_prompts.py: train with and without prompts; continue prompts the plain way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_reduction.py do: the same steps with gradients reduced in one way and the other."""
+"""Rank functions of test_reduction.py: the same steps with gradients reduced in one way and the other."""
 
 from __future__ import annotations
 

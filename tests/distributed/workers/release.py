@@ -1,4 +1,4 @@
-"""What the ranks of test_release.py do: train again and again, and count what the process holds."""
+"""Rank functions of test_release.py: train again and again, and count what the process holds."""
 
 from __future__ import annotations
 

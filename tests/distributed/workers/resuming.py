@@ -1,4 +1,4 @@
-"""What ranks do that resume whole runs from a checkpoint before the last, for a test to compare the ends."""
+"""Rank functions that resume whole runs from a checkpoint before the last one, to compare the ends."""
 
 from __future__ import annotations
 

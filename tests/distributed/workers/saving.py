@@ -1,4 +1,4 @@
-"""What ranks do whose saves are killed, slow, refused by the file system, or many."""
+"""Rank functions whose saves are killed, slow, refused by the file system, or many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pretrain.training.loop import train
 
 
 def trained(payload: dict[str, Any]) -> str:
-    """One training after another; the last one's state."""
+    """Train several configurations one after another; return the last one's state."""
     return [train(load_config("demo", overrides), StopSignals()) for overrides in payload["runs"]][-1]
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_speed.py do."""
+"""Rank functions of test_speed.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pretrain.runs.position import Position
 from pretrain.training.adamw import ClippingAdamW
 from pretrain.training.loop import train_step
 from pretrain.training.open_run import open_run
-from pretrain.training.phase_engine import Trainer
+from pretrain.training.phase_engine import PhasedEngine
 from tests.distributed.plain_training import plain_optimizer
 
 
@@ -25,7 +25,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     """Losses and gradient norms of our engine and of the plain peer, from the same weights and tokens."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     engine, plain = trainer.engine, PlainGPT(config)
     plain.take_weights(engine.module)
     optimizer = plain_adamw(plain, config)
@@ -53,7 +53,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
-    """How far ClippingAdamW is from torch's clipping followed by AdamW, and what a NaN moves."""
+    """Return ClippingAdamW's difference from torch's clipping followed by AdamW, and the effect of a NaN."""
     config = load_config("demo", payload["overrides"])
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     ours, theirs = (torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5)) for _ in range(2))
@@ -106,12 +106,12 @@ def clipped_moments(payload: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def environment(payload: dict[str, Any]) -> dict[str, Any]:
-    """What is set for CUDA, and whether DeepSpeed's synchronising timer is on."""
+    """Return the settings for CUDA, and whether DeepSpeed's synchronising timer is on."""
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     config = load_config("demo", payload["overrides"])
     size = config.parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
-    trainer = Trainer(config, context, 0)
+    trainer = PhasedEngine(config, context, 0)
     found = {
         "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),
         "throughput timer": trainer.engine.tput_timer.config.enabled,

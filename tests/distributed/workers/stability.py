@@ -1,4 +1,4 @@
-"""What the ranks of test_stability.py do: real trainings whose gradients or weights are spoilt."""
+"""Rank functions of test_stability.py: real trainings whose gradients or weights are spoilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_storage.py do: train, with no room left from a certain moment on."""
+"""Rank functions of test_storage.py: train, with no room left from a certain moment on."""
 
 from __future__ import annotations
 

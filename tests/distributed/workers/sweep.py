@@ -1,4 +1,4 @@
-"""What the rank of test_sweep.py does: look at what runs start from."""
+"""Rank functions of test_sweep.py: look at what runs start from."""
 
 from __future__ import annotations
 

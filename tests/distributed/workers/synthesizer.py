@@ -1,4 +1,4 @@
-"""What the ranks of test_synthesizer.py do: one Synthesizer layer in float64 beside plain autograd, dropout
+"""Rank functions of test_synthesizer.py: one Synthesizer layer in float64 beside plain autograd, dropout
 and initial values.
 """
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_training.py do: short runs of many kinds, held-out losses, the bare model."""
+"""Rank functions of test_training.py: short runs of many kinds, held-out losses, the bare model."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class _Models:
         return float(torch.stack(scores).std())
 
     def causality(self, variant: str) -> dict[str, float]:
-        """How far logits move, before and from the position of a changed token."""
+        """Return the change of the logits before and from the position of a changed token."""
         model = self.build(variant)
         position, inputs = 9, self.tokens[:, :-1].contiguous()
         changed = inputs.clone()

@@ -1,4 +1,4 @@
-"""What the ranks of test_unfreeze.py do: train through changes of phase, look inside, resume, and compare."""
+"""Rank functions of test_unfreeze.py: train through changes of phase, look inside, resume, and compare."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _watch(config: Config) -> dict[str, Any]:
             before = _all_state(run)
             gone = weakref.ref(run.engine), weakref.ref(run.engine.module)
             shared = _shared_memory()
-            number = run.trainer.phase.number
+            number = run.phased.phase.number
             run.enter_phase_of(position.step + 1)
-            if run.trainer.phase.number != number:
+            if run.phased.phase.number != number:
                 seen["changes"].append(_change(run, before) | {"step": position.step})
                 del before
                 gc.collect()
@@ -126,7 +126,7 @@ def _all_state(run: Run) -> tuple[TrainingState, dict[str, torch.Tensor], int]:
 
 
 def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]) -> dict[str, Any]:
-    """What a change of phase kept and what is new; true on every rank."""
+    """Return what a change of phase kept and what is new; true on every rank."""
     old, old_full, old_micro_steps = before
     new, new_full, new_micro_steps = _all_state(run)
     kept = [(before, new.slices[name]) for name, before in old.slices.items()]
@@ -148,7 +148,7 @@ def _change(run: Run, before: tuple[TrainingState, dict[str, torch.Tensor], int]
         ),
         "counters": old_micro_steps == new_micro_steps > 0 and old.counters == new.counters,
         "what is new starts from the bank": all(
-            _moved(run)[layer] == 0 for layer in run.trainer.phase.newly_trainable
+            _moved(run)[layer] == 0 for layer in run.phased.phase.newly_trainable
         ),
     }
     everywhere: list[Any] = [None] * dist.get_world_size()
@@ -210,7 +210,7 @@ def _resumes(overrides: list[str], after: list[int]) -> dict[str, Any]:
 
 
 def _copy_up_to(source: Path, target: Path, step: int) -> None:
-    """What a run that ended after `step` would have left (rank 0 copies)."""
+    """Copy a run as if it had ended after `step` (rank 0 copies)."""
     if dist.get_rank() == 0:
         shutil.copytree(source, target)
         for checkpoint in (target / "checkpoints").glob("step_*"):

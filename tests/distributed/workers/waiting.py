@@ -1,4 +1,4 @@
-"""What the ranks of test_waiting.py do."""
+"""Rank functions of test_waiting.py."""
 
 from __future__ import annotations
 

@@ -94,6 +94,7 @@ def assert_rounded_once(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @needs_triton
+@pytest.mark.distributed
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_kernel_gives_the_dense_product_rounded_once(
@@ -116,6 +117,7 @@ def test_on_a_gpu_too(case: Case, dtype: torch.dtype, tile: Tile) -> None:
 
 
 @needs_triton
+@pytest.mark.distributed
 def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses; sizes are those of d 2048."""
     run_worker("compile", tmp_path)
@@ -134,8 +136,14 @@ def test_the_operator_on_the_cpu_gives_the_dense_product_rounded_once(case: Case
     given = tensors(case, dtype)
     for arguments, wanted in zip(both_ways(case, given, Tile()), dense(case, given), strict=True):
         assert_rounded_once(two_products(*arguments), wanted)
-        if dtype == torch.float32:
-            torch.library.opcheck(two_products, arguments)
+
+
+def test_the_operator_keeps_the_rules_of_torch_library() -> None:
+    """The plain result, and the input gradient that has an addend and is rotated back."""
+    plain, _ = both_ways(CASES[1], tensors(CASES[1], torch.float32), Tile())
+    _, turned_back = both_ways(CASES[2], tensors(CASES[2], torch.float32), Tile())
+    for arguments in (plain, turned_back):
+        torch.library.opcheck(two_products, arguments)
 
 
 def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:

@@ -84,8 +84,8 @@ def test_qr_is_the_textbook_decomposition_with_the_sign_fix(hidden_size: int, he
 
 @pytest.mark.parametrize("construction", ["qr", "svd", "householder"])
 def test_square_draws_have_the_trace_moments_of_haar(construction: str) -> None:
-    recipe = recipe_of(8, 8, heads=2500, construction=construction)
-    draws = rows_of_heads(recipe, 0, "query", range(2500)).reshape(-1, 8, 8)
+    recipe = recipe_of(8, 8, heads=1000, construction=construction)
+    draws = rows_of_heads(recipe, 0, "query", range(1000)).reshape(-1, 8, 8)
     traces = np.trace(draws, axis1=1, axis2=2)
     assert np.abs(np.einsum("nii->ni", draws).mean(axis=0)).max() < 0.04
     assert traces.mean() == pytest.approx(0, abs=0.1)
@@ -94,7 +94,7 @@ def test_square_draws_have_the_trace_moments_of_haar(construction: str) -> None:
 
 
 def test_without_the_sign_fix_the_same_draws_are_not_haar() -> None:
-    normal = rows_of_heads(recipe_of(8, 8, heads=2500, init="gaussian"), 0, "query", range(2500))
+    normal = rows_of_heads(recipe_of(8, 8, heads=1000, init="gaussian"), 0, "query", range(1000))
     columns = np.linalg.qr(normal.reshape(-1, 8, 8).transpose(0, 2, 1))[0]
     assert np.einsum("nii->n", columns).mean() / 8 < -0.15
 

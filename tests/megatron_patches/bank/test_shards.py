@@ -1,10 +1,12 @@
 """Shards of the frozen bank: the same heads, bit for bit, under any tensor-parallel size."""
 
 import hashlib
+from functools import cache
 
 import pytest
 import torch
 
+from megatron_patches.bank.exact import FloatArray
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
 from megatron_patches.bank.shards import (
     digest,
@@ -25,13 +27,18 @@ def test_ranks_own_consecutive_heads() -> None:
     assert [list(heads_of_rank(6, rank, 3)) for rank in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
+@cache
+def all_heads(recipe: BankRecipe, role: Role) -> list[FloatArray]:
+    return [head_rows(recipe, 3, role, head) for head in range(recipe.num_heads(role))]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
     "recipe", [MULTI_HEAD, GROUPED, LAYER_SCOPE], ids=["multi-head", "grouped", "layer scope"]
 )
 def test_shards_are_bitwise_slices_of_the_whole(recipe: BankRecipe, role: Role, dtype: torch.dtype) -> None:
-    heads = [head_rows(recipe, 3, role, head) for head in range(recipe.num_heads(role))]
+    heads = all_heads(recipe, role)
     whole = torch.cat([torch.from_numpy(head).to(dtype) for head in heads])
     for size in (1, 2, 4, 8):
         shards = [layer_shard(recipe, 3, role, rank, size, dtype) for rank in range(size)]

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,16 @@ from rich.console import Console
 from tensorboard.backend.event_processing import io_wrapper
 
 from pretrain.compare.comparison import Comparison, compare_runs
-from pretrain.compare.console import print_comparison
-from pretrain.compare.files import write_comparison
-from pretrain.compare.report import report_markdown
+from pretrain.compare.report import (
+    comparison_document,
+    link_event_files,
+    print_comparison,
+    report_page,
+    write_comparison,
+)
 from pretrain.errors import UserError
 from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
+from pretrain.study.report import page_text, write
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT, rank_environment
 
@@ -116,8 +122,7 @@ def test_a_subject_is_compared_within_its_values(tmp_path: Path) -> None:
         ("orthogonal num_layers=10", "vanilla num_layers=10"),
     ]
     assert all(variant.gap is None or variant.gap.mean == 0 for variant in comparison.variants)
-    write_comparison(comparison, tmp_path / "out", COMMAND)
-    report = (tmp_path / "out" / "report.md").read_text()
+    report = page_text(report_page(comparison, COMMAND))
     assert "Subject: model.num_layers." in report and "### num_layers=10" in report
 
 
@@ -169,7 +174,7 @@ def test_the_report_says_which_program_trained_the_runs(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, f"vanilla-{seed}", seed=seed, changes=made) for seed in (0, 1)]
     older = {"environment.cpu_kernels": None}
     paths.append(write_run(tmp_path, "orthogonal-0", "orthogonal", seed=0, changes=older))
-    lines = report_markdown(compare_runs(paths, "vanilla"), [], [["compare"]]).splitlines()
+    lines = page_text(report_page(compare_runs(paths, "vanilla"), [["compare"]]), []).splitlines()
     assert lines[-2:] == [
         "* 2 of 3 runs: commit 0123456789ab, torch 2.13.0+cpu, deepspeed 0.19.8, cpu with AVX2 × 4",
         "* 1 of 3 runs: no commit recorded, cpu × 4",
@@ -227,8 +232,9 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     for path in paths:
         (path / "tensorboard").mkdir()
         (path / "tensorboard" / "events.out.tfevents.1.host.1.0").write_bytes(b"")
-    for out in ("a", "b", "b"):
+    for out in ("a", "b"):
         write_comparison(compare_runs(paths, "vanilla"), tmp_path / out, COMMAND)
+    link_event_files(compare_runs(paths, "vanilla"), tmp_path / "b/tensorboard")  # once more
     first, second = (
         {path.name: path.read_bytes() for path in sorted((tmp_path / out).iterdir()) if path.is_file()}
         for out in ("a", "b")
@@ -247,8 +253,8 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
         "· by formula",
     ):
         assert part in report
-    seen = io_wrapper.GetLogdirSubdirectories(str(tmp_path / "a" / "tensorboard"))
-    assert {str(Path(path).relative_to(tmp_path / "a" / "tensorboard")) for path in seen} == {
+    seen = io_wrapper.GetLogdirSubdirectories(str(tmp_path / "b" / "tensorboard"))
+    assert {str(Path(path).relative_to(tmp_path / "b" / "tensorboard")) for path in seen} == {
         f"{variant}/seed-{seed}" for variant in LOSSES for seed in range(5)
     }
 
@@ -260,7 +266,7 @@ def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     comparison = compare_runs(
         [*sweep(tmp_path), write_run(tmp_path, "lost", "gaussian", loss=None)], "vanilla"
     )
-    write_comparison(comparison, tmp_path / "out", COMMAND)
+    write(replace(comparison_document(comparison, COMMAND), figures={}), tmp_path / "out")
     content = json.loads((tmp_path / "out" / "comparison.json").read_text(), parse_constant=refuse)
     rows = list(csv.DictReader((tmp_path / "out" / "variants.csv").read_text().splitlines()))
     assert [row["variant"] for row in rows] == ["vanilla", "orthogonal", "gaussian"]
@@ -277,11 +283,14 @@ def test_json_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> None:
-    paths = sweep(tmp_path, 1)
-    write_comparison(compare_runs(paths, "vanilla"), tmp_path / "out", COMMAND)
-    assert (tmp_path / "out" / "gap.png").is_file()
-    write_comparison(compare_runs(paths[:1], "vanilla"), tmp_path / "out", COMMAND)
-    assert not (tmp_path / "out" / "gap.png").exists()
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("gap", "trend", "loss"):
+        (out / f"{name}.png").write_bytes(b"old")
+    write_comparison(compare_runs(sweep(tmp_path, 1)[:1], "vanilla"), out, COMMAND)
+    assert {path.stem for path in out.glob("*.png")} == {"loss", "memory", "throughput"}
+    assert (out / "loss.png").read_bytes() != b"old"
+    assert "![gap]" not in (out / "report.md").read_text()
 
 
 def test_lines_differ_in_print_too() -> None:

@@ -14,11 +14,11 @@ from scipy import stats
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
 from pretrain.compare.cost import quartiles
-from pretrain.compare.significance import PairedGap, adjust, holm, paired_gap
-from pretrain.compare.text import gap_sentence, margin, verdict
 from pretrain.compare.theory import expected_cost
 from pretrain.reporting.statistics import spread
 from pretrain.runs.finished import ModelSize, read_finished_run
+from pretrain.study.gaps import NATS, SCORES, PairedGap, adjust, holm, paired_gap
+from pretrain.study.tables import gap_sentence, margin, verdict
 from tests.fabricated_runs import BATCH, LENGTH, STEPS, write_run
 
 # Student's sleep data: extra hours of sleep of ten patients under two drugs (Student, Biometrika 6, 1908).
@@ -33,7 +33,7 @@ def by_seed(values: tuple[float, ...]) -> dict[int, float]:
 
 
 def gap_of(values: tuple[float, ...], base: tuple[float, ...]) -> PairedGap:
-    gap = paired_gap("vanilla", by_seed(values), by_seed(base))
+    gap = paired_gap("vanilla", by_seed(values), by_seed(base), NATS)
     assert gap is not None
     return gap
 
@@ -85,10 +85,10 @@ def signed_rank_p(d: np.ndarray) -> float:
 
 
 def test_pairs_are_made_by_seed_and_not_by_order() -> None:
-    gap = paired_gap("vanilla", {3: 1.5, 1: 2.0, 9: 7.0}, {1: 1.0, 2: 5.0, 3: 1.0})
+    gap = paired_gap("vanilla", {3: 1.5, 1: 2.0, 9: 7.0}, {1: 1.0, 2: 5.0, 3: 1.0}, NATS)
     assert gap is not None
     assert (gap.seeds, gap.differences) == ((1, 3), (1.0, 0.5))
-    assert paired_gap("vanilla", {1: 2.0}, {2: 1.0}) is None
+    assert paired_gap("vanilla", {1: 2.0}, {2: 1.0}, NATS) is None
 
 
 def test_what_few_or_equal_values_leave_undefined() -> None:
@@ -129,7 +129,7 @@ def test_no_equivalence_with_few_pairs_or_of_scores() -> None:
     four = gap_of((4.1, 4.0, 4.2, 4.1), (4.0, 4.1, 4.1, 4.0))
     assert four.low is not None and four.equivalent_within is None and margin(four) == "–"
     assert "allow" not in gap_sentence("o", four)
-    scores = paired_gap("b", by_seed((0.5, 0.6, 0.7, 0.6, 0.5)), by_seed((0.5,) * 5), nats=False)
+    scores = paired_gap("b", by_seed((0.5, 0.6, 0.7, 0.6, 0.5)), by_seed((0.5,) * 5), SCORES)
     assert scores is not None and scores.equivalent_within is None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from scipy import stats
 
 from pretrain.compare.comparison import Comparison, compare_runs
-from pretrain.compare.files import write_comparison
-from pretrain.compare.significance import holm
-from pretrain.compare.trend import Trend, subject_numbers
-from pretrain.compare.trend_text import trend_sentences
+from pretrain.compare.report import comparison_document
+from pretrain.compare.trend import Trend, fit_trends, subject_numbers, trend_sentences
 from pretrain.errors import UserError
+from pretrain.study.gaps import NATS, PairedGap, holm, paired_gap
+from pretrain.study.report import write
 from tests.fabricated_runs import write_run
 
 COMMAND = [("python", "-m", "pretrain", "compare")]
@@ -55,6 +56,21 @@ def sweep(
     return paths
 
 
+def lines_over(
+    gaps: Mapping[str, Sequence[Sequence[float | None]]], values: Sequence[float] = DEPTHS
+) -> tuple[tuple[Trend, ...], list[str]]:
+    """The same without runs: the gaps themselves at each of `values`."""
+    by_value: dict[str, dict[float, PairedGap]] = {}
+    for variant, rows in gaps.items():
+        for place, value in enumerate(values):
+            known = {seed: row[place] for seed, row in enumerate(rows, start=1)}
+            there = {seed: 4.0 + own for seed, own in known.items() if own is not None}
+            gap = paired_gap("vanilla", there, dict.fromkeys(there, 4.0), NATS)
+            if gap is not None:
+                by_value.setdefault(variant, {})[value] = gap
+    return fit_trends("model.num_layers", by_value)
+
+
 def trend_of(comparison: Comparison, label: str) -> Trend:
     return next(trend for trend in comparison.trends if trend.label == label)
 
@@ -86,10 +102,10 @@ def test_slopes_against_numpy_and_scipy_directly(tmp_path: Path) -> None:
     assert [trend.slope.t_p_holm for trend in comparison.trends] == pytest.approx(adjusted)
 
 
-def test_a_line_worked_by_hand(tmp_path: Path) -> None:
+def test_a_line_worked_by_hand() -> None:
     """Gaps of 1, 2, 4 hundredths and 3, 3, 3: slopes 1 and 0, mean a half; t(0.975, 1) is 12.706."""
     gaps = {"orthogonal": ((0.01, 0.02, 0.04), (0.03, 0.03, 0.03))}
-    (trend,) = compare_runs(sweep(tmp_path, gaps), "vanilla", ["model.num_layers"]).trends
+    ((trend,), _) = lines_over(gaps)
     assert trend.slope.differences == pytest.approx((0.01, 0.0), abs=1e-9)
     assert trend.slope.mean == pytest.approx(0.005)
     assert trend.slope.high == pytest.approx(0.005 + 12.7062047 * 0.005)
@@ -100,7 +116,7 @@ def test_a_line_worked_by_hand(tmp_path: Path) -> None:
     assert "n = 2 < 5: significance is not claimed" in sentence
 
 
-def test_only_seeds_with_a_gap_at_every_value_have_a_line(tmp_path: Path) -> None:
+def test_only_seeds_with_a_gap_at_every_value_have_a_line() -> None:
     """Seeds 2 and 3 do; gaussian was never made at 16, so two values make its line; of monarch one does."""
     gaps = {
         "orthogonal": ((0.01, None, 0.05), (0.01, 0.02, 0.03), (0.01, 0.03, 0.05)),
@@ -108,28 +124,25 @@ def test_only_seeds_with_a_gap_at_every_value_have_a_line(tmp_path: Path) -> Non
         "monarch": ((0.01, None, 0.02), (None, 0.01, 0.02), (0.01, 0.01, 0.01)),
         "hadamard": ((0.01, None, None), (0.02, None, None)),
     }
-    comparison = compare_runs(sweep(tmp_path, gaps), "vanilla", ["model.num_layers"])
-    assert [trend.label for trend in comparison.trends] == ["orthogonal", "gaussian"]
-    first, second = comparison.trends
+    trends, lost = lines_over(gaps)
+    assert [trend.label for trend in trends] == ["orthogonal", "gaussian"]
+    first, second = trends
     assert first.slope.seeds == (2, 3) and [point.pairs for point in first.points] == [3, 2, 3]
     assert second.slope.differences == pytest.approx((0.01, 0.03)) and second.residual is None
     assert "two values cannot show whether a line fits" in trend_sentences([second])[0]
-    lost = [note for note in comparison.notes if note.startswith("No line")]
     assert lost == [
         "No line over model.num_layers for monarch: fewer than two seeds have a gap at each of its 3 values."
     ]
 
 
 @pytest.mark.parametrize(("seeds", "claimed"), [(4, False), (5, True)])
-def test_a_slope_is_claimed_from_five_seeds_on(tmp_path: Path, seeds: int, claimed: bool) -> None:
+def test_a_slope_is_claimed_from_five_seeds_on(seeds: int, claimed: bool) -> None:
     gaps = {"orthogonal": [(0.01, 0.03 + seed / 1000, 0.07) for seed in range(seeds)]}
-    paths = sweep(tmp_path, gaps, values=(2, 4, 8))
-    (trend,) = compare_runs(paths, "vanilla", ["model.num_layers"]).trends
+    ((trend,), _) = lines_over(gaps, (2, 4, 8))
     assert trend.slope.differences == pytest.approx([0.03] * seeds)
     assert "all slopes are equal" in trend_sentences([trend])[0] or not claimed
     gaps = {"orthogonal": [(0.01, 0.03, 0.07 + seed / 1000) for seed in range(seeds)]}
-    paths = sweep(tmp_path / "other", gaps, values=(2, 4, 8))
-    (trend,) = compare_runs(paths, "vanilla", ["model.num_layers"]).trends
+    ((trend,), _) = lines_over(gaps, (2, 4, 8))
     assert trend.slope.t_p is not None and trend.slope.t_p < 1e-4
     assert trend.slope.significance_claimed == claimed
     assert ("the gap rises significantly at 5 %" in trend_sentences([trend])[0]) == claimed
@@ -154,7 +167,8 @@ def test_tokens_are_extrapolated_with_a_warning(tmp_path: Path) -> None:
     assert found is not None and found.value == 100e9
     assert found.doublings == pytest.approx(math.log2(100e9 / 819_200)) == pytest.approx(16.897, abs=5e-4)
     assert (found.mean, found.low, found.high) == pytest.approx((np.mean(there), *span))
-    write_comparison(comparison, tmp_path / "out", COMMAND)
+    document = comparison_document(comparison, COMMAND)
+    write(replace(document, figures={"trend": document.figures["trend"]}), tmp_path / "out")
     report = (tmp_path / "out" / "report.md").read_text()
     summary = report.partition("## Validation")[0]
     for part in (
@@ -172,8 +186,6 @@ def test_tokens_are_extrapolated_with_a_warning(tmp_path: Path) -> None:
     assert written["slope"]["by_seed"] == dict(zip("12345", trend.slope.differences, strict=True))
     assert written["slope"]["significance_claimed"] and written["extrapolation"]["mean"] == found.mean
     assert [point["value"] for point in written["points"]] == list(tokens)
-    write_comparison(compare_runs(paths[:2], "vanilla"), tmp_path / "out", COMMAND)
-    assert not (tmp_path / "out" / "trend.png").exists()
 
 
 def test_runs_that_are_long_enough_are_not_extrapolated(tmp_path: Path) -> None:

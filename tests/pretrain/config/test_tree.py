@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.show import render_show, summary_rows, value_rows
@@ -147,6 +149,18 @@ def test_the_last_override_wins_and_lists_parse() -> None:
     assert config.optimizer.betas == (0.8, 0.9)
 
 
+def test_an_override_unsets_the_key_of_the_file_that_it_excludes() -> None:
+    loaded = load_config_with_origins("large", ["schedule.steps=20000"])
+    assert (loaded.config.schedule.steps, loaded.config.schedule.tokens) == (20000, None)
+    rows = {key: (value, origin) for key, value, origin, _ in value_rows(loaded)}
+    assert rows["schedule.tokens"] == ("null", "override")
+    demo = load_config("demo", ["schedule.tokens=2e5"])
+    assert (demo.schedule.steps, demo.schedule.tokens) == (None, 200_000)
+    blend = load_config("demo", [f"data.blend={BLEND}"])
+    assert blend.data.directory is None
+    assert load_config("demo", ["schedule.tokens=null"]).schedule.steps == 240
+
+
 def test_deepspeed_overrides_nest() -> None:
     config = load_config(
         "demo", ["deepspeed.overrides.zero_optimization.stage=2", "deepspeed.overrides.dump_state=true"]
@@ -229,6 +243,12 @@ def test_show_prints_values_origins_and_the_summary() -> None:
         assert words in text
     assert "Width of the residual stream." not in text
     assert "Width of the residual" in render_show("small", meanings=True)
+
+
+def test_the_verb_prints_meanings_if_asked() -> None:
+    shown = CliRunner().invoke(app, ["show", "small", "--meanings"])
+    assert shown.exit_code == 0 and "Width of the residual" in shown.output
+    assert "Width of the residual" not in CliRunner().invoke(app, ["show", "small"]).output
 
 
 def test_the_summary_counts() -> None:

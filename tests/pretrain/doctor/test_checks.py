@@ -19,7 +19,7 @@ from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.runs.finished import newest_checkpoint_bytes
-from tests.command_line import train
+from tests.ranks import train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 
@@ -54,7 +54,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_size_of_a_checkpoint(tmp_path: Path, tiny_shards: Path) -> None:
     sizes = {"model__hidden_size": 128, "schedule__steps": 1, "schedule__warmup_steps": 0}
     overrides = tiny_overrides(tiny_shards, tmp_path, "size", **sizes, precision__dtype="bf16")
-    assert train(overrides, 1).returncode == 0
+    assert train_on_warm_ranks(overrides, 1).returncode == 0
     config = load_config("demo", overrides)
     expected = count_parameters(config.shape(), config.policy()).checkpoint_bytes
     assert newest_checkpoint_bytes(config.run_path) == pytest.approx(expected, rel=0.03)

@@ -1,66 +1,58 @@
-"""The preflight with real gloo ranks, each started on its own as srun would, with a node name of its own."""
+"""The preflight on real gloo ranks, each with a node name of its own, as srun would start them."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
-from pretrain.doctor.verdict import (
-    BAD_NODES,
-    SITE,
-)
+from pretrain.doctor.verdict import BAD_NODES, SITE
 from tests.conftest import data_pipeline
-from tests.ranks import ROOT, rank_environment
+from tests.ranks import ROOT, function_on_warm_ranks, rank_environment
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
 
 
-class Ranks:
-    """Doctor processes that meet in a store of the test's own, as under torchrun."""
+WORKER = "tests.distributed.workers.doctor:"
 
-    def __init__(self, world_size: int, directory: Path) -> None:
-        self.store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-        self.world_size, self.directory = world_size, directory
-        self.processes: dict[int, subprocess.Popen[str]] = {}
 
-    def start(
-        self, rank: int, node: str, arguments: Sequence[str], cwd: Path = ROOT, **environment: str
+@dataclass(frozen=True)
+class Preflight:
+    """The doctor's ranks, each as on a node of its own; files of all of them lie in `directory`."""
+
+    directory: Path
+
+    def run(
+        self,
+        nodes: Sequence[str],
+        arguments: Sequence[Sequence[str]],
+        directories: Sequence[Path] = (),
+        function: str = "on_nodes",
+        **environment: str,
     ) -> None:
-        env = rank_environment() | {
-            "PYTHONPATH": str(ROOT),
-            "RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(self.world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.store.port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "SLURMD_NODENAME": node,
-            **environment,
-        }
-        command = [sys.executable, "-m", "pretrain", "doctor", "demo", *arguments]
-        report = ["--report", str(self.directory / "report.json")]
-        pipe = subprocess.PIPE
-        self.processes[rank] = subprocess.Popen(
-            [*command, *report], cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True
-        )
+        """Run the doctor on one rank per node, with the rank's own arguments and working directory."""
+        self.directory.mkdir()
+        ranks = [
+            {"node": node, "arguments": list(own), "directory": str(directory)}
+            for node, own, directory in zip(nodes, arguments, directories or [ROOT] * len(nodes), strict=True)
+        ]
+        payload = {"ranks": ranks, "directory": str(self.directory), "environment": environment}
+        done = function_on_warm_ranks(len(nodes), WORKER + function, payload, timeout=300)
+        assert "Traceback" not in done.stderr, done.stderr
 
-    def wait(self, rank: int, *codes: int) -> str:
-        """The rank's output, once it has ended with one of `codes`."""
-        out, err = self.processes[rank].communicate(timeout=300)
-        assert self.processes[rank].returncode in codes, (rank, out, err)
-        return out + err
+    def output(self, rank: int, *codes: int) -> str:
+        """Return a rank's output, once its exit code is known to be one of `codes`."""
+        output = (self.directory / f"output_{rank}").read_text()
+        assert int((self.directory / f"code_{rank}").read_text()) in codes, (rank, output)
+        return output
 
     def report(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.directory / "report.json").read_text())
@@ -68,12 +60,8 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ranks]:
-    started = Ranks(request.param, tmp_path)
-    yield started
-    for process in started.processes.values():
-        process.kill()
-        process.communicate()
+def ranks(tmp_path: Path) -> Preflight:
+    return Preflight(tmp_path / "preflight")
 
 
 def texts(report: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -81,13 +69,11 @@ def texts(report: dict[str, Any]) -> dict[tuple[str, str], str]:
     return {(",".join(p["nodes"]), p["check"]): p["text"] for p in report["problems"]}
 
 
-@pytest.mark.parametrize("ranks", [3], indirect=True)
-def test_fit_nodes(ranks: Ranks, tiny_shards: Path, tmp_path: Path) -> None:
+def test_fit_nodes(ranks: Preflight, tiny_shards: Path, tmp_path: Path) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path / "runs", "fit", data__global_batch_size=12)
-    for rank, node in enumerate(("n1", "n1", "n2")):
-        ranks.start(rank, node, overrides)
-    said = ranks.wait(0, 0)
-    assert ranks.wait(1, 0) == ranks.wait(2, 0) == ""
+    ranks.run(("n1", "n1", "n2"), [overrides] * 3)
+    said = ranks.output(0, 0)
+    assert ranks.output(1, 0) == ranks.output(2, 0) == ""
     report = ranks.report()
     assert (report["exit_code"], report["bad_nodes"], report["problems"]) == (0, [], [])
     assert {node: facts["ranks"] for node, facts in report["nodes"].items()} == {"n1": [0, 1], "n2": [2]}
@@ -99,9 +85,8 @@ def test_fit_nodes(ranks: Ranks, tiny_shards: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists() and not list(tmp_path.glob(".doctor*"))  # nothing is left behind
 
 
-@pytest.mark.parametrize("ranks", [4], indirect=True)
 def test_other_data_no_data_and_another_bank_are_named(
-    ranks: Ranks, tiny_shards: Path, tmp_path: Path
+    ranks: Preflight, tiny_shards: Path, tmp_path: Path
 ) -> None:
     """The same config on every rank, as under srun, but each node sees other files at the same path."""
     other = tmp_path / "n2" / "shards"
@@ -112,12 +97,12 @@ def test_other_data_no_data_and_another_bank_are_named(
     for node in ("n1", "n4"):
         (tmp_path / node / "shards").symlink_to(tiny_shards)
     overrides = tiny_overrides(Path("shards"), Path("runs"), "unfit")
-    for rank, node in enumerate(("n1", "n2", "n3", "n4")):
-        seed = ["attention.seed=99"] if node == "n4" else []
-        ranks.start(rank, node, overrides + seed, cwd=tmp_path / node)
-    said = ranks.wait(0, BAD_NODES)
+    nodes = ("n1", "n2", "n3", "n4")
+    arguments = [overrides, overrides, overrides, [*overrides, "attention.seed=99"]]
+    ranks.run(nodes, arguments, [tmp_path / node for node in nodes])
+    said = ranks.output(0, BAD_NODES)
     for rank in (1, 2, 3):
-        ranks.wait(rank, BAD_NODES)
+        ranks.output(rank, BAD_NODES)
     report = ranks.report()
     found = texts(report)
     assert report["bad_nodes"] == ["n2", "n3", "n4"]
@@ -129,37 +114,46 @@ def test_other_data_no_data_and_another_bank_are_named(
     assert said.splitlines()[-1] == "bad-nodes: n2,n3,n4"  # what the job script gives to --exclude
 
 
-@pytest.mark.parametrize("ranks", [3], indirect=True)
 def test_a_rank_that_never_comes_and_one_that_falls_silent_are_named(
-    ranks: Ranks, tiny_shards: Path, tmp_path: Path
+    ranks: Preflight, tiny_shards: Path, tmp_path: Path
 ) -> None:
     overrides = tiny_overrides(tiny_shards, tmp_path, "absent", data__global_batch_size=12)
     step = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
-    ranks.start(1, "n2", [*overrides, "--timeout", "200"], **step)
-    ranks.store.wait(["doctor/0/hello/1"], timedelta(seconds=200))
-    os.kill(ranks.processes[1].pid, signal.SIGSTOP)  # as a node that hangs
-    ranks.start(0, "n1", [*overrides, "--timeout", "3"], **step)
-    said = ranks.wait(0, BAD_NODES, SITE)  # on a busy machine 3 s may be too short for n1's own checks
+    arguments = [[*overrides, "--timeout", "3"], [*overrides, "--timeout", "200"], []]
+    ranks.run(("n1", "n2", "n3"), arguments, function="with_a_silent_and_an_absent_rank", **step)
+    said = ranks.output(0, BAD_NODES, SITE)  # on a busy machine 3 s may be too short for n1's own checks
     assert {"n2", "n3"} <= set(ranks.report()["bad_nodes"])
     assert "bad node n3: rank 2 did not answer within 3 s" in said
     assert "bad node n2: rank 1 came, but did not end" in said
 
 
-@pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_without_rank_0_the_head_node_is_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_without_rank_0_the_head_node_is_named(tmp_path: Path) -> None:
+    """The command itself, as srun starts it, in a process of its own."""
+    report = tmp_path / "report.json"
+    arguments = ["doctor", "demo", "--timeout", "1", "--report", str(report)]
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        address = {"MASTER_PORT": str(unused.getsockname()[1]), "SLURM_STEP_NODELIST": "gpu-[07-08]"}
-        ranks.start(1, "gpu-08", ["--timeout", "1"], **address)
-        said = ranks.wait(1, BAD_NODES)
-    assert said.startswith("error: bad node gpu-07: rank 0 does not answer rank 1 on node gpu-08 within 1 s")
-    assert said.count("\n") == 1 and ranks.report()["bad_nodes"] == ["gpu-07"]
+        environment = rank_environment() | {
+            "RANK": "1",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(unused.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "SLURMD_NODENAME": "gpu-08",
+            "SLURM_STEP_NODELIST": "gpu-[07-08]",
+        }
+        command = [sys.executable, "-m", "pretrain", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == BAD_NODES and done.stdout == "", done.stdout + done.stderr
+    sentence = "error: bad node gpu-07: rank 0 does not answer rank 1 on node gpu-08 within 1 s"
+    assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
+    assert json.loads(report.read_text())["bad_nodes"] == ["gpu-07"]
 
 
-@pytest.mark.parametrize("ranks", [1], indirect=True)
-def test_what_no_other_node_would_mend_is_the_users(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.start(0, "n1", tiny_overrides(tmp_path / "nowhere", tmp_path, "site"))
-    said = ranks.wait(0, SITE)
+def test_what_no_other_node_would_mend_is_the_users(ranks: Preflight, tmp_path: Path) -> None:
+    ranks.run(["n1"], [tiny_overrides(tmp_path / "nowhere", tmp_path, "site")])
+    said = ranks.output(0, SITE)
     assert "bank: all 16 heads" in said  # what can be checked is checked
     assert f"error: data directory {tmp_path}/nowhere does not exist" in said
     assert (ranks.report()["exit_code"], ranks.report()["bad_nodes"]) == (SITE, [])

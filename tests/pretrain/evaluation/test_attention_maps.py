@@ -12,7 +12,7 @@ from pretrain.evaluation.heads.attention_maps import (
     maps_figure,
     numbers_file,
 )
-from pretrain.study.report import Report, write_report
+from pretrain.study.report import Report, write
 
 
 def uniform(group: str, seed: int = 1, heads: int = 3, positions: int = 8) -> AttentionMaps:
@@ -72,6 +72,6 @@ def test_a_report_keeps_no_file_of_an_earlier_one_that_it_does_not_have(tmp_path
     report = Report("E0", "Nothing", "none.", [], [], [], {}, files={"old.npz": None, "new.npz": b"new"})
     for name in ("old.npz", "new.npz", "another.npz"):
         (tmp_path / name).write_bytes(b"old")
-    write_report(report, tmp_path)
+    write(report, tmp_path)
     found = {path.name: path.read_bytes() for path in tmp_path.glob("*.npz")}
     assert found == {"new.npz": b"new", "another.npz": b"old"}

@@ -9,29 +9,32 @@ import pytest
 import torch
 
 from pretrain.errors import UserError
-from pretrain.evaluation.heads.approximation import BANDWIDTH, Experiment, Trial, kernel_regression
-from pretrain.evaluation.heads.approximation_report import approximation_report
+from pretrain.evaluation.heads.approximation import (
+    BANDWIDTH,
+    Grid,
+    Trial,
+    approximation_report,
+    kernel_regression,
+)
 from pretrain.evaluation.heads.attention_maps import AttentionMaps, chosen_layer
 from pretrain.evaluation.heads.diversity import (
     LayerDiversity,
+    Limits,
     RunDiversity,
     WeightDiversity,
-    weight_diversity,
-)
-from pretrain.evaluation.heads.diversity_report import Limits, diversity_report
-from pretrain.evaluation.heads.groups import group_names
-from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut
-from pretrain.evaluation.heads.length_report import length_report
-from pretrain.evaluation.heads.measures import (
+    diversity_report,
     entropy,
     flat_cosines,
     pairwise_divergence,
     principal_angles,
     row_cosines,
+    weight_diversity,
 )
+from pretrain.evaluation.heads.length import LengthLoss, RunLengths, cut, length_report
 from pretrain.evaluation.verbs import _ascending
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.report import seeds_text
+from pretrain.study.seeds import group_by_method
 
 
 def test_principal_angles_of_known_planes() -> None:
@@ -152,14 +155,14 @@ def test_kernel_regression_is_the_kernel_mean_of_the_past() -> None:
 
 
 def test_approximation_verdicts() -> None:
-    experiment = Experiment(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
+    grid = Grid(("a", "b"), (8, 16), (1,), seeds=2, steps=1, learning_rate=1e-3)
     found = {("a", 8): (0.5, 0.5), ("a", 16): (0.10, 0.10), ("b", 8): (0.5, 0.5), ("b", 16): (0.109, 0.12)}
     trials = [
         Trial(variant, width, 1, seed, error, 0)
         for (variant, width), errors in found.items()
         for seed, error in enumerate(errors, start=1)
     ]
-    report = approximation_report(experiment, trials, tolerance=0.1)
+    report = approximation_report(grid, trials, tolerance=0.1)
     assert [v.answer for v in report.verdicts] == ["yes (2 of 2)", "in part (1 of 2)"]
     assert "14.5 ± 7.8 % above the baseline" in report.verdicts[1].numbers
     equal, large = report.tables[1].rows
@@ -186,9 +189,9 @@ def test_numbers_are_shown_with_their_spread() -> None:
     ],
 )
 def test_what_cannot_be_regressed_is_refused(variant: str, width: int, reason: str) -> None:
-    experiment = Experiment((variant,), (width,), (2,), seeds=1, steps=10, learning_rate=1e-3)
+    grid = Grid((variant,), (width,), (2,), seeds=1, steps=10, learning_rate=1e-3)
     with pytest.raises(UserError, match=reason):
-        experiment.config(variant, width, depth=2, seed=1)
+        grid.config(variant, width, depth=2, seed=1)
 
 
 @pytest.mark.parametrize("text", ["", "16,8", "8,8", "0,4", "a"])
@@ -216,11 +219,18 @@ def test_groups_are_seeds_of_one_another() -> None:
         finished("e", "orthogonal", adapters=["core", "low_rank"]),
     ]
     rope, learned = (f"orthogonal (position_embedding={kind})" for kind in ("rope", "learned"))
-    assert group_names(runs) == ["vanilla", rope, rope, learned, "orthogonal+core+low_rank"]
-    with pytest.raises(UserError, match=r"same run\.seed=1"):
-        group_names([*runs, finished("f", "vanilla")])
+    groups = group_by_method(runs)
+    assert [groups.name_of(run) for run in runs] == [
+        "vanilla",
+        rope,
+        rope,
+        learned,
+        "orthogonal+core+low_rank",
+    ]
+    with pytest.raises(UserError, match=r"a and f are both 'vanilla' with run\.seed=1: give one of them$"):
+        group_by_method([*runs, finished("f", "vanilla")])
     with pytest.raises(UserError, match="given twice"):
-        group_names([*runs, runs[0]])
+        group_by_method([*runs, runs[0]])
 
 
 def test_the_middle_layer_of_the_shallowest_run_is_drawn_unless_another_is_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import sys
@@ -10,16 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pretrain.errors import UserError
-from pretrain.evaluation.tasks import index as task_index
-from pretrain.evaluation.tasks import models as subjects
-from pretrain.evaluation.tasks.models import read_subjects
+from pretrain.evaluation.tasks import harness
+from pretrain.evaluation.tasks.models import ModelUnderTest, model_directory, read_models
 from pretrain.evaluation.tasks.verb import tasks
-from pretrain.export import cache
+from pretrain.export import run_exports as cache
 from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
+
+
+def fake_model(path: Path) -> Path:
+    """A directory that looks like an export, and that nothing can load."""
+    path.mkdir()
+    facts = {"variant": "vanilla", "seed": 1, "step": 6, "attention": {"variant": "vanilla", "adapters": []}}
+    (path / "export.json").write_text(json.dumps(facts))
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").touch()
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -37,24 +48,29 @@ def refused(match: str, *arguments: Any, **options: Any) -> None:
         tasks(*arguments, **options)
 
 
-def test_refusals_before_anything_is_loaded(place: Path, tmp_path: Path) -> None:
-    model = place / "model"
+def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
+    model, again = fake_model(tmp_path / "model"), fake_model(tmp_path / "again")
     refused("--tasks names no task", [model], " , ")
     refused("given twice", [model, model], "choice")
     refused("neither a run .* nor a model", [tmp_path], "choice")
     refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
-    refused("both 'vanilla' with run.seed=1", [model, _copy(model, tmp_path)], "choice")
+    refused("both 'vanilla' with run.seed=1: give one of them$", [model, again], "choice")
     refused("--step 3: .* is an export", [model], "choice", step=3)
-    refused("--include-path .* is no directory", [model], "choice", include_path=tmp_path / "none")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text("run: {name: a}\n")
     refused("no complete checkpoint", [tmp_path / "run"], "choice")
+
+
+@pytest.mark.distributed
+def test_a_directory_of_tasks_must_be_there(place: Path, tmp_path: Path) -> None:
+    refused("--include-path .* is no directory", [place / "model"], "choice", include_path=tmp_path / "none")
 
 
 def _copy(model: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model, tmp_path / "copy"))
 
 
+@pytest.mark.distributed
 def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
     refused(
         r"no task, group or tag arc_eazy \(did you mean arc_easy",
@@ -64,6 +80,7 @@ def test_unknown_tasks_are_named_with_what_was_meant(place: Path) -> None:
     )
 
 
+@pytest.mark.distributed
 def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> None:
     files = write_tasks(tmp_path / "files", 4)
     text = (files / "choice.yaml").read_text()
@@ -83,28 +100,37 @@ def test_what_a_task_does_wrong_is_one_sentence(place: Path, tmp_path: Path) -> 
     refused("runs code that the model writes", [place / "model"], "choice", include_path=files)
 
 
+@pytest.mark.distributed
 def test_code_beside_a_model_is_not_run_unasked(place: Path, tmp_path: Path) -> None:
     model = _copy(place / "model", tmp_path)
     (model / "modeling.py").write_text("raise SystemExit(3)\n")
     refused("modeling.py: read it, then give --trust-code", [model], "choice", include_path=place / "files")
 
 
+@pytest.mark.distributed
 def test_a_missing_extra_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.evaluator", None)
     refused(r"pip install 'ora-pretrain\[eval\]'", [place / "model"], "choice")
 
 
-def test_a_hub_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.distributed
+def test_a_hub_that_does_not_answer(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one that refuses nor one that takes the connection and says nothing."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(task_index, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr(harness, "HUB_SECONDS", 0.2)
+    task = {"task": "far", "dataset_path": "nyu-mll/glue", "dataset_name": "sst2"}
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(task))
+    group = {"group": "several", "task": ["far", {"task": "far", "task_alias": "again"}]}
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump(group))
+    options = {"include_path": tmp_path}
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        refused("does not answer .*refused.*HF_HUB_OFFLINE=1", [place / "model"], "arc_easy")
+        refused("does not answer .*refused.*HF_HUB_OFFLINE=1", [place / "model"], "far", **options)
         silent.listen()
-        refused("does not answer .*timed out.*--include-path", [place / "model"], "arc_easy")
+        message = "--tasks far: .*does not answer .*timed out.*--include-path"
+        refused(message, [place / "model"], "several", **options)
 
 
 def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
@@ -114,16 +140,17 @@ def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
         (checkpoint / "COMPLETE").write_text("{}")
         config = f"run: {{name: same, seed: {seed}}}\nattention: {{variant: orthogonal}}\n"
         (tmp_path / name / "config.yaml").write_text(config)
-    first, second = read_subjects([tmp_path / "a", tmp_path / "b"], None)
+    first, second = read_models([tmp_path / "a", tmp_path / "b"], None)
     assert (first.variant, first.seed, first.step, second.seed) == ("orthogonal", 1, 4, 2)
     assert first.name == str(tmp_path / "a"), "two runs of one name are called by their paths"
     with pytest.raises(UserError, match=r"--step 3: .* step 4 only"):
-        read_subjects([tmp_path / "a"], 3)
+        read_models([tmp_path / "a"], 3)
     (tmp_path / "a/config.yaml").write_text("run: {}\n")
     with pytest.raises(UserError, match="is no run's configuration"):
-        read_subjects([tmp_path / "a"], None)
+        read_models([tmp_path / "a"], None)
 
 
+@pytest.mark.distributed
 def test_where_there_are_gpus_an_export_is_made_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,10 +162,10 @@ def test_where_there_are_gpus_an_export_is_made_in_another_process(
     (tmp_path / "config.yaml").write_text("run: {}\n")
     monkeypatch.setattr(cache, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    run = subjects.Subject(tmp_path, "a", "vanilla", 1, 4, {})
+    run = ModelUnderTest(tmp_path, "a", "vanilla", 1, 4, {})
     with pytest.raises(UserError, match="has no complete checkpoint"):
-        subjects.model_directory(run)
+        model_directory(run)
     monkeypatch.setattr(cache, "exported", here)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(AssertionError, match="in this process"):
-        subjects.model_directory(run)
+        model_directory(run)

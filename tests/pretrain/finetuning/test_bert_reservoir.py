@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pretrain.__main__ import main
-from pretrain.finetuning.bert.arms import Condition, arms
-from pretrain.finetuning.bert.experiment import Result
-from pretrain.finetuning.bert.report import compare_arms
 from tests.pretrain.finetuning.tiny_bert import HIDDEN, make_tiny_bert
+
+pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -107,32 +105,6 @@ def _resumes(room: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
 def _lasting(report: dict[str, Any]) -> dict[str, Any]:
     runs = [{key: value for key, value in run.items() if key != "seconds"} for run in report["runs"]]
     return {**report, "runs": runs}
-
-
-def test_arms_are_compared_in_pairs() -> None:
-    """Accuracies by hand: +2, 0, +1, +2, 0 points, whose mean is 1 and sd 1."""
-    base = [0.5, 0.6, 0.7, 0.8, 0.9]
-    gains = {Condition.unfrozen: [0.0] * 5, Condition.frozen: [0.01] * 5}
-    gains[Condition.orthonormal] = [0.02, 0.0, 0.01, 0.02, 0.0]
-    results = {
-        arm: [
-            _result(b + g, seed) for seed, (b, g) in enumerate(zip(base, gains[arm.condition], strict=True))
-        ]
-        for arm in arms(list(gains), ["all"])
-    }
-    found = {(c.arm.name, c.control.name): c.gap for c in compare_arms(results)}
-    assert set(found) == {("frozen", "unfrozen"), ("orthonormal", "unfrozen"), ("orthonormal", "frozen")}
-    gap = found["orthonormal", "unfrozen"]
-    half = 2.7764451051977987 * 0.01 / 5**0.5
-    assert np.allclose([gap.mean, gap.low, gap.high], [0.01, 0.01 - half, 0.01 + half])
-    assert gap.t_p is not None and gap.t_p_holm == pytest.approx(
-        2 * gap.t_p
-    )  # the equal ones count for nothing
-    assert found["orthonormal", "frozen"].mean == pytest.approx(0.0)
-
-
-def _result(accuracy: float, seed: int) -> Result:
-    return Result("", "", seed, accuracy, 0.0, 0.5, 1, 0, 1, 1, 0.0, "cpu", 1, {}, [])
 
 
 def _without(*names: str) -> Callable[[Path], None]:

@@ -1,23 +1,28 @@
-"""evaluate bert-small: which source a sentence is from, and a small BERT that learns of the text."""
+"""benchmarks.bert_small: sentences and their sources, and a small BERT that learns from the text."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from data_pipeline.demo_corpus import build_corpus
 from data_pipeline.sources.records import Document
-from pretrain.__main__ import main
-from pretrain.errors import UserError
-from pretrain.finetuning.bert.directory import open_bert
-from pretrain.finetuning.bert.sentences import Text, make_task, read_text, sentences
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.distributed
+
+
+def documents(texts: str, source: str) -> list[Document]:
+    return [Document(text, source, "") for text in texts.split("\n")]
 
 
 def test_sentences_are_plain_words_up_to_a_full_stop() -> None:
+    from benchmarks.bert_small import sentences
+
     document = (
         "Return the number of bytes that were read. Is this one a question that counts?\n"
         "Too short, this. The value of x_1 is not made of plain words alone.\n"
@@ -29,64 +34,56 @@ def test_sentences_are_plain_words_up_to_a_full_stop() -> None:
     ]
 
 
-def documents(texts: str, source: str) -> tuple[Document, ...]:
-    return tuple(Document(text, source, "") for text in texts.split("\n"))
-
-
 def test_both_labels_are_equally_frequent_and_no_sentence_is_on_both_sides() -> None:
+    from benchmarks.bert_small import examples_of
+
     shared = "This sentence stands on both of the sides."
     both = "This one was written for two sources."
     comments = "A comment is to be found here.\nAnother comment is here.\nThis comment is one too many."
-    text = Text(
-        documents(f"{shared}\nA first sentence of the manual here.\n{both}", "manual")
-        + documents(f"{comments}\n{both}", "code")
-        + documents("Only one sentence is from this place.", "elsewhere"),
-        documents(f"{shared}\nThe manual has one more sentence.", "manual")
-        + documents("One more comment is held out.", "code"),
+    training = documents(f"{shared}\nA first sentence of the manual here.\n{both}", "manual")
+    training += documents(f"{comments}\n{both}", "code")
+    training += documents("Only one sentence is from this place.", "elsewhere")
+    held_out = documents(f"{shared}\nThe manual has one more sentence.", "manual")
+    held_out += documents("One more comment is held out.", "code")
+    sides = examples_of(training, held_out)
+    assert [Counter(example["label"] for example in side) for side in sides] == [{0: 2, 1: 2}, {0: 1, 1: 1}]
+    label = {example["sentence"]: example["label"] for side in sides for example in side}
+    assert label["A first sentence of the manual here."] == label[shared]
+    assert (
+        label["The manual has one more sentence."] == label[shared] != label["One more comment is held out."]
     )
-    task = make_task(text)
-    assert set(task.sources) == {"manual", "code"}
-    label = {source: number for number, source in enumerate(task.sources)}
-    assert sorted(example.label for example in task.training) == [0, 0, 1, 1]
-    assert sorted(example.label for example in task.validation) == [0, 1]
-    found = {example.sentence: example.label for example in (*task.training, *task.validation)}
-    assert found["A first sentence of the manual here."] == found[shared] == label["manual"]
-    assert both not in found and "Only one sentence is from this place." not in found
-    assert not {e.sentence for e in task.training} & {e.sentence for e in task.validation}
+    assert both not in label and "Only one sentence is from this place." not in label
+    assert len(label) == 6
+    with pytest.raises(SystemExit, match="sentences of 1 sources"):
+        examples_of(held_out[:2], held_out)
 
 
-def test_text_of_one_source_is_refused() -> None:
-    one = documents("A first sentence of the manual here.\nAnother one is here as well.", "manual")
-    with pytest.raises(UserError, match=r"sentences of 1 sources \(manual\)"):
-        make_task(Text(one, one[:1]))
-
-
-def test_too_little_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("One document cannot be on both sides.")
-    with pytest.raises(UserError, match="only 1 documents"):
-        read_text(tmp_path)
-
-
-def test_a_small_bert_learns_and_is_the_same_each_time(
+def test_a_small_bert_learns_and_can_be_tested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from benchmarks import bert_small
+    from pretrain.finetuning.bert.directory import open_bert
+
     build_corpus(tmp_path / "corpus", 8)
-    part = tmp_path / "corpus/demo-00000.jsonl.zst"
-    sizes = "--hidden-size 32 --num-layers 1 --heads 2 --vocab-size 800 --sequence-length 24 --batch-size 16"
-    for name in ("first", "second"):
-        words = [str(part), "--out", str(tmp_path / name), *sizes.split(), "--steps", "60"]
-        monkeypatch.setattr(sys, "argv", ["pretrain", "evaluate", "bert-small", *words])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert not end.value.code
-    first, second = tmp_path / "first", tmp_path / "second"
-    names = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
-    assert [name for name in names if (first / name).read_bytes() != (second / name).read_bytes()] == []
-    found = json.loads((first / "pretraining.json").read_text())
-    assert found["loss"] < 0.95 * found["loss_untrained"]
-    model, made_anew = open_bert(first / "model", 24).classifier()
-    assert len(made_anew) == 4 and model.dtype == torch.float32
-    assert "held-out loss" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2 and "exists already" in capsys.readouterr().err
+    for name, value in {
+        "HIDDEN_SIZE": 32,
+        "NUM_LAYERS": 1,
+        "HEADS": 2,
+        "VOCABULARY": 800,
+        "LENGTH": 24,
+    }.items():
+        monkeypatch.setattr(bert_small, name, value)
+    part, out = tmp_path / "corpus/demo-00000.jsonl.zst", tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["bert_small", str(part), "--out", str(out), "--steps", "60"])
+    bert_small.main()
+    said = capsys.readouterr().out
+    assert float(said.partition("held-out loss ")[2].split()[0]) < 6.35  # 95 % of ln 800
+    bert = open_bert(out / "model", 24)
+    _, made_anew = bert.classifier()
+    assert len(made_anew) == 4 and bert.config.num_hidden_layers == 1
+    for name in ("train", "validation"):
+        rows = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        assert len(rows) > 10 and sum(row["label"] for row in rows) * 2 == len(rows)
+    with pytest.raises(SystemExit):
+        bert_small.main()
+    assert "exists already" in capsys.readouterr().err

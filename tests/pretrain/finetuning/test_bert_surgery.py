@@ -10,12 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from megatron_patches.bank.orthonormal import ROLES, head_rows
 from pretrain.errors import UserError
-from pretrain.finetuning.bert.arms import Arm, Condition, Norm, arms, layers_of
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm
 from pretrain.finetuning.bert.directory import BertDirectory, open_bert
 from pretrain.finetuning.bert.experiment import check_heads
 from pretrain.finetuning.bert.surgery import bank_recipe, frozen_rows, install
 from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
 from tests.pretrain.finetuning.tiny_bert import HEAD_DIM, HIDDEN, make_tiny_bert
+
+pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +101,6 @@ def test_the_proof_fails_where_a_frozen_bit_or_no_head_changes(bert: BertDirecto
         model.bert.encoder.layer[0].attention.self.key.bias[3] += 1e-30
         with pytest.raises(RuntimeError, match="frozen rows"):
             what_changed(model, rows, before, "classifier.")
-
-
-def test_arms_have_one_baseline_and_every_condition_in_every_range() -> None:
-    found = arms([Condition.unfrozen, Condition.frozen, Condition.gaussian], ["0", "50%-100%"])
-    assert [arm.name for arm in found] == [
-        "unfrozen",
-        *("frozen, layers 0", "gaussian, layers 0"),
-        *("frozen, layers 50%-100%", "gaussian, layers 50%-100%"),
-    ]
-    assert len({arm.file_name for arm in found}) == 5
-    assert layers_of("all", 3) == range(3)
-    with pytest.raises(UserError, match="no layer at all"):
-        layers_of("0%-10%", 2)
 
 
 def test_a_directory_as_the_hub_has_it_is_read(tmp_path: Path) -> None:

@@ -10,14 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from pretrain.errors import UserError
-from pretrain.finetuning.classification_data import (
-    TASKS,
-    Example,
-    find_tasks,
-    read_examples,
-    read_task,
-    set_aside,
-)
+from pretrain.finetuning.classification_data import TASKS, Example, find_tasks, read_examples, read_task
+from pretrain.finetuning.encoding import encode_examples, set_aside, shorten
 from pretrain.finetuning.translation_data import read_pairs
 
 # Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
@@ -140,6 +134,17 @@ def test_folders_and_tasks_that_are_not_there(tmp_path: Path) -> None:
     (folder / "train.jsonl").write_text("")
     with pytest.raises(UserError, match=r"train.jsonl and train.tsv for one split"):
         read_task(TASKS["sst2"], tmp_path)
+
+
+def test_pairs_are_cut_where_they_are_longer() -> None:
+    assert shorten([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
+    assert shorten([[1] * 9, [2] * 7], 8) == [[1] * 4, [2] * 4]
+    assert shorten([[1] * 3], 8) == [[1] * 3]
+    words = {"a b c d": [5, 6, 7, 8], "e": [9], "\n": [1]}
+    found = encode_examples(
+        TASKS["rte"], [Example("a b c d", "e", 1)], lambda texts: [words[text] for text in texts], 2, 6
+    )
+    assert found.shortened == 1 and found.items[0] == {"input_ids": [2, 5, 6, 7, 1, 9], "labels": 1}
 
 
 def test_what_is_set_aside_is_drawn_by_the_seed() -> None:

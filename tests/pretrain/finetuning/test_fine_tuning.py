@@ -1,95 +1,26 @@
-"""`evaluate glue` and `translation`: whose seeds are paired, what is compared and said, what is refused."""
+"""`evaluate glue` and `translation` on tiny exports: groups, the whole command, what is refused."""
 
 from __future__ import annotations
 
 import json
-import math
-import random
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
 pytest.importorskip("accelerate")
 pytest.importorskip("sklearn")
 pytest.importorskip("sacrebleu")
 
 from pretrain.errors import UserError
-from pretrain.finetuning.pretrained import group_models, open_pretrained
-from pretrain.finetuning.report import Trial, compare_trials, find_baseline, fine_tuned_report
+from pretrain.finetuning.pretrained import Pretrained, group_models, open_pretrained
 from pretrain.finetuning.verbs import glue, translation
-from pretrain.study.report import report_markdown
 from tests.command_line import assert_refused, cli
 from tests.tiny_exports import tiny_export
 
-
-def trial(group: str, pretraining: int | None, seed: int, score: float, task: str = "sst2") -> Trial:
-    model = f"{group}-{pretraining}"
-    return Trial(task, group, model, pretraining, seed, score, {"accuracy": score}, 0.01, 872)
-
-
-def test_pairs_are_of_pretraining_seeds_where_there_are_several() -> None:
-    base = [trial("a", p, s, 0.9 + 0.01 * p + 0.001 * s) for p in (1, 2, 3) for s in (1, 2)]
-    own = [trial("b", p, s, 0.9 + 0.02 * p + 0.001 * s) for p in (1, 2, 4) for s in (1, 2)]
-    (found,) = compare_trials([*base, *own], "a", 0.05)
-    assert found.pair == "pretraining" and found.gap is not None
-    assert found.gap.seeds == (1, 2) and found.gap.differences == pytest.approx((0.01, 0.02))
-    half = stats.t.ppf(0.975, 1) * math.sqrt(0.00005) / math.sqrt(2)
-    assert (found.gap.low, found.gap.high) == pytest.approx((0.015 - half, 0.015 + half))
-    assert found.held == 2
-
-
-def test_pairs_are_of_fine_tuning_seeds_of_one_pretraining() -> None:
-    base = [trial("a", 7, s, 0.9) for s in (1, 2, 3)]
-    own = [trial("b", 7, s, value) for s, value in ((1, 0.9), (2, 0.84), (3, 0.86))]
-    own += [trial("b", 8, s, 0.1) for s in (1, 2, 3)]  # of other samples in another order
-    (found,) = compare_trials([*base, *own], "a", 0.05)
-    assert found.pair == "fine-tuning" and found.gap is not None and found.gap.n == 3
-    assert found.gap.differences == pytest.approx((0, -0.06, -0.04)) and found.held == 2
-    foreign = [trial("c", None, s, 0.9) for s in (1, 2, 3)]
-    (other,) = compare_trials([*base, *foreign], "a", 0.05)
-    assert other.gap is not None and other.gap.n == 3 and other.held == 3
-
-
-def test_p_values_are_adjusted_over_tasks_and_groups() -> None:
-    drawn = random.Random(0)
-    trials = [
-        trial(group, 1, seed, 0.8 + 0.01 * drawn.random(), task)
-        for task in ("sst2", "rte")
-        for group in ("a", "b", "c")
-        for seed in (1, 2, 3)
-    ]
-    found = compare_trials(trials, "a", 0.05)
-    assert [(one.task, one.group) for one in found] == [(t, g) for t in ("sst2", "rte") for g in "bc"]
-    smallest = min(one.gap.t_p for one in found if one.gap)
-    assert min(one.gap.t_p_holm for one in found if one.gap) == pytest.approx(min(1, 4 * smallest))
-
-
-def test_the_report_says_what_was_compared() -> None:
-    trials = [trial(group, 1, seed, 0.9) for group in ("a", "b") for seed in (1, 2)]
-    trials += [trial("a", 1, 1, 0.0, "cola"), trial("b", 1, 1, 0.3, "cola")]
-    report = fine_tuned_report("E3", "Fine-tuning", trials, "a", 0.05, ["a note"], {"more": 1})
-    assert [(v.group, v.answer) for v in report.verdicts] == [
-        ("b, sst2", "yes (2 of 2)"),
-        ("b, cola", "not testable"),  # 95 % of nothing
-    ]
-    text = report_markdown(report)
-    assert "score ≥ 95 % of a's" in text and "a note" in text
-    assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
-    assert "| sst2 | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | – | no |" in text
-    assert "not of their methods" in text and "below 5 pairs" in text
-    alone = fine_tuned_report("E3", "Fine-tuning", trials[:2], "a", 0.05, [], {})
-    assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1
-
-
-def test_the_baseline_is_a_group_or_a_model() -> None:
-    assert find_baseline(None, ["a", "b"], ["x", "y"]) == "a"
-    assert find_baseline("b", ["a", "b"], ["x", "y"]) == find_baseline("y", ["a", "b"], ["x", "y"]) == "b"
-    with pytest.raises(UserError, match="--baseline z: no model and no group has that name; there are a, b"):
-        find_baseline("z", ["a", "b"], ["x", "y"])
+pytestmark = pytest.mark.distributed
 
 
 @pytest.fixture(scope="module")
@@ -111,27 +42,36 @@ def arguments(exports: Path, *names: str) -> dict[str, Any]:
     return {"models": [exports / name for name in names], "out": exports / "out"}
 
 
+def group_names(models: list[Pretrained]) -> list[str]:
+    groups = group_models(models)
+    return [groups.name_of(model) for model in models]
+
+
 def test_models_are_grouped_by_method_and_settings(exports: Path, tmp_path: Path) -> None:
-    names = ("vanilla-1", "vanilla-2", "orthogonal-1")
-    models = [open_pretrained(exports / name, False) for name in names]
-    assert group_models(models) == ["vanilla", "vanilla", "orthogonal"]
+    models = [open_pretrained(exports / name, False) for name in ("vanilla-1", "vanilla-2", "orthogonal-1")]
+    assert group_names(models) == ["vanilla", "vanilla", "orthogonal"]
+    assert group_models(models).baseline == "vanilla"
+    assert group_models(models, "orthogonal").baseline == group_models(models, "orthogonal-1").baseline
+    with pytest.raises(
+        UserError, match=r"--baseline z is none of .* give one of these: 'vanilla', 'orthogon"
+    ):
+        group_models(models, "z")
     other = tmp_path / "longer"
     shutil.copytree(exports / "orthogonal-2", other)
     facts = json.loads((other / "export.json").read_text()) | {"step": 9}
     (other / "export.json").write_text(json.dumps(facts))
-    found = group_models([*models, open_pretrained(other, False)])
-    assert found[2:] == ["orthogonal (step=0)", "orthogonal (step=9)"]
+    names = group_names([*models, open_pretrained(other, False)])
+    assert names[2:] == ["orthogonal (step=0)", "orthogonal (step=9)"]
     with pytest.raises(UserError, match="a model was given twice"):
         group_models([models[0], models[0]])
     (other / "export.json").unlink()  # somebody else's
     foreign = open_pretrained(other, False)
-    assert group_models([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
+    assert group_names([foreign]) == ["longer"] and foreign.frozen_rows == {} and foreign.seed is None
     shutil.copytree(exports / "vanilla-1", tmp_path / "again")
-    with pytest.raises(UserError, match="two models of vanilla have the same seed 1"):
+    with pytest.raises(UserError, match=r"are both 'vanilla' with run\.seed=1: give one of them"):
         group_models([models[0], open_pretrained(tmp_path / "again", False)])
 
 
-@pytest.mark.distributed
 def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Path, tmp_path: Path) -> None:
     """A second command trains the seed that is new, and only that."""
     names = ("vanilla-1", "vanilla-2", "orthogonal-1", "orthogonal-2")
@@ -190,7 +130,7 @@ def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path
     assert_refused(done, "--tasks: there is no task 'sst3'; there are cola, sst2")
     data = {"data": exports / "data"}
     shutil.copytree(exports / "vanilla-1", tmp_path / "model")
-    with pytest.raises(UserError, match="--baseline gaussian: no model and no group has that name"):
+    with pytest.raises(UserError, match="--baseline gaussian is none of the variants and runs given"):
         glue(**arguments(exports, "vanilla-1"), **data, baseline="gaussian")
     with pytest.raises(UserError, match="data is neither a run directory nor an export"):
         glue(**arguments(exports, "data"), **data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,22 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
-from pretrain.finetuning.encoding import Collate, encode_examples, shorten
+from pretrain.finetuning.encoding import Collate, encode_examples
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
-from pretrain.finetuning.glue import run_glue
+from pretrain.finetuning.glue import glue_fine_tunings
 from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, load_tokenizer
 from pretrain.finetuning.packages import require_packages
-from pretrain.finetuning.plan import Plan
+from pretrain.finetuning.plan import Plan, run_on_exports
 from pretrain.finetuning.pretrained import Pretrained, open_pretrained
-from pretrain.finetuning.settings import Settings
-from pretrain.finetuning.training import Examples, begin, fine_tune
+from pretrain.finetuning.report import Trial
+from pretrain.finetuning.training import Examples, Settings, begin, fine_tune
 from pretrain.finetuning.translating import Prompt, translate
-from pretrain.finetuning.translation import Texts, run_translation
+from pretrain.finetuning.translation import Texts, translation_fine_tunings
 from pretrain.finetuning.translation_data import Pair
-from pretrain.finetuning.trials import TrialFiles
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
 
+pytestmark = pytest.mark.distributed
+Done = tuple[list[Trial], list[dict[str, Any]]]
 SST2 = TASKS["sst2"]
 QUICK = Settings(learning_rate=5e-3, epochs=4, batch_size=16)
 
@@ -61,6 +63,10 @@ def reviews(count: int, seed: int) -> list[Example]:
     return found
 
 
+def run_glue(plan: Plan, tasks: list[TaskData], out: Path, begins: Callable[[str], None] = str) -> Done:
+    return run_on_exports(glue_fine_tunings(plan, tasks), plan.seeds, out, begins)
+
+
 @pytest.fixture(scope="module")
 def sst2() -> TaskData:
     return TaskData(SST2, reviews(160, 0), reviews(60, 1))
@@ -77,7 +83,7 @@ def trained(
     temporary = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        trials, details = run_glue(plan, [sst2], TrialFiles(out), begun.append)
+        trials, details = run_glue(plan, [sst2], out, begun.append)
     left = set(temporary.iterdir())
     return {"plan": plan, "out": out, "begun": begun, "trials": trials, "details": details, "left": left}
 
@@ -109,7 +115,7 @@ def test_frozen_rows_and_the_rest_are_reported(
 
 
 def test_what_is_finished_is_not_trained_again(trained: dict[str, Any], sst2: TaskData) -> None:
-    again, details = run_glue(trained["plan"], [sst2], TrialFiles(trained["out"]), lambda name: None)
+    again, details = run_glue(trained["plan"], [sst2], trained["out"])
     assert again == trained["trials"] and [detail["kept"] for detail in details] == [True] * 4
     assert [detail["kept"] for detail in trained["details"]] == [False] * 4
 
@@ -124,7 +130,7 @@ def test_the_same_seed_gives_the_same_numbers(
             path.read_text().replace('"examples": "', '"examples": "0')
         )
     plan = Plan([models["rotary"]], ["rotary"], QUICK, seeds=1)
-    (trial,), (detail,) = run_glue(plan, [sst2], TrialFiles(tmp_path), lambda name: None)
+    (trial,), (detail,) = run_glue(plan, [sst2], tmp_path)
     first = trained["details"][0]
     assert not detail["kept"] and trial == trained["trials"][0]
     for key in ("metrics", "weights", "predictions"):
@@ -141,9 +147,7 @@ def test_nothing_is_left_and_nothing_is_said(
 ) -> None:
     assert trained["left"] == set()
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    run_glue(
-        Plan([models["learned"]], ["x"], quick, seeds=1), [sst2], TrialFiles(tmp_path), lambda name: None
-    )
+    run_glue(Plan([models["learned"]], ["x"], quick, seeds=1), [sst2], tmp_path)
     assert capfd.readouterr() == ("", "")
     assert [path.name for path in tmp_path.iterdir()] == ["trials"]
 
@@ -203,17 +207,6 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
     assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
 
 
-def test_pairs_are_cut_where_they_are_longer() -> None:
-    assert shorten([[1] * 9, [2] * 3], 8) == [[1] * 5, [2] * 3]
-    assert shorten([[1] * 9, [2] * 7], 8) == [[1] * 4, [2] * 4]
-    assert shorten([[1] * 3], 8) == [[1] * 3]
-    words = {"a b c d": [5, 6, 7, 8], "e": [9], "\n": [1]}
-    found = encode_examples(
-        TASKS["rte"], [Example("a b c d", "e", 1)], lambda texts: [words[text] for text in texts], 2, 6
-    )
-    assert found.shortened == 1 and found.items[0] == {"input_ids": [2, 5, 6, 7, 1, 9], "labels": 1}
-
-
 def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretrained], sst2: TaskData) -> None:
     """Of labels that mean nothing the loss of the examples set aside rises soon."""
     tokenizer = load_tokenizer(models["rotary"])
@@ -242,7 +235,7 @@ def test_a_loss_that_is_no_number_ends_it(
 ) -> None:
     plan = Plan([models["rotary"]], ["x"], Settings(learning_rate=1e30, epochs=1, batch_size=40), seeds=1)
     with pytest.raises(UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"):
-        run_glue(plan, [sst2], TrialFiles(tmp_path), lambda name: None)
+        run_glue(plan, [sst2], tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -253,9 +246,7 @@ def test_scores_are_learned_by_regression(models: dict[str, Pretrained], tmp_pat
         return [Example(one.first, "bad film", 5.0 * one.label) for one in reviews(count, seed)]
 
     plan = Plan([models["learned"]], ["x"], replace(QUICK, epochs=10), seeds=1)
-    (trial,), _ = run_glue(
-        plan, [TaskData(task, some(96, 0), some(40, 1))], TrialFiles(tmp_path), lambda name: None
-    )
+    (trial,), _ = run_glue(plan, [TaskData(task, some(96, 0), some(40, 1))], tmp_path)
     assert trial.metrics.keys() == {"pearson", "spearman"} and min(trial.metrics.values()) > 0.8
     assert trial.score == sum(trial.metrics.values()) / 2 and 0 < trial.standard_error < 0.1
 
@@ -264,9 +255,7 @@ def test_the_score_of_mnli_is_the_mean_of_both_sets(models: dict[str, Pretrained
     some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
     data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    (trial,), _ = run_glue(
-        Plan([models["learned"]], ["x"], quick, seeds=1), [data], TrialFiles(tmp_path), lambda _: None
-    )
+    (trial,), _ = run_glue(Plan([models["learned"]], ["x"], quick, seeds=1), [data], tmp_path)
     assert list(trial.metrics) == ["accuracy", "accuracy_mismatched"] and trial.items == 48
     errors = [p * (1 - p) / n for p, n in zip(trial.metrics.values(), (20, 28), strict=True)]
     assert trial.standard_error == pytest.approx(sum(errors) ** 0.5 / 2)
@@ -287,7 +276,7 @@ def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: P
     texts = Texts(train, test, "{source} =")
     quick = Settings(learning_rate=1e-2, epochs=12, batch_size=16)
     plan = Plan([models["rotary"]], ["x"], quick, seeds=1)
-    (trial,), (detail,) = run_translation(plan, texts, TrialFiles(tmp_path), lambda name: None)
+    (trial,), (detail,) = run_on_exports(translation_fine_tunings(plan, texts), plan.seeds, tmp_path, str)
     assert detail["translations"][:3] == list(PHRASES.values())
     assert detail["translations"][-2:] == [PHRASES["three"], ""] and detail["untranslated"] == 1
     bleu = sacrebleu.corpus_bleu(detail["translations"], [[pair.target for pair in test]])
@@ -295,7 +284,7 @@ def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: P
     assert detail["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp")
     assert trial.metrics["BLEU"] == trial.score and 0 < trial.standard_error < 0.3
     assert detail["weights"]["frozen_bits_equal"] and detail["weights"]["unchanged_tensors"] == []
-    again, (kept,) = run_translation(plan, texts, TrialFiles(tmp_path), lambda name: None)
+    again, (kept,) = run_on_exports(translation_fine_tunings(plan, texts), plan.seeds, tmp_path, str)
     assert again == [trial] and kept["kept"]
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pretrain.checkpoint.format import About, about_json, read_about
-from pretrain.runs.position import MEMORY, TRUSTED_AFTER, Position, Usual
+from pretrain.runs.position import MEMORY, TRUSTED_AFTER, Position, RunningStats
 
 
-def after(values: list[float]) -> Usual:
-    usual = Usual()
+def after(values: list[float]) -> RunningStats:
+    usual = RunningStats()
     for value in values:
         usual = usual.after(value)
     return usual

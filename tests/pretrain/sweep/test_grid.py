@@ -13,8 +13,7 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizing.verbs import which_task
 from pretrain.config.load import load_config
-from pretrain.config.sources import override_text, parse_overrides
-from pretrain.config.yaml_values import dump_yaml
+from pretrain.config.sources import dump_yaml, override_text, parse_overrides
 from pretrain.errors import UserError
 from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grids
 from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names

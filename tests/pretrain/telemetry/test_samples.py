@@ -10,8 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
+from pretrain.telemetry.event_file import markdown_of
 from pretrain.telemetry.records import Sample
-from pretrain.telemetry.samples import markdown_of
 from tests.pretrain.telemetry.records import make_record, open_telemetry, read_strictly
 
 HOSTILE = (

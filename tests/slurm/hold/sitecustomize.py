@@ -55,7 +55,7 @@ def held(train_step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wait_for(path: Path, seconds: float = 120.0) -> None:
-    """Of what is written behind the training."""
+    """Wait for a file that is written in the background of training."""
     deadline = time.monotonic() + seconds
     while not path.is_file():
         if time.monotonic() > deadline:

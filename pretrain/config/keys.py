@@ -1,0 +1,52 @@
+"""All configuration keys with their records, and the changes that a resume lets take effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pretrain.config.setting import OnResume, Setting, setting_of
+from pretrain.config.tree import Config
+from pretrain.config.types import Section
+
+SECTIONS: dict[str, type[Section]] = {
+    name: cast("type[Section]", Config.model_fields[name].annotation) for name in Config.model_fields
+}
+KEYS: dict[str, Setting] = {
+    f"{name}.{key}": setting_of(field)
+    for name, section in SECTIONS.items()
+    for key, field in section.model_fields.items()
+}
+"""{section.key: its record} in the order of the tree. A list of keys is a comprehension over this."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose new value takes effect."""
+
+    key: str
+    was: Any
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} is {_text(self.value)}, was {_text(self.was)}"
+
+
+def effective_changes(before: Mapping[str, Any], config: Config) -> Iterator[Change]:
+    """Yield the keys whose new value takes effect from the next step on.
+
+    Args:
+        before: the resolved configuration that the run had, as config.yaml holds it. Keys that are missing
+            there, because an older version wrote the file, count as unchanged.
+    """
+    for section, values in config.resolved().items():
+        had = before.get(section, {})
+        for key, value in values.items():
+            was = had.get(key, value) if isinstance(had, Mapping) else value
+            if was != value and KEYS[f"{section}.{key}"].on_resume is OnResume.EFFECTIVE:
+                yield Change(f"{section}.{key}", was, value)
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

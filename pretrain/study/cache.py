@@ -1,0 +1,64 @@
+"""Cache of results on disk: a result that was made of the same things is not made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pretrain.errors import UserError
+from pretrain.reporting.content import strict_json
+from pretrain.runs.directory import write_json
+
+
+@dataclass(frozen=True)
+class ResultCache:
+    """Results below `directory`, a JSON file each: {"identity": what it was made of, …}."""
+
+    directory: Path
+
+    def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the content of a result, or None if there is none of this identity, or none that is whole.
+
+        Args:
+            name: path of the file below `directory`, without the suffix.
+        """
+        try:
+            content: dict[str, Any] = json.loads(self._path(name).read_text(encoding="utf-8"))
+            return content if content["identity"] == identity else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, name: str, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        """Write a result; numbers that are not finite become null.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        path = self._path(name)
+        try:
+            write_json(path, strict_json({"identity": identity, **content}))
+        except OSError as error:
+            raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
+
+    def read_or_make(
+        self, name: str, identity: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], bool]:
+        """Return a result that has been through JSON, and whether it was there already."""
+        if (kept := self.read(name, identity)) is not None:
+            return kept, True
+        self.write(name, identity, make())
+        made = self.read(name, identity)
+        assert made is not None, f"{name}: the identity that was written is not the one that was asked for"
+        return made, False
+
+    def _path(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+
+def content_digest(content: Any) -> str:
+    """Return the SHA-256 of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

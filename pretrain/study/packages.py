@@ -1,0 +1,15 @@
+"""Packages of the extra `compare`: importing this module without them raises UserError.
+
+Modules of studies that need them import this one first. Not in `__init__`: an export reads `models` without.
+"""
+
+from importlib.util import find_spec
+
+from pretrain.errors import UserError
+
+for _package in ("matplotlib", "scipy"):
+    if find_spec(_package) is None:
+        raise UserError(
+            f"compare and evaluate need the package {_package}, which is not installed: "
+            "pip install 'ora-pretrain[compare]'"
+        )

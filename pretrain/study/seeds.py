@@ -1,0 +1,272 @@
+"""Groups of runs that are seeds of one another, and the group that each is compared with.
+
+Members of a group have one method (variant and adapters) and the same settings but for the seeds; where two
+groups have one method, the settings in which they differ are in their names. `group_runs` takes the settings
+of the attention and names groups `orthogonal construction=svd`; `group_by_settings` takes settings of the
+caller's and names them `orthogonal (construction=svd)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import pretrain.study.packages  # noqa: F401
+from pretrain.config.keys import KEYS
+from pretrain.errors import UserError
+from pretrain.reporting.text import setting_text
+
+
+class Member(Protocol):
+    """Member of a group: a finished run or a model. `config` is {section: {key: value}}."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+
+class HasGroup(Protocol):
+    """Result of one member, which carries the name of its group."""
+
+    @property
+    def group(self) -> str: ...
+
+
+R = TypeVar("R", bound=Member)
+Result = TypeVar("Result", bound=HasGroup)
+
+_NOT_IN_A_LABEL = {name.removeprefix("attention.") for name, key in KEYS.items() if not key.label}
+_NOT_THE_METHOD = frozenset(name for name, key in KEYS.items() if not key.method)
+
+
+@dataclass(frozen=True)
+class Group(Generic[R]):
+    """Runs that are seeds of one another, by ascending seed.
+
+    `label` names the method, `stratum` the subject's values ("" if no subject was named).
+    """
+
+    label: str
+    stratum: str
+    runs: tuple[R, ...]
+
+    @property
+    def name(self) -> str:
+        """Return label and stratum: unique among the groups."""
+        return " ".join(part for part in (self.label, self.stratum) if part)
+
+
+@dataclass(frozen=True)
+class Groups(Generic[R]):
+    """Every group and, by name, the group that it is compared with; a baseline's is itself."""
+
+    baseline: str
+    groups: tuple[Group[R], ...]
+    compared_with: Mapping[str, str]
+
+    @property
+    def runs(self) -> list[R]:
+        """Return every run, group by group."""
+        return [run for group in self.groups for run in group.runs]
+
+    def named(self, name: str) -> Group[R]:
+        """Return the group of that name."""
+        return next(group for group in self.groups if group.name == name)
+
+    def baseline_of(self, group: Group[R]) -> Group[R]:
+        """Return the group that `group` is compared with."""
+        return self.named(self.compared_with[group.name])
+
+    def name_of(self, run: R) -> str:
+        """Return the name of the run's group."""
+        return next(g.name for g in self.groups if run.path in {member.path for member in g.runs})
+
+
+def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return {group: its results}, groups and results in the order given."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.group, []).append(result)
+    return groups
+
+
+def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run directory") -> None:
+    """Raise UserError if a path is given twice."""
+    listed = [path.resolve() for path in paths]
+    if len(set(listed)) < len(listed):
+        raise UserError(f"a {what} was given twice: give each {place} once")
+
+
+def settings_of(run: Member) -> dict[str, Any]:
+    """Return {section.key: value} of the run's config."""
+    return {
+        f"{section}.{key}": value
+        for section, content in run.config.items()
+        if isinstance(content, Mapping)
+        for key, value in content.items()
+    }
+
+
+def method_of(run: Member) -> str:
+    """Return the variant and its adapters: `orthogonal+low_rank`."""
+    return "+".join([run.variant, *(run.config.get("attention", {}).get("adapters") or ())])
+
+
+def group_runs(
+    runs: Sequence[R], baseline: str, subjects: Mapping[str, Sequence[Any]] | None = None
+) -> Groups[R]:
+    """Group runs by method, settings of the attention and values of the subjects.
+
+    Strata stand in the order of the subject's values, the baseline first in each, else in the order given.
+
+    Args:
+        baseline: a label, a label with its stratum, or the name of one run, which then stands for its group.
+        subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
+
+    Raises:
+        UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
+    """
+    methods = [method_of(run) for run in runs]
+    attention = [run.config["attention"] for run in runs]
+    telling = _telling_settings(methods, attention, _NOT_IN_A_LABEL)
+    labels = [" ".join([method, *texts]) for method, texts in zip(methods, telling, strict=True)]
+    strata = _strata(subjects or {}, len(runs))
+    groups = _collect(runs, labels, strata, may_name_subject=subjects is not None)
+    label, compared_with = _find_baseline(groups, baseline)
+    first = _first_positions(subjects or {}, strata)
+    order = sorted(groups, key=lambda g: (first[g.stratum], compared_with[g.name] != g.name))
+    return Groups(label, tuple(order), compared_with)
+
+
+def group_by_settings(
+    members: Sequence[R],
+    methods: Sequence[str],
+    settings: Sequence[Mapping[str, Any]],
+    baseline: str | None = None,
+) -> Groups[R]:
+    """Group members by method and settings, in the order given.
+
+    Args:
+        methods: of each member.
+        settings: of each member, {name: value}; a name may have a section before it.
+        baseline: the name of a group, its variant, or the name of a member; None: the first member's group.
+
+    Raises:
+        UserError: no such baseline, or two members of a group with one seed.
+    """
+    telling = _telling_settings(methods, settings)
+    names = [f"{m} ({', '.join(texts)})" if texts else m for m, texts in zip(methods, telling, strict=True)]
+    groups = _collect(members, names, [""] * len(members))
+    label, compared_with = _find_baseline(groups, names[0] if baseline is None else baseline)
+    return Groups(label, tuple(groups), compared_with)
+
+
+def group_by_method(runs: Sequence[R]) -> Groups[R]:
+    """Group finished runs by everything that decides how a model is trained, but for the seeds.
+
+    Raises:
+        UserError: a run is given twice, or two runs of a group have the same seed.
+    """
+    refuse_twice(run.path for run in runs)
+    settings = [
+        {key: value for key, value in settings_of(run).items() if key not in _NOT_THE_METHOD} for run in runs
+    ]
+    return group_by_settings(runs, [method_of(run) for run in runs], settings)
+
+
+def _telling_settings(
+    methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
+) -> list[list[str]]:
+    """Return for each member `key=value` of the settings in which members of its method differ."""
+    telling = []
+    for method, own in zip(methods, settings, strict=True):
+        alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
+        keys = sorted({key for other in alike for key in other}.difference(left_out))
+        differing = [key for key in keys if len({setting_text(other.get(key)) for other in alike}) > 1]
+        telling.append([f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing])
+    return telling
+
+
+def _collect(
+    runs: Sequence[R], labels: Sequence[str], strata: Sequence[str], *, may_name_subject: bool = False
+) -> list[Group[R]]:
+    members: dict[tuple[str, str], list[R]] = defaultdict(list)
+    for run, label, stratum in zip(runs, labels, strata, strict=True):
+        members[label, stratum].append(run)
+    groups = []
+    for (label, stratum), own in members.items():
+        by_seed = sorted(own, key=lambda run: -1 if run.seed is None else run.seed)
+        groups.append(Group(label, stratum, tuple(by_seed)))
+        _refuse_one_seed_twice(groups[-1], may_name_subject)
+    return groups
+
+
+def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
+    for first, second in pairwise(group.runs):
+        if first.seed == second.seed:
+            ours, theirs = settings_of(first), settings_of(second)
+            keys = sorted(key for key in ours.keys() | theirs.keys() if not key.startswith("run."))
+            differing = [key for key in keys if ours.get(key) != theirs.get(key)]
+            remedy = "give one of them"
+            if differing and may_name_subject:
+                remedy += f", or say --subject {differing[0]} if that is what is compared"
+            raise UserError(
+                f"{first.path} and {second.path} are both '{group.name}' with run.seed={first.seed}: {remedy}"
+            )
+
+
+def _strata(subjects: Mapping[str, Sequence[Any]], count: int) -> list[str]:
+    """Return `key=value` of every subject for each run; the key without its section unless ambiguous."""
+    last = [name.rpartition(".")[2] for name in subjects]
+    short = last if len(set(last)) == len(last) else list(subjects)
+    given = list(zip(short, subjects.values(), strict=True))
+    return [" ".join(f"{key}={setting_text(values[i])}" for key, values in given) for i in range(count)]
+
+
+def _first_positions(subjects: Mapping[str, Sequence[Any]], strata: Sequence[str]) -> dict[str, int]:
+    """Return each stratum's position: by the subject's values if they can be sorted, else as first given."""
+    order: Sequence[int] = range(len(strata))
+    with contextlib.suppress(TypeError):  # a mapping, or numbers beside None
+        order = sorted(order, key=lambda i: tuple(values[i] for values in subjects.values()))
+    return {strata[i]: position for position, i in reversed(list(enumerate(order)))}
+
+
+def _find_baseline(groups: Sequence[Group[Any]], baseline: str) -> tuple[str, dict[str, str]]:
+    """Return the baseline's name, and {group: the group it is compared with}."""
+    of_variant = {group.label for group in groups if group.runs[0].variant == baseline}
+    if baseline in {group.label for group in groups}:
+        return baseline, _by_stratum(groups, baseline)
+    for group in groups:
+        if baseline == group.name or baseline in {run.name for run in group.runs}:
+            return group.name, {other.name: group.name for other in groups}
+    if len(of_variant) == 1:
+        label = of_variant.pop()
+        return label, _by_stratum(groups, label)
+    problem = (
+        "is the variant of several groups of runs" if of_variant else "is none of the variants and runs given"
+    )
+    present = ", ".join(f"'{group.name}'" for group in groups)
+    raise UserError(f"--baseline {baseline} {problem}; give one of these: {present}")
+
+
+def _by_stratum(groups: Sequence[Group[Any]], label: str) -> dict[str, str]:
+    own = {group.stratum: group.name for group in groups if group.label == label}
+    for group in groups:
+        if group.stratum not in own:
+            raise UserError(
+                f"there is no run of the baseline {label} with {group.stratum}, which '{group.name}' has: "
+                f"add one, or give one variant for all, such as --baseline '{next(iter(own.values()))}'"
+            )
+    return {group.name: own[group.stratum] for group in groups}

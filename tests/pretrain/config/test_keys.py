@@ -1,0 +1,131 @@
+"""The records of the configuration keys: complete, as the program acts, and as the documentation has them."""
+
+import re
+
+import pytest
+import yaml
+from pydantic.fields import FieldInfo
+
+from megatron_patches.recipe.policy import AXES
+from pretrain.checkpoint.identity import DATA_KEYS
+from pretrain.compare.comparability import EXPECTED_TO_DIFFER
+from pretrain.config.keys import KEYS, SECTIONS, effective_changes
+from pretrain.config.load import load_config
+from pretrain.config.reference import configuration_page
+from pretrain.config.setting import OnResume, Setting, setting, setting_of
+from pretrain.telemetry.hparams import hparams
+from tests.ranks import ROOT
+
+
+def declared() -> list[tuple[str, FieldInfo]]:
+    return [
+        (f"{section}.{key}", field)
+        for section, kind in SECTIONS.items()
+        for key, field in kind.model_fields.items()
+    ]
+
+
+@pytest.mark.parametrize(("key", "field"), declared())
+def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
+    record = setting_of(field)
+    assert record is KEYS[key] and isinstance(record, Setting)
+    assert record.on_resume in OnResume
+    assert (field.description or "").endswith(".")
+    # What a checkpoint compares is refused; what it refuses, it compares by the value, the data or the bank.
+    assert record.on_resume is OnResume.REFUSED if record.identity or record.data_change else True
+    if record.on_resume is OnResume.REFUSED and not record.identity:
+        assert key in ("data.directory", "data.blend") or key.startswith("attention.")
+    assert record.hparam if record.method else True
+    if record.excludes:
+        section, _, own = key.partition(".")
+        assert KEYS[f"{section}.{record.excludes}"].excludes == own
+
+
+def test_a_key_without_a_record_is_noticed() -> None:
+    with pytest.raises(TypeError, match="declared with `setting`: Nothing"):
+        setting_of(FieldInfo(description="Nothing."))
+    with pytest.raises(TypeError):
+        setting(1, "A key without a record.")  # type: ignore[call-arg]
+
+
+def test_the_queries_find_what_they_ask_for() -> None:
+    assert len(KEYS) > 60
+    assert DATA_KEYS == ("data.sequence_length", "data.seed", "data.reset_at_document_end")
+    places = ("run.", "attention.", "checkpoint.")
+    assert {key for key in EXPECTED_TO_DIFFER if not key.startswith(places)} == {
+        "data.directory",
+        "data.seed",
+        "data.cache_directory",
+        "data.loader_workers",
+        "data.allow_change",
+    }
+    sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
+    assert {key for key, record in KEYS.items() if record.hparam} == {
+        "run.seed",
+        *(key for key in KEYS if key.startswith(tuple(f"{name}." for name in sections))),
+    }
+    assert set(hparams(load_config("demo"))) == {key for key, record in KEYS.items() if record.hparam}
+    assert {key for key, record in KEYS.items() if record.hparam and not record.method} == {
+        "run.seed",
+        "attention.adapters",
+        "attention.seed",
+        "data.seed",
+        "data.directory",
+        "data.cache_directory",
+        "data.loader_workers",
+        "data.allow_change",
+        "data.validate_every",
+        "data.micro_batch_size",
+    }
+    labels = {key for key, record in KEYS.items() if record.label}
+    assert labels == {f"attention.{name}" for name in AXES} - {"attention.adapters"}
+
+
+def test_changes_are_what_takes_effect_and_nothing_else() -> None:
+    before = yaml.safe_load(load_config("demo").to_yaml())
+    del before["stability"]  # as an older version would have left it
+    overrides = (
+        "optimizer.weight_decay=0.1",
+        "optimizer.betas=[0.8, 0.9]",
+        "schedule.steps=300",
+        "run.name=other",
+        "data.loader_workers=2",
+        "stability.max_skipped=5",
+    )
+    changed = list(effective_changes(before, load_config("demo", overrides)))
+    assert [str(change) for change in changed] == [
+        "optimizer.betas is [0.8, 0.9], was [0.9, 0.98]",
+        "optimizer.weight_decay is 0.1, was 0.01",
+        "schedule.steps is 300, was 240",
+    ]
+    assert list(effective_changes(before, load_config("demo"))) == []
+
+
+def test_the_table_of_what_a_resume_does_has_each_key_in_its_row() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    for start, of_class in (
+        ("| effective from the next step on", OnResume.EFFECTIVE),
+        ("| effective too, the same training up to rounding", OnResume.LAYOUT),
+        ("| refused: another run", OnResume.REFUSED),
+        ("| without effect on the numbers", OnResume.NO_EFFECT),
+    ):
+        (row,) = (line for line in page.splitlines() if line.startswith(start))
+        named = set(re.findall(r"`([a-z]+\.(?:[a-z_]+|\*))`", row)) - {"environment.json"}
+        if of_class is OnResume.REFUSED:
+            named.discard("data.allow_change")  # the condition in that row
+        whole = tuple(name.removesuffix("*") for name in named if name.endswith("*"))
+        expected = {key for key, record in KEYS.items() if record.on_resume is of_class}
+        assert {key for key in named if not key.endswith("*")} == {
+            key for key in expected if not key.startswith(whole or ("no section",))
+        }, start
+        for section in whole:
+            assert {key for key in KEYS if key.startswith(section)} <= expected, start
+
+
+def test_the_page_of_all_keys_is_made_from_the_declarations() -> None:
+    page = ROOT / "docs/configuration.md"
+    command = "python -m pretrain.config.reference > docs/configuration.md"
+    assert page.read_text() == configuration_page(), f"docs/configuration.md is old; run: {command}"
+    assert command in page.read_text()
+    for key in KEYS:
+        assert f"\n| `{key}` | " in page.read_text(), key

@@ -1,0 +1,152 @@
+"""Groups of seeds, tables of gaps, and reports as `compare`, `evaluate` and fine-tuning share them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import pretrain.study
+from pretrain.errors import UserError
+from pretrain.reporting.tables import Table
+from pretrain.study.gaps import NATS, POINTS, SCORES, PairedGap, Scale, adjust, gap_content, paired_gap
+from pretrain.study.report import Document, Picture, finish, page_text
+from pretrain.study.seeds import group_by_settings, group_runs, refuse_twice
+from pretrain.study.tables import (
+    EFFECT,
+    GAP,
+    INTERVAL,
+    PAIRS,
+    PERPLEXITY,
+    T_HOLM,
+    GapRow,
+    gap_sentence,
+    gap_table,
+    p_value,
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    path: Path
+    name: str
+    variant: str
+    seed: int | None
+    config: Mapping[str, Any] = field(default_factory=lambda: {"attention": {}})
+
+
+def model(name: str, variant: str, seed: int | None) -> Model:
+    return Model(Path(name), name, variant, seed)
+
+
+def gap_of(differences: tuple[float, ...], scale: Scale) -> PairedGap:
+    values = dict(enumerate(differences, start=1))
+    (gap,) = adjust([paired_gap("base", values, dict.fromkeys(values, 0.0), scale)])
+    assert gap is not None
+    return gap
+
+
+def test_groups_by_settings_of_the_caller() -> None:
+    models = [model("a2", "a", 2), model("b1", "b", 1), model("a1", "a", 1), model("a9", "a", 9)]
+    settings = [{"step": 1, "x.rate": None}, {}, {"step": 1, "x.rate": None}, {"step": 5, "x.rate": [1, 2]}]
+    groups = group_by_settings(models, ["a", "b", "a", "a"], settings)
+    plain, other = "a (step=1, rate=none)", "a (step=5, rate=1+2)"
+    assert [group.name for group in groups.groups] == [plain, "b", other]
+    assert [run.name for run in groups.groups[0].runs] == ["a1", "a2"] and groups.name_of(models[3]) == other
+    assert groups.baseline == plain and groups.baseline_of(groups.groups[1]).name == plain
+    for baseline in ("b", "b1"):
+        assert group_by_settings(models, ["a", "b", "a", "a"], settings, baseline).baseline == "b"
+    with pytest.raises(UserError, match="--baseline a is the variant of several groups of runs"):
+        group_by_settings(models, ["a", "b", "a", "a"], settings, "a")
+    foreign = [model("x", "x", None), model("y", "y", None)]
+    assert len(group_by_settings(foreign, ["x", "y"], [{}, {}]).groups) == 2
+    with pytest.raises(UserError, match=r"^x and y are both 'x' with run\.seed=None: give one of them$"):
+        group_by_settings(foreign, ["x", "x"], [{}, {}])
+
+
+def test_only_a_command_with_subjects_names_them_as_the_remedy() -> None:
+    one, two = (
+        Model(Path(name), name, "v", 1, {"attention": {}, "data": {"size": size}})
+        for name, size in (("a", 1), ("b", 2))
+    )
+    with pytest.raises(UserError, match=r"with run\.seed=1: give one of them$"):
+        group_runs([one, two], "v")
+    with pytest.raises(UserError, match=r"give one of them, or say --subject data\.size if that"):
+        group_runs([one, two], "v", {})
+
+
+def test_a_path_given_twice_is_refused() -> None:
+    refuse_twice([Path("a"), Path("b")])
+    with pytest.raises(UserError, match=r"^a model was given twice: give each directory once$"):
+        refuse_twice([Path("a"), Path("b/../a")], "model", "directory")
+
+
+def test_one_policy_for_p_values() -> None:
+    shown = [p_value(*case) for case in ((0.01234, 5), (0.00009, 5), (None, 9), (0.01, 4), (0.01, 0))]
+    assert shown == ["0.0123", "< 0.0001", "–", "n < 5", "n < 5"]
+    few, many = gap_of((0.1, 0.2), POINTS), gap_of((0.01, 0.02, 0.03, 0.04, 0.05), POINTS)
+    rows = [GapRow(("few",), few), GapRow(("many",), many, "score"), GapRow(("none",), None)]
+    columns = (PAIRS, replace(GAP, title="points"), INTERVAL, EFFECT, T_HOLM)
+    table = gap_table(("variant",), rows, columns, claims=True)
+    assert table.header[:4] == ("variant", "pairs", "points", "95 % interval")
+    assert table.rows[0][:3] == ("few", "2", "+15.00") and table.rows[0][-2] == "n < 5"
+    assert table.rows[1][1:] == (
+        "5",
+        "+3.00",
+        "[+1.04, +4.96]",
+        "+1.90",
+        "0.0132",
+        "score significantly higher at 5 % (p = 0.0132 after Holm, n = 5)",
+    )
+    assert table.rows[2][1:] == ("0", "–", "–", "–", "–", "no seed in common with the baseline, so no gap")
+    assert set(table.text_columns) == {0, 6}
+    assert list(gap_table(("variant",), rows, columns, flush_left=True).text_columns) == list(range(6))
+
+
+def test_a_gap_knows_its_scale() -> None:
+    nats, points, scores = (gap_of((0.01, 0.02), scale) for scale in (NATS, POINTS, SCORES))
+    assert "perplexity_ratio" in gap_content(nats) and "perplexity_ratio" not in gap_content(points)
+    assert gap_content(nats).keys() - gap_content(scores).keys() == {
+        *("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")
+    }
+    assert "+0.0150 nats per token" in gap_sentence("v", nats) and "perplexity +1.5 %" in gap_sentence(
+        "v", nats
+    )
+    assert gap_sentence("v", points, "accuracy").startswith("v: +1.50 points (95 % interval")
+    assert gap_sentence("v", scores, "accuracy").startswith("v: accuracy +0.0150 (95 % interval")
+    assert [PERPLEXITY.cell(gap) for gap in (nats, points)] == ["+1.5 %", "–"]
+
+
+def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(("a", "n"), [("x", "1")])
+    page = ["# Title", "", Picture("there"), Picture("gone"), table, ["one", "two"], []]
+    text = "# Title\n\n![there](there.png)\n\n| a | n |\n| --- | ---: |\n| x | 1 |\n\n* one\n* two\n"
+    assert page_text(page, ["there.png"]) == text
+    figures = {"gone": lambda: None}
+    document = Document(page, {"x": float("nan")}, ["said", ["note"]], figures, {"a.csv": "1\n", "b": b"2"})
+    output = io.StringIO()
+    finish(document, tmp_path / "out", Console(file=output), remark=" (again)")
+    assert output.getvalue() == "said\n* note\n"
+    assert capsys.readouterr().out == f"written: {tmp_path / 'out/report.md'} (again)\n"
+    files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert files["report.json"] == '{\n "x": null\n}\n' and files["a.csv"] == "1\n" and files["b"] == "2"
+    assert "gone" not in files["report.md"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--out .*file cannot be written: "):
+        finish(document, tmp_path / "file", Console(file=output))
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "scipy"])
+def test_a_missing_package_is_one_sentence(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        UserError, match=rf"need the package {package}, .*pip install 'ora-pretrain\[compare\]'"
+    ):
+        importlib.reload(pretrain.study)
