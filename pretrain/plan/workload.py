@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
-from pretrain.config.performance import PerformanceSection
 from pretrain.config.phases import phases_of
+from pretrain.config.sections import PerformanceSection
 from pretrain.config.tree import Config
 
 BYTES = {"fp32": 4, "bf16": 2}
