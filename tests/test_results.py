@@ -119,7 +119,7 @@ def test_compare_finds_the_baseline_of_every_report(page: Page, quick: bool) -> 
             for run in runs
         }
         assert subjects or len(shapes) == 1
-        seeds = {group.seeds for group in groups.groups}
+        seeds = {tuple(run.seed for run in group.runs) for group in groups.groups}
         assert len(seeds) == 1
 
 
