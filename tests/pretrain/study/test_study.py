@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-import pretrain.study
+import pretrain.study.packages
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
 from pretrain.study.gaps import NATS, POINTS, SCORES, PairedGap, Scale, adjust, gap_content, paired_gap
@@ -149,4 +149,4 @@ def test_a_missing_package_is_one_sentence(package: str, monkeypatch: pytest.Mon
     with pytest.raises(
         UserError, match=rf"need the package {package}, .*pip install 'ora-pretrain\[compare\]'"
     ):
-        importlib.reload(pretrain.study)
+        importlib.reload(pretrain.study.packages)
