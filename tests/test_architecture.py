@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,22 +22,29 @@ OURS = {*PACKAGES, "ds_configs", "tests", "benchmarks"}
 LONGEST_FILE = 450
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def modules(package: str) -> list[Path]:
     found = sorted((ROOT / package).rglob("*.py"))
     assert found, package
     return found
 
 
-def imports(path: Path) -> set[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Full names of all modules that a file imports anywhere, functions and TYPE_CHECKING blocks included."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -98,6 +106,7 @@ def test_no_room_imports_one_of_its_own_floor_or_above(package: str) -> None:
     assert back == []
 
 
+@cache
 def import_graph() -> dict[str, set[str]]:
     """{module: our modules that it imports anywhere, functions and TYPE_CHECKING blocks included}."""
     paths = {
@@ -152,7 +161,7 @@ def test_only_load_makes_a_configuration() -> None:
     """So that nothing holds one which `refusals` has not judged."""
     makers = set()
     for path in modules("pretrain"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 if called == "Config" or called.startswith(("Config.model_", "config.model_copy")):
@@ -202,7 +211,7 @@ LAUNCHER = {
 
 def launcher_variables(path: Path) -> set[str]:
     """Those of LAUNCHER that a file names, but for `os.environ[NAME] = ...`, which only writes."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     written = {
         id(node.slice)
         for node in ast.walk(tree)
@@ -231,7 +240,7 @@ def test_ranks_and_signals_are_known_without_torch() -> None:
 
 def replaced_attributes(path: Path) -> set[str]:
     """`module.name` of everything of somebody else's modules that a file assigns to."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     modules = {
         (alias.asname or alias.name).split(".")[0]
         for node in ast.walk(tree)
@@ -282,14 +291,14 @@ def test_what_is_written_against_a_version_says_so() -> None:
     """A reader who raises megatron-core's version finds every file to look at by one word."""
     for path in modules("megatron_patches"):
         against = any(name.startswith("megatron.core") for name in imports(path))
-        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        docstring = ast.get_docstring(parsed(path)) or ""
         assert ("Version-sensitive" in docstring) >= against, path.relative_to(ROOT)
 
 
 def test_the_loop_names_no_variant() -> None:
     """Nor does anything else in `pretrain`: variants are data, and only policy.py has their names."""
     for path in modules("pretrain"):
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         docstrings = {
             id(node.body[0].value)
             for node in ast.walk(tree)
@@ -339,9 +348,9 @@ def test_a_small_module_with_one_importer_has_a_reason() -> None:
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             folder = name.rpartition(".")[0]
             others = importers.get(name, set())
-            if len(others) == 1 and {other.rpartition(".")[0] for other in others} == {folder}:
-                if len(path.read_text().splitlines()) < SMALL:
-                    small.add(path.relative_to(ROOT).as_posix())
+            alone = len(others) == 1 and {other.rpartition(".")[0] for other in others} == {folder}
+            if alone and len(path.read_text().splitlines()) < SMALL:
+                small.add(path.relative_to(ROOT).as_posix())
     assert small == APART.keys()
 
 

@@ -1,14 +1,17 @@
-"""The program in one test, for the fast suite: two ranks train, stop, resume, and end as if never stopped."""
+"""The program in one test: two ranks train, stop, resume, and end as if never stopped."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import pytest
 
 from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
 from tests.ranks import run_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 
+@pytest.mark.distributed
 def test_two_ranks_train_stop_and_resume_exactly(tiny_shards: Path, tmp_path: Path) -> None:
     def overrides(name: str) -> list[str]:
         return tiny_overrides(

@@ -153,6 +153,7 @@ def fabricate(*names: str) -> None:
         write_run(ABLATIONS, name, variant, seed=int(seed), loss=4.0 + int(seed) / 100)
 
 
+@pytest.mark.distributed
 def test_without_training_it_makes_what_is_finished_and_says_what_the_rest_waits_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

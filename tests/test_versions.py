@@ -132,6 +132,7 @@ def test_an_older_torch_is_refused() -> None:
         untested_torch("2.8.0+cu128")
 
 
+@pytest.mark.distributed
 def test_a_rank_warns_in_one_line_and_goes_on() -> None:
     """In a process of its own, whose torch says of itself that it is newer than it is."""
     program = (

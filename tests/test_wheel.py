@@ -18,6 +18,7 @@ import pytest
 import pretrain
 from tests.ranks import ROOT, rank_environment
 
+pytestmark = pytest.mark.distributed  # builds, installs and starts programs
 PRODUCT = ("pretrain", "megatron_patches", "data_pipeline", "ds_configs")
 DATA = (".yaml", ".json", ".md")
 

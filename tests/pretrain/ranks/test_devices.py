@@ -154,6 +154,7 @@ def test_a_task_that_is_shown_one_gpu_takes_it_whatever_its_number(monkeypatch: 
     assert gpu_index(local_rank=3, count=1) >= 1
 
 
+@pytest.mark.distributed
 def test_what_is_set_for_gpus(tmp_path: Path) -> None:
     program = """
 import json, os, sys, torch
