@@ -24,7 +24,7 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
-NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/distributed/mine_worker.py")
+NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/distributed/workers/mine.py")
 """What a page tells the reader to make."""
 
 SECTIONS = {name: {*field.annotation.model_fields} for name, field in Config.model_fields.items()}
