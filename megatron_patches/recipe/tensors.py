@@ -230,7 +230,8 @@ def _query_key(
     """Yield W_Q and W_K beside W_V: rows of heads that train, frozen rows or their factors, adapters."""
     name, stream = f"decoder.layers.{layer}.self_attention.linear_qkv", f"layer.{layer}.attention"
     d, head_dim, queries = shape.hidden_size, shape.head_dim, shape.queries_per_group
-    frozen = tuple(group in frozen_groups for group in range(shape.num_query_groups))
+    chosen = set(frozen_groups)
+    frozen = tuple(group in chosen for group in range(shape.num_query_groups))
     trained = tuple(not one for one in frozen)
 
     def parts_of(groups: tuple[bool, ...], rows: int) -> tuple[tuple[str, int], ...]:
