@@ -16,12 +16,12 @@ DEMO_TOKENIZER = ("--vocab-size", "4096")  # the demo corpus is too small for th
 
 
 class SubmitError(Exception):
-    """One sentence: what to mend."""
+    """The sentence that says what to mend."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call of sbatch.
+    """A call of sbatch.
 
     Attributes:
         name: of the job, unique in the chain.
@@ -97,7 +97,7 @@ def _data_jobs(options: argparse.Namespace) -> list[Job]:
 
 
 def _run_jobs(options: argparse.Namespace) -> list[Job]:
-    """One job a variant, and their comparison."""
+    """Yield one job a variant, and their comparison."""
     variants = [variant for variant in options.variants.split(",") if variant]
     if not variants or len(set(variants)) < len(variants):
         raise SubmitError(f"--variants {options.variants} must name one or more variants, each once")

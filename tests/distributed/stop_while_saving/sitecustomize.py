@@ -1,7 +1,8 @@
 """For a test, through PYTHONPATH: a rank stops itself (SIGSTOP) in the middle of saving a checkpoint.
 
 When Python opens the temporary checkpoint.json in the directory named by STOP_WHILE_SAVING, every rank's file
-is there and the COMPLETE marker is not. Whoever then kills the run kills it during a save, however fast the disk is.
+is there and the COMPLETE marker is not. Whoever then kills the run kills it during a
+save, however fast the disk is.
 """
 
 import os
