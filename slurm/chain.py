@@ -97,7 +97,7 @@ def _data_jobs(options: argparse.Namespace) -> list[Job]:
 
 
 def _run_jobs(options: argparse.Namespace) -> list[Job]:
-    """Yield one job a variant, and their comparison."""
+    """Return one job a variant, and their comparison."""
     variants = [variant for variant in options.variants.split(",") if variant]
     if not variants or len(set(variants)) < len(variants):
         raise SubmitError(f"--variants {options.variants} must name one or more variants, each once")
