@@ -18,7 +18,7 @@ CAUSAL = 0.5
 # The backward pass makes two GEMMs (input and weight gradient) for each one of the forward pass.
 FORWARD_AND_BACKWARD = 3
 CHECKPOINT_BYTES = 12
-"""Of a trainable parameter in a checkpoint: an fp32 master and Adam's two fp32 moments."""
+"""Bytes of a trainable parameter in a checkpoint: an fp32 master and Adam's two fp32 moments."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _BLOCK = 20_000
 HAS_EXTRAS = find_spec("s3fs") is not None and find_spec("moto") is not None
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.skipif(not HAS_EXTRAS, reason="the extras `s3` and `test` are not installed"),
+    pytest.mark.skipif(not HAS_EXTRAS, reason="the extras `s3` and `dev` are not installed"),
 ]
 
 

@@ -56,7 +56,7 @@ def text(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_directories_of_many_shards_are_read_under_the_limit(
     workshop: Workshop, text: Path, tmp_path: Path
 ) -> None:
-    """One shard for every unit, split and source: 1,400 at a limit of 256."""
+    """Make one shard for every unit, split and source: 1,400 at a limit of 256."""
     options = TokenizeOptions("x", 0.2, range_bytes=text.stat().st_size // 700, shard_bytes=1)
     manifest, _ = tokenize(find_inputs([text]), workshop.model, tmp_path / "out", options, 4, quiet)
     assert len(manifest.shards) > 1400

@@ -1,4 +1,4 @@
-"""What the ranks of test_inventory.py do: build the engine of each design, and list what is really there."""
+"""Ranks of test_inventory.py: the engine of each design, and a list of its parameters and buffers."""
 
 from __future__ import annotations
 
