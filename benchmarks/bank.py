@@ -31,8 +31,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from megatron_patches.bank.exact import FloatArray
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, BankRecipe, rows_of_heads
-from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
+from megatron_patches.bank.shards import layer_shard, rank_factors
 from megatron_patches.bank.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
@@ -55,7 +56,7 @@ def make_factors(tensor_parallel_size: int) -> None:
     recipe = BankRecipe(
         1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS, scope="layer", construction="monarch"
     )
-    heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size)
+    heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size).frozen
     for layer in range(NUM_LAYERS):
         rank_factors(recipe, layer, heads, torch.bfloat16)
 

@@ -2,7 +2,8 @@
 
 projections  frozen queries and keys, trainable values, one collective each way
 products     several products of one input in one autograd function
-adapters     formulas of small trainable corrections of frozen queries and keys
+adapters     formulas of small trainable corrections of queries, keys and values
+convolution  a short look back of each channel, within samples and documents
 rotary       rotary positions of queries and keys
 scores       queries, keys, values -> context vectors, by fused kernels
 synthesizer  attention whose scores do not depend on the tokens

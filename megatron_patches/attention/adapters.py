@@ -1,12 +1,17 @@
-"""Small trainable corrections of frozen queries and keys.
+"""Small trainable corrections of queries, keys and values.
 
 With q_h = W_q x of head h (k likewise), in this order:
 
-    low_rank     q_h += B_qh A_q x,  k_h += B_kh A_k x    A [rank, hidden] shared by the heads; B starts at 0
-    core         q_h ← C_h q_h                            C_h [head_dim, head_dim] starts as I; queries only
-    qk_norm      q_h ← g_qh ∘ q_h / rms(q_h), k alike     gains g start at 1; the scale becomes at once the
-                                                          one that orthonormal rows have on average
-    logit_scale  q_h ← s_h q_h                            s_h starts at 1
+    low_rank           q_h += B_qh A_q x,  k_h += B_kh A_k x   A [rank, hidden] shared by the heads; B starts
+                                                               at 0, or normal where there is no W
+    gelu_query         q_h += B_h GELU(A x)                    A [2 rank, hidden] shared; B starts at 0
+    core               q_h ← C_h q_h                           C_h [head_dim, head_dim] starts as I
+    query_key_bias     q_h ← q_h + b_qh, k alike               b starts at 0
+    qk_norm            q_h ← g_qh ∘ q_h / rms(q_h), k alike    gains g start at 1; the scale becomes at once
+                                                               the one that orthonormal rows have on average
+    short_convolution  k_t ← Σ_j c_j ∘ k_(t−j), v alike        c_0 starts at 1; for the odd channels of k c_1
+    channel_scale      q_h ← exp(s_h) ∘ q_h                    s starts at 0
+    logit_scale        q_h ← s_h q_h                           s_h starts at 1
 
 Weights and costs are declared in `megatron_patches.recipe.adapters`; here are the formulas. All weights but A
 belong to a head and are sharded with it. A is the same on every tensor-parallel rank; each rank's gradient of
@@ -17,64 +22,118 @@ owns A and makes A x in the collective that its other products share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
-from megatron_patches.bank.orthonormal import Role
+from megatron_patches.attention.convolution import Reach, convolve
 from megatron_patches.engine.compat import mark_tensor_parallel
-from megatron_patches.recipe.adapters import AdapterSizes, AdapterWeight, in_order
+from megatron_patches.recipe.adapters import Adapter, AdapterSizes, AdapterWeight, HeadRole
 
 QK_NORM_EPSILON = 1e-6
 
+
+class Heads(NamedTuple):
+    """Queries `[seq, batch, heads, head_dim]`, keys and values `[seq, batch, groups, head_dim]` of a layer.
+
+    Attributes:
+        query, key: None before low_rank makes them, where there is no W.
+        value: None where only queries and keys are of interest.
+        reach: what a token may look back at (see `convolution`).
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor | None = None
+    reach: Reach = None
+
+
 Weights = Mapping[str, torch.Tensor]
 """An adapter's tensors by name; the product of a shared one with the input stands in that one's place."""
-Formula = Callable[[torch.Tensor, torch.Tensor, Weights], tuple[torch.Tensor, torch.Tensor]]
-"""(queries `[seq, batch, heads, head_dim]`, keys `[seq, batch, groups, head_dim]`, weights) -> both."""
+Formula = Callable[[Heads, Weights], Heads]
 
 
-def low_rank(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def low_rank(heads: Heads, weights: Weights) -> Heads:
     """Add B A x."""
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
-    query = query + (for_query @ weights["up_query"].t()).view_as(query)
-    return query, key + (for_key @ weights["up_key"].t()).view_as(key)
+    query, key = for_query @ weights["up_query"].t(), for_key @ weights["up_key"].t()
+    if heads.query is None:
+        assert heads.value is not None
+        head_dim = heads.value.size(-1)
+        return heads._replace(
+            query=query.unflatten(-1, (-1, head_dim)), key=key.unflatten(-1, (-1, head_dim))
+        )
+    return heads._replace(
+        query=heads.query + query.view_as(heads.query), key=heads.key + key.view_as(heads.key)
+    )
 
 
-def core(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
+def gelu_query(heads: Heads, weights: Weights) -> Heads:
+    """Add B GELU(A x) to queries."""
+    inner = torch.nn.functional.gelu(weights["gelu_down"])
+    return heads._replace(query=heads.query + (inner @ weights["gelu_up"].t()).view_as(heads.query))
+
+
+def core(heads: Heads, weights: Weights) -> Heads:
     """Multiply each head's query by the head's matrix."""
-    return torch.einsum("sbhe,hde->sbhd", query, weights["core"]), key
+    return heads._replace(query=torch.einsum("sbhe,hde->sbhd", heads.query, weights["core"]))
 
 
-def qk_norm(query: torch.Tensor, key: torch.Tensor, weights: Weights) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divide each head's vector by its root mean square, in fp32, and multiply by the head's gain."""
-    return _rms_norm(query, weights["query_gain"]), _rms_norm(key, weights["key_gain"])
+def query_key_bias(heads: Heads, weights: Weights) -> Heads:
+    """Add each head's biases."""
+    query, key = heads.query, heads.key
+    return heads._replace(
+        query=query + weights["query_bias"].view(query.shape[-2:]),
+        key=key + weights["key_bias"].view(key.shape[-2:]),
+    )
 
 
-def logit_scale(
-    query: torch.Tensor, key: torch.Tensor, weights: Weights
-) -> tuple[torch.Tensor, torch.Tensor]:
+def qk_norm(heads: Heads, weights: Weights) -> Heads:
+    """Normalise queries and keys by their root mean square, times the gains."""
+    return heads._replace(
+        query=_rms_norm(heads.query, weights["query_gain"]), key=_rms_norm(heads.key, weights["key_gain"])
+    )
+
+
+def short_convolution(heads: Heads, weights: Weights) -> Heads:
+    """Mix each channel of keys and values with the tokens before."""
+    if "key_taps" in weights:
+        heads = heads._replace(key=convolve(heads.key, weights["key_taps"], heads.reach))
+    if "value_taps" in weights and heads.value is not None:
+        heads = heads._replace(value=convolve(heads.value, weights["value_taps"], heads.reach))
+    return heads
+
+
+def channel_scale(heads: Heads, weights: Weights) -> Heads:
+    """Multiply each channel of the queries by the exponential of its weight."""
+    return heads._replace(query=heads.query * weights["log_scale"].exp().view(heads.query.shape[-2:]))
+
+
+def logit_scale(heads: Heads, weights: Weights) -> Heads:
     """Multiply each head's query by the head's scale."""
-    return query * weights["logit_scale"].unsqueeze(-1), key
+    return heads._replace(query=heads.query * weights["logit_scale"].unsqueeze(-1))
 
 
 FORMULAS: Mapping[str, Formula] = {
-    "low_rank": low_rank,
-    "core": core,
-    "qk_norm": qk_norm,
-    "logit_scale": logit_scale,
+    formula.__name__: formula
+    for formula in (
+        *(low_rank, gelu_query, core, query_key_bias, qk_norm),
+        *(short_convolution, channel_scale, logit_scale),
+    )
 }
 
 
-class QueryKeyAdapters(torch.nn.Module):
-    """The adapters of this rank's frozen heads in one layer, without the tensors that heads share.
+class HeadAdapters(torch.nn.Module):
+    """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
     Args:
-        names: of `recipe.adapters.ADAPTERS`.
-        num_heads, num_groups: this rank's frozen query and key heads.
+        adapters: in the order in which they are applied.
+        num_heads, num_groups: this rank's adapted query and key heads.
     """
 
     def __init__(
         self,
-        names: Iterable[str],
+        adapters: Iterable[Adapter],
         num_heads: int,
         num_groups: int,
         sizes: AdapterSizes,
@@ -82,49 +141,57 @@ class QueryKeyAdapters(torch.nn.Module):
         device: torch.device | int,
     ) -> None:
         super().__init__()
-        heads: dict[Role, int] = {"query": num_heads, "key": num_groups}
+        heads: dict[HeadRole, int] = {"query": num_heads, "key": num_groups, "value": num_groups}
         self.steps: dict[str, tuple[str, ...]] = {}
-        self.starts: dict[str, str] = {}
-        for adapter in in_order(names):
+        self.declared: dict[str, AdapterWeight] = {}
+        for adapter in adapters:
             declared = adapter.weights(sizes)
             self.steps[adapter.name] = tuple(weight.name for weight in declared)
             for weight in declared:
                 if weight.role is not None:
-                    self.starts[weight.name] = weight.start
+                    self.declared[weight.name] = weight
                     made = sharded_parameter(weight, heads[weight.role], dtype, device)
                     self.register_parameter(weight.name, made)
 
     @torch.no_grad()
     def fill(self) -> None:
-        """Give every parameter its start value."""
-        for name, start in self.starts.items():
-            weight = getattr(self, name)
-            if start == "identity":
-                weight.copy_(torch.eye(weight.size(-1), dtype=weight.dtype).expand_as(weight))
-            else:
-                weight.fill_(1.0 if start == "ones" else 0.0)
+        """Give every parameter its start value, but for those that start by chance."""
+        for name, declared in self.declared.items():
+            if declared.start != "normal":
+                fill(getattr(self, name), declared)
 
-    def forward(
-        self, query: torch.Tensor, key: torch.Tensor, shared: Weights
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Correct queries `[seq, batch, heads, head_dim]` and keys `[seq, batch, groups, head_dim]`.
+    def forward(self, heads: Heads, shared: Weights) -> Heads:
+        """Correct queries, keys and values.
 
         Args:
             shared: the input's products with the tensors that heads share, by name, `[seq, batch, rows]`.
         """
-        return self.apply_some(tuple(self.steps), query, key, shared)
+        return self.apply_some(tuple(self.steps), heads, shared)
 
-    def apply_some(
-        self, names: Iterable[str], query: torch.Tensor, key: torch.Tensor, shared: Weights
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Apply some of the adapters, in this order and in the type of `query`; arguments as of `forward`."""
+    def apply_some(self, names: Iterable[str], heads: Heads, shared: Weights) -> Heads:
+        """Apply some of the adapters, in this order and in the type of the heads; see `forward`."""
+        like = heads.query if heads.query is not None else heads.value
+        assert like is not None
         for name in names:
             weights = {
-                own: shared[own] if own in shared else getattr(self, own).to(query.dtype)
+                own: shared[own] if own in shared else getattr(self, own).to(like.dtype)
                 for own in self.steps[name]
             }
-            query, key = FORMULAS[name](query, key, weights)
-        return query, key
+            heads = FORMULAS[name](heads, weights)
+        return heads
+
+
+def fill(weight: torch.Tensor, declared: AdapterWeight) -> None:
+    """Give a parameter its declared start value, the same for every head."""
+    if declared.start == "identity":
+        weight.copy_(torch.eye(weight.size(-1), dtype=weight.dtype).expand_as(weight))
+    elif declared.start in ("current", "half_previous"):
+        weight.zero_()
+        weight[:, 0] = 1.0
+        if declared.start == "half_previous":
+            weight[1::2, :2] = torch.tensor([0.0, 1.0], dtype=weight.dtype)
+    else:
+        weight.fill_(1.0 if declared.start == "ones" else 0.0)
 
 
 def sharded_parameter(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron_patches.bank.monarch import Factors, add_input_grad, project
+from megatron_patches.bank.monarch import Factors, add_input_grad, factor_grads, project
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.collectives import finish, finish_input_grad, start_all_gather, start_input_grad
 
@@ -27,11 +27,13 @@ def column_parallel_products(
     sequence_parallel: bool,
     weights: Sequence[torch.Tensor],
     tile: Tile | None = None,
+    factors_train: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Multiply the input `[seq(/tp), batch, hidden]` by every weight `[rows of this rank, hidden]`.
 
     Args:
         tile: tile of `monarch.project` as a kernel; None: as two products.
+        factors_train: what stands in the place of the frozen weight are factors that train.
 
     Returns:
         `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
@@ -39,7 +41,7 @@ def column_parallel_products(
     if torch.is_grad_enabled():
         parts = _parts(frozen)
         products: tuple[torch.Tensor, ...] = _ColumnParallelProducts.apply(
-            hidden_states, tp_group, sequence_parallel, tile, len(parts), *parts, *weights
+            hidden_states, tp_group, sequence_parallel, tile, len(parts), factors_train, *parts, *weights
         )
         return products
     # Without gradients dynamo (torch 2.13) calls an autograd function with two `weights` without its context.
@@ -78,9 +80,9 @@ def _products(
 
 
 class _ColumnParallelProducts(torch.autograd.Function):
-    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for W_f.
+    """Products (x W_fᵀ, x W_1ᵀ … x W_nᵀ), with gradients for x and each W_i, but not for a frozen W_f.
 
-    W_f is none, one or two of the operands (see `_parts`).
+    W_f is none, one or two of the operands (see `_parts`); two may train.
     """
 
     @staticmethod
@@ -91,6 +93,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         sequence_parallel: bool,
         tile: Tile | None,
         num_frozen: int,
+        factors_train: bool,
         *operands: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         # The local slice is kept for backward, not the gathered sequence: the memory sequence parallelism
@@ -100,6 +103,7 @@ class _ColumnParallelProducts(torch.autograd.Function):
         ctx.sequence_parallel = sequence_parallel
         ctx.tile = tile
         ctx.num_frozen = num_frozen
+        ctx.factors_train = factors_train
         frozen, weights = _whole(operands[:num_frozen]), operands[num_frozen:]
         return _products(hidden_states, frozen, tp_group, sequence_parallel, tile, weights)
 
@@ -119,8 +123,12 @@ class _ColumnParallelProducts(torch.autograd.Function):
         inputs = hidden_states.flatten(0, 1)
         learned = grads[len(grads) - len(weights) :]
         weight_grads = [grad.flatten(0, 1).t() @ inputs for grad in learned]
+        frozen_grads: Sequence[torch.Tensor | None] = [None] * ctx.num_frozen
+        if ctx.factors_train:
+            assert isinstance(frozen, Factors)
+            frozen_grads = factor_grads(grads[0], inputs, frozen)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, None, None, None, None, *[None] * ctx.num_frozen, *weight_grads
+        return input_grad, None, None, None, None, None, *frozen_grads, *weight_grads
 
 
 def _input_grad(

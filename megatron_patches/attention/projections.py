@@ -3,8 +3,8 @@
     q = W_q x,  k = W_k x    (W_q, W_k: regenerated from a recipe, never trained, never saved)
     v = W_v x                (trainable, sharded over heads like the stock layer)
 
-Two additions are possible: some of the heads may have trainable W_q and W_k instead (`HeadSplit`), and the
-frozen ones may be corrected by `adapters`.
+Rows of some heads or roles may train instead (`HeadSplit`), keys may share the rows of queries, W_q and W_k
+may be trained factors, or missing where low_rank takes their place; and `adapters` may correct the result.
 
 All products of x share one autograd function, so that the layer performs exactly the collectives of
 megatron-core's own column-parallel QKV layer: without sequence parallelism one all-reduce of the input
@@ -28,15 +28,18 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 
-from megatron_patches.attention.adapters import QueryKeyAdapters
+from megatron_patches.attention.adapters import HeadAdapters, Heads
+from megatron_patches.attention.convolution import Reach, reach_of
 from megatron_patches.attention.products import column_parallel_products
+from megatron_patches.bank.factors import block_sizes
+from megatron_patches.bank.head_split import HeadSplit, split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
-from megatron_patches.bank.shards import layer_shard, rank_factors, split_heads
+from megatron_patches.bank.shards import head_rows_in, rank_factors
 from megatron_patches.engine.compat import mark_tensor_parallel
+from megatron_patches.engine.documents import Visible
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
-from megatron_patches.recipe.adapters import AdapterSizes, in_order
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
 
@@ -45,7 +48,8 @@ class FrozenQueryKeySelfAttention(SelfAttention):
     """megatron-core's SelfAttention with the fused QKV projection replaced by `FrozenQueryKeyValueLinear`.
 
     Args:
-        policy, recipe: the choice of frozen heads and adapters, and the draw of frozen rows.
+        policy: the choice of frozen heads and adapters.
+        recipe: the draw of frozen rows, and of trained ones that start from a bank; None: there are none.
         frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
 
     Attributes:
@@ -60,7 +64,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         submodules: SelfAttentionSubmodules,
         layer_number: int,
         policy: QKPolicy,
-        recipe: BankRecipe,
+        recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         attn_mask_type: AttnMaskType = AttnMaskType.causal,
         cp_comm_type: str | None = None,
@@ -84,6 +88,15 @@ class FrozenQueryKeySelfAttention(SelfAttention):
             pg_collection=pg_collection,
         )
 
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: Visible, **others: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend as megatron-core's SelfAttention; adapters look back within what the mask lets see."""
+        self.linear_qkv.look_back_within(attention_mask)
+        attended: tuple[torch.Tensor, torch.Tensor | None]
+        attended = super().forward(hidden_states, attention_mask, **others)
+        return attended
+
     def get_query_key_value_tensors(
         self,
         hidden_states: torch.Tensor,
@@ -103,23 +116,24 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     """Column-parallel projection to this rank's queries and keys (frozen) and values (trainable).
 
     Attributes:
-        query_key_weight: non-persistent buffer `[(frozen heads + frozen groups) * head_dim, hidden]` in the
+        query_key_weight: non-persistent buffer `[frozen heads of both roles * head_dim, hidden]` in the
             compute dtype. A buffer, not a parameter, because DeepSpeed partitions, gathers, broadcasts and
             saves parameters, frozen or not. None where the bank is structured.
         query_key_right, query_key_left: non-persistent buffers, the `monarch.Factors` of the same rows where
             the bank is structured, else None.
         value_weight: parameter `[groups * head_dim, hidden]`. Every sharded parameter is marked as tensor
             parallel, for DeepSpeed's gradient norm.
-        trains_from_bank: `trained_query_key` starts from the rows of the same heads in the bank; False: from
+        trains_from_bank: rows that train start from those of the same heads in the bank; False: from
             vanilla's values.
-        trained_query_key: parameter `[(trainable heads + trainable groups) * head_dim, hidden]`, or None
-            where all heads of this rank are frozen.
+        trained_query_key: parameter `[trainable heads of both roles * head_dim, hidden]`, or None.
+        trained_right_query_key, trained_left_query_key: parameters `[m, a, b]` and `[m, a, a]`, trained
+            factors in the place of all rows, or None.
         shared_adapters: {parameter: adapter} of the parameters `[rows, hidden]` of adapters that heads share,
             such as low_rank_down.
         adapters: the other parameters of the adapters, or None.
         tile: tile of the kernel that multiplies by structured rows; None, the initial value: two products.
-        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order; empty
-            where all heads of this rank are frozen.
+        head_orders: role -> positions of (frozen, then trainable) heads that restore the heads' order, of
+            the roles of which a layer freezes some heads and trains others.
     """
 
     query_key_weight: torch.Tensor | None
@@ -141,63 +155,87 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         tp_group: dist.ProcessGroup,
         name: str | None = None,
         policy: QKPolicy,
-        recipe: BankRecipe,
+        recipe: BankRecipe | None,
         frozen_groups: tuple[int, ...],
         layer: int,
     ) -> None:
         super().__init__()
         assert not (bias or gather_output or is_expert), "the frozen projection has no bias and stays sharded"
         self.recipe = recipe
+        self.head_dim, self.input_size = config.kv_channels, input_size
+        self.queries_per_group = config.num_attention_heads // config.num_query_groups
+        self.shared = policy.shared
         self.frozen_groups = frozen_groups
         self.layer = layer
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
         self.dtype = config.params_dtype
-        self.heads = split_heads(
-            recipe.num_attention_heads,
-            recipe.num_query_groups,
-            frozen_groups,
-            tp_group.rank(),
-            tp_group.size(),
-        )
-        self.num_groups = recipe.num_query_groups // tp_group.size()
+        self.heads = self._split_heads(config, frozen_groups, policy.frozen_row_roles)
+        self.num_groups = config.num_query_groups // tp_group.size()
         self.tile: Tile | None = None
         device = torch.cuda.current_device()
         made: dict[str, torch.Tensor] = dict(zip(self._buffer_names(), self.regenerate(), strict=True))
         for name in FROZEN_BUFFERS:
             self.register_buffer(name, made[name].to(device) if name in made else None, persistent=False)
-        self.value_weight = self._sharded(self.num_groups, input_size, device)
-        self._add_trainable_heads(policy, config.num_layers, input_size, device)
-        self._add_adapters(policy, input_size, device)
+        self.value_weight = self._sharded((self.num_groups * self.head_dim, input_size), device)
+        self._add_trainable_heads(policy, config.num_layers, device)
+        self._add_adapters(policy, config, device)
 
-    def _sharded(self, num_heads: int, input_size: int, device: Any) -> torch.nn.Parameter:
-        shape = (num_heads * self.recipe.head_dim, input_size)
+    def _split_heads(
+        self, config: TransformerConfig, frozen_groups: tuple[int, ...], roles: tuple[Role, ...]
+    ) -> HeadSplit:
+        heads, groups = config.num_attention_heads, config.num_query_groups
+        rank, size = self.tp_group.rank(), self.tp_group.size()
+        return split_heads(heads, groups, frozen_groups, rank, size, roles, self.shared)
+
+    def _sharded(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
         mark_tensor_parallel(weight, dim=0)
         return weight
 
-    def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, input_size: int, device: Any) -> None:
+    def _add_trainable_heads(self, policy: QKPolicy, num_layers: int, device: Any) -> None:
         self.trained_query_key: torch.nn.Parameter | None = None
+        self.trained_right_query_key: torch.nn.Parameter | None = None
+        self.trained_left_query_key: torch.nn.Parameter | None = None
         self.head_orders: dict[Role, torch.Tensor] = {}
-        self.trains_from_bank = bool(policy.unfreeze)
+        begins = phases_of_layers(policy.unfreeze, num_layers)[self.layer]
+        self.trains_from_bank = begins is not None
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
-        if not count:
+        if not count or policy.init == "low_rank":
             return
-        self.trained_query_key = self._sharded(count, input_size, device)
-        self.head_orders = {role: torch.tensor(self.heads.order(role), device=device) for role in ROLES}
-        if policy.unfreeze:
-            group = phases_of_layers(policy.unfreeze, num_layers)[self.layer]
-            self.trained_query_key.optimizer_group = group  # type: ignore[attr-defined]  # see `freeze`
+        rows = count * self.head_dim
+        if policy.trains_factors:
+            a, b = block_sizes(self.input_size, self.head_dim)
+            self.trained_right_query_key = self._sharded((rows // a, a, b), device)
+            self.trained_left_query_key = self._sharded((rows // a, a, a), device)
+            return
+        self.trained_query_key = self._sharded((rows, self.input_size), device)
+        heads = self.heads.sharing(self.queries_per_group) if self.shared else self.heads
+        self.head_orders = {
+            role: torch.tensor(heads.order(role), device=device)
+            for role in (ROLES if self.shared else policy.frozen_row_roles)
+            if self.frozen_groups and heads.trainable[role]
+        }
+        if begins is not None:
+            self.trained_query_key.optimizer_group = begins  # type: ignore[attr-defined]  # see `freeze`
 
-    def _add_adapters(self, policy: QKPolicy, input_size: int, device: Any) -> None:
-        self.adapters: QueryKeyAdapters | None = None
+    def _add_adapters(self, policy: QKPolicy, config: TransformerConfig, device: Any) -> None:
+        self.adapters: HeadAdapters | None = None
         self.shared_adapters: dict[str, str] = {}
-        if not policy.adapters:
+        self.taps, self.reach = 0, None
+        adapted = policy.adapted_groups(self.frozen_groups, config.num_query_groups)
+        if not policy.corrections or not adapted:
             return
-        heads, groups = (len(self.heads.frozen[role]) for role in ROLES)
-        sizes = AdapterSizes(input_size, self.recipe.head_dim, policy.low_rank)
-        self.adapters = QueryKeyAdapters(policy.adapters, heads, groups, sizes, self.dtype, device)
-        for adapter in in_order(policy.adapters):
+        first = self.tp_group.rank() * self.num_groups
+        own = [group - first for group in adapted if 0 <= group - first < self.num_groups]
+        groups, self.adapts_all = len(own), len(own) == self.num_groups
+        self.adapted_groups = torch.tensor(own, dtype=torch.long, device=device)
+        sizes = policy.adapter_sizes(self.input_size, self.head_dim)
+        self.adapters = HeadAdapters(
+            policy.corrections, groups * self.queries_per_group, groups, sizes, self.dtype, device
+        )
+        self.taps = policy.taps if "short_convolution" in policy.adapters else 0
+        for adapter in policy.corrections:
             for weight in adapter.weights(sizes):
                 if weight.role is None:
                     made = torch.nn.Parameter(torch.empty(weight.shape, device=device, dtype=self.dtype))
@@ -206,10 +244,15 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
                     self.register_parameter(weight.name, made)
                     self.shared_adapters[weight.name] = adapter.name
 
+    def look_back_within(self, visible: Visible) -> None:
+        """Let short convolutions look back within what an attention mask lets see, from now on."""
+        self.reach: Reach = reach_of(visible, self.taps) if self.taps else None
+
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
         any_frozen = any(self.heads.frozen[role] for role in ROLES)
-        return FROZEN_BUFFERS[1:] if self.recipe.structured and any_frozen else FROZEN_BUFFERS[:1]
+        structured = self.recipe is not None and self.recipe.structured
+        return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
         """Make this rank's frozen rows, queries then keys, anew on the CPU in the compute dtype.
@@ -217,13 +260,12 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         Returns:
             The contents of the buffers: the rows, or their two factors.
         """
+        frozen = self.heads.frozen
+        if self.recipe is None:
+            return (torch.empty(0, self.input_size, dtype=self.dtype),)
         if len(self._buffer_names()) > 1:
-            return rank_factors(self.recipe, self.layer, self.heads, self.dtype)
-        rank, size = self.tp_group.rank(), self.tp_group.size()
-        shards = [
-            layer_shard(self.recipe, self.layer, role, rank, size, self.dtype, self.frozen_groups)
-            for role in ROLES
-        ]
+            return rank_factors(self.recipe, self.layer, frozen, self.dtype)
+        shards = [head_rows_in(self.recipe, self.layer, role, frozen[role], self.dtype) for role in ROLES]
         return (torch.cat(shards),)
 
     def frozen(self) -> torch.Tensor | Factors:
@@ -250,22 +292,38 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         if isinstance(rows, Factors):
             rows = Factors(*(factor.double() for factor in rows)).rows() if exact else rows.rows()
         query, key = (self.heads.frozen[role] for role in ROLES)
-        queries = len(query) * self.recipe.head_dim
+        queries = len(query) * self.head_dim
         yield "query", query, rows[:queries]
         yield "key", key, rows[queries:]
+
+    def trained_factors(self) -> Factors | None:
+        """Return the factors of all rows where they train: views of the parameters, in `Factors`' layout."""
+        right, left = self.trained_right_query_key, self.trained_left_query_key
+        if right is None or left is None:
+            return None
+        return Factors(right.transpose(0, 1), left)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Project `[seq(/tp), batch, hidden]` to query, key, value `[seq, batch, heads, head_dim]`."""
         products = self._products(hidden_states)
-        query, key = self._split(products["frozen"], self.heads.frozen)
-        if self.adapters is not None:
-            shared = {name: products[name] for name in self.shared_adapters}
-            query, key = self.adapters(query, key, shared)
-        if "trained" in products:
-            trained_query, trained_key = self._split(products["trained"], self.heads.trainable)
-            query = self._in_order("query", query, trained_query)
-            key = self._in_order("key", key, trained_key)
-        return query, key, products["value"].unflatten(-1, (self.num_groups, self.recipe.head_dim))
+        value = products["value"].unflatten(-1, (self.num_groups, self.head_dim))
+        shared = {name: products[name] for name in self.shared_adapters}
+        sources = {"frozen": self.heads.frozen, "trained": self.heads.trainable}
+        parts = {
+            name: self._split(products[name], heads) for name, heads in sources.items() if name in products
+        }
+        if self.adapters is not None and not self.adapts_all:
+            own = value.index_select(2, self.adapted_groups)
+            corrected = self.adapters(Heads(*parts["frozen"], own, self.reach), shared)
+            parts["frozen"] = corrected.query, corrected.key
+            if corrected.value is not own:
+                value = value.index_copy(2, self.adapted_groups, corrected.value)
+        query, key = (
+            self._joined(role, [part[n] for part in parts.values()]) for n, role in enumerate(ROLES)
+        )
+        if self.adapters is not None and self.adapts_all:
+            query, key, value, _ = self.adapters(Heads(query, key, value, self.reach), shared)
+        return query, key, value
 
     @property
     def only_structured(self) -> bool:
@@ -285,25 +343,41 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         own = {"value": self.value_weight, "trained": self.trained_query_key}
         own |= {name: getattr(self, name) for name in self.shared_adapters}
         learned = {name: weight for name, weight in own.items() if weight is not None}
-        frozen, *others = column_parallel_products(
+        factors = self.trained_factors()
+        first = "frozen" if factors is None else "trained"
+        made = column_parallel_products(
             hidden_states,
-            self.frozen(),
+            self._rows_if_any() if factors is None else factors,
             self.tp_group,
             self.sequence_parallel,
             [*learned.values()],
             self.tile,
+            factors_train=factors is not None,
         )
-        return {"frozen": frozen, **dict(zip(learned, others, strict=True))}
+        names = [first, *learned] if len(made) > len(learned) else [*learned]
+        return dict(zip(names, made, strict=True))
 
-    def _in_order(self, role: Role, frozen: torch.Tensor, trained: torch.Tensor) -> torch.Tensor:
-        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers."""
-        return torch.cat((frozen, trained), dim=2).index_select(2, self.head_orders[role])
+    def _rows_if_any(self) -> torch.Tensor | Factors | None:
+        rows = self.frozen()
+        return rows if isinstance(rows, Factors) or self.frozen_groups else None
+
+    def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor | None:
+        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers.
+
+        Returns:
+            None where there are no rows (see `adapters.low_rank`).
+        """
+        if role in self.head_orders:  # parts without heads too: what made them gets its empty gradient
+            return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
+        return next((part for part in parts if part.size(2)), None)
 
     def _split(
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Split products of query and key rows into queries and keys `[seq, batch, heads, head_dim]`."""
         queries, keys = len(heads["query"]), len(heads["key"])
-        rows = rows.unflatten(-1, (queries + keys, self.recipe.head_dim))
+        rows = rows.unflatten(-1, (queries + keys, self.head_dim))
+        if self.shared:  # a key head has the rows of the first query head of its group
+            return rows, rows[:, :, :: self.queries_per_group]
         query, key = rows.split((queries, keys), dim=2)
         return query, key

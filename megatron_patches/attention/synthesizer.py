@@ -27,7 +27,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
 
-from megatron_patches.bank.shards import heads_of_rank
+from megatron_patches.bank.head_split import heads_of_rank
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows, own_stream
 from megatron_patches.errors import MethodError

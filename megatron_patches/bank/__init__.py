@@ -5,7 +5,8 @@ structured            signed rows of Hadamard and cosine matrices
 factors               two sets of small orthogonal blocks for a whole layer
 orthonormal           recipe of a bank, its random streams, all constructions of rows
 initial_weights_file  rows and other initial weights of a model that was trained before
-shards                heads and rows of a tensor-parallel rank, their digests
+head_split            heads of a tensor-parallel rank, and which of them have frozen rows
+shards                rows of a tensor-parallel rank, their digests
 monarch               products with structured rows, as two batched products or one kernel
 monarch_kernel        the operator of those products that torch.compile does not look into
 monarch_triton        its Triton kernel

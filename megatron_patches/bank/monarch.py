@@ -72,6 +72,25 @@ def add_input_grad(
     return total
 
 
+def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> Factors:
+    """Return the gradients of the factors of `project`, in their shapes.
+
+    Args:
+        grad: `[..., m * a]`, of the output.
+        inputs: `[tokens, a * b]`.
+    """
+    right, left = factors
+    pieces, blocks, width = right.shape
+    by_piece = inputs.reshape(-1, pieces, width)
+    outputs = grad.reshape(-1, blocks, pieces).permute(1, 2, 0)  # [m, a, tokens]
+    between = torch.bmm(right, by_piece.permute(1, 2, 0))  # [a, m, tokens]
+    between_grad = torch.bmm(left.mT, outputs)  # [m, a, tokens]
+    return Factors(
+        torch.bmm(between_grad.transpose(0, 1), by_piece.transpose(0, 1)),
+        torch.bmm(outputs, between.permute(1, 2, 0)),
+    )
+
+
 def _multiply(first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
     """Multiply two batches of matrices into a view; a compiler chooses the layout itself."""
     if torch.compiler.is_compiling():

@@ -1,20 +1,19 @@
-"""Shards of the frozen bank for tensor-parallel ranks: heads of a rank, their rows, digests of the rows.
+"""Shards of the frozen bank for tensor-parallel ranks: rows of a rank's heads (`head_split`), their digests.
 
-Rank r of N owns heads [r · heads / N, (r + 1) · heads / N) of each role, as in megatron-core. A rank makes
-its own heads only, which costs 1/N of the whole bank, and the bits of a head do not depend on N.
+A rank makes its own heads only, which costs 1/N of the whole bank, and the bits of a head do not depend on N.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from megatron_patches.bank.exact import FloatArray, orthonormality_error
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import (
@@ -25,32 +24,6 @@ from megatron_patches.bank.orthonormal import (
     factors_of_heads,
     rows_of_heads,
 )
-from megatron_patches.errors import MethodError
-
-
-def heads_of_rank(
-    num_heads: int, rank: int, tensor_parallel_size: int, name: str = "num_attention_heads"
-) -> range:
-    """Return the global numbers of the heads that a tensor-parallel rank owns.
-
-    Args:
-        num_heads: heads of one role in a layer.
-        name: the key of `num_heads` in the configuration, for the error message.
-
-    Raises:
-        MethodError: the size does not divide num_heads, or there is no such rank.
-    """
-    if tensor_parallel_size < 1 or num_heads % tensor_parallel_size:
-        raise MethodError(
-            f"{name}={num_heads} is not divisible by tensor_model_parallel_size={tensor_parallel_size}; "
-            "choose a tensor-parallel size that divides it"
-        )
-    if not 0 <= rank < tensor_parallel_size:
-        raise MethodError(
-            f"tensor-parallel rank {rank} does not exist: tensor_model_parallel_size={tensor_parallel_size}"
-        )
-    count = num_heads // tensor_parallel_size
-    return range(rank * count, (rank + 1) * count)
 
 
 def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
@@ -114,9 +87,11 @@ def head_rows_in(
     return torch.from_numpy(bank_rows(recipe, layer, role, heads)).to(dtype)
 
 
-def rank_factors(recipe: BankRecipe, layer: int, heads: HeadSplit, dtype: torch.dtype) -> Factors:
-    """Return the CPU factors of a rank's frozen rows, queries above keys; the recipe is `structured`."""
-    return _factors(recipe, layer, [(role, heads.frozen[role]) for role in ROLES], dtype)
+def rank_factors(
+    recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
+) -> Factors:
+    """Return the CPU factors of some heads' rows, queries above keys; the recipe is `structured`."""
+    return _factors(recipe, layer, [(role, heads[role]) for role in ROLES], dtype)
 
 
 def _factors(
@@ -125,42 +100,6 @@ def _factors(
     made = factors_of_heads(recipe, layer, heads)
     right, left = (torch.from_numpy(factor).to(dtype).contiguous() for factor in (made.right, made.left))
     return Factors(right, left)
-
-
-@dataclass(frozen=True)
-class HeadSplit:
-    """Frozen and trainable heads of one rank: global head numbers in rising order, by role."""
-
-    frozen: Mapping[Role, tuple[int, ...]]
-    trainable: Mapping[Role, tuple[int, ...]]
-
-    def order(self, role: Role) -> list[int]:
-        """Return the permutation that sorts (frozen heads, then trainable heads) by head number."""
-        heads = self.frozen[role] + self.trainable[role]
-        return sorted(range(len(heads)), key=heads.__getitem__)
-
-
-def split_heads(
-    num_heads: int, num_groups: int, frozen_groups: Collection[int], rank: int, tensor_parallel_size: int
-) -> HeadSplit:
-    """Split the heads of a rank into those of frozen groups and the others.
-
-    Raises:
-        MethodError: tensor_parallel_size does not divide num_groups; no such rank.
-    """
-    name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
-    groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)
-    heads = heads_of_rank(num_heads, rank, tensor_parallel_size)
-    queries_per_group = num_heads // num_groups
-    frozen = {
-        "query": tuple(head for head in heads if head // queries_per_group in frozen_groups),
-        "key": tuple(group for group in groups if group in frozen_groups),
-    }
-    trainable = {
-        "query": tuple(head for head in heads if head // queries_per_group not in frozen_groups),
-        "key": tuple(group for group in groups if group not in frozen_groups),
-    }
-    return HeadSplit(frozen, trainable)  # type: ignore[arg-type]
 
 
 def digest(tensor: torch.Tensor) -> str:

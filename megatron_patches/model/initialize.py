@@ -20,9 +20,10 @@ from megatron.core.transformer.attention import SelfAttention
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.attention.synthesizer import SynthesizerSelfAttention
+from megatron_patches.bank.head_split import heads_of_rank
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.bank.shards import head_rows_in, heads_of_rank, layer_shard
+from megatron_patches.bank.shards import head_rows_in, layer_shard, rank_factors
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.random_streams import normal_rows
 
@@ -136,23 +137,37 @@ class _Initializer:
     def _beside_the_bank(self, name: str, linear: FrozenQueryKeyValueLinear) -> None:
         """Fill the trainable parts of a layer with frozen heads: its other heads, and adapters."""
         columns = linear.value_weight.size(1)
+        trainable, factors = linear.heads.trainable, linear.trained_factors()
+        if factors is not None:
+            assert self.recipe is not None
+            for live, made in zip(
+                factors, rank_factors(self.recipe, linear.layer, trainable, torch.float32), strict=True
+            ):
+                self._fill(live, made)
         if linear.trained_query_key is not None:
-            head_dim = linear.recipe.head_dim
+            bank = linear.recipe if linear.trains_from_bank else self.recipe
             rows = [
-                head_rows_in(linear.recipe, linear.layer, role, heads, linear.dtype)
-                if linear.trains_from_bank
-                else self._head_rows(f"{name}.attention.{role}", heads, head_dim, columns)
-                for role, heads in linear.heads.trainable.items()
+                head_rows_in(bank, linear.layer, role, heads, linear.dtype)
+                if bank is not None
+                else self._head_rows(f"{name}.attention.{role}", heads, linear.head_dim, columns)
+                for role, heads in trainable.items()
             ]
             self._fill(linear.trained_query_key, torch.cat(rows))
         for shared, adapter in linear.shared_adapters.items():
-            std = 1 / math.sqrt(columns)  # A x then has entries of variance 1, like the queries themselves
             weight = getattr(linear, shared)
-            rows_down = range(weight.size(0))
-            values = normal_rows(self.seed, f"{name}.attention.{adapter}", rows_down, columns, std)
-            self._fill(weight, values)
+            self._normal(weight, f"{name}.attention.{adapter}", range(weight.size(0)))
         if linear.adapters is not None:
             linear.adapters.fill()
+            for own, declared in linear.adapters.declared.items():
+                if declared.start == "normal":
+                    weight = getattr(linear.adapters, own)
+                    first = self.rank * weight.size(0)
+                    self._normal(weight, f"{name}.attention.{own}", range(first, first + weight.size(0)))
+
+    def _normal(self, weight: torch.nn.Parameter, name: str, rows: range) -> None:
+        """Fill a factor so that it keeps the variance of what it multiplies: N(0, 1/columns)."""
+        columns = weight.size(1)
+        self._fill(weight, normal_rows(self.seed, name, rows, columns, 1 / math.sqrt(columns)))
 
     def _head_rows(self, name: str, heads: Sequence[int], head_dim: int, columns: int) -> torch.Tensor:
         rows = [head * head_dim + row for head in heads for row in range(head_dim)]
@@ -173,6 +188,6 @@ class _Initializer:
         return normal_rows(self.seed, name, rows, columns, std)
 
     @staticmethod
-    def _fill(weight: torch.nn.Parameter, values: torch.Tensor) -> None:
+    def _fill(weight: torch.Tensor, values: torch.Tensor) -> None:
         with torch.no_grad():
             weight.copy_(values)

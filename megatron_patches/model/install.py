@@ -29,6 +29,7 @@ from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinea
 from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
+from megatron_patches.recipe.tensors import is_patched
 
 
 def gpt_block_spec(
@@ -90,15 +91,14 @@ def _self_attention_spec(
             ),
         )
     params: dict[str, Any] = {"attn_mask_type": AttnMaskType.causal}
-    # A layer that becomes trainable later keeps the class, and with it the names and shapes of its weights.
-    with_bank = bool(frozen_groups or policy.unfreeze)
-    if with_bank:
+    patched = is_patched(policy, frozen_groups)
+    if patched:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
     penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
     linear_qkv = penalized if policy.penalty else ColumnParallelLinear
     return ModuleSpec(
-        module=FrozenQueryKeySelfAttention if with_bank else SelfAttention,
+        module=FrozenQueryKeySelfAttention if patched else SelfAttention,
         params=params,
         submodules=SelfAttentionSubmodules(
             linear_qkv=linear_qkv,

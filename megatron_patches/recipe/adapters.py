@@ -1,10 +1,12 @@
-"""Declarations of the adapters: small trainable corrections of frozen queries and keys. Pure Python.
+"""Declarations of the adapters: small trainable corrections of queries, keys and values. Pure Python.
 
 An adapter is declared here by a class with its weights and its costs, and computed by the function of the
 same name in `megatron_patches.attention.adapters`. Parameter counts, memory, time, sharding, weight decay and
 checkpoints follow from the declaration.
 
-The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm.
+The sources: LoRA (Hu et al., 2021) for low_rank; query-key normalisation (Henry et al., 2020) for qk_norm;
+smeared keys (Olsson et al., 2022) and KV shifting (arXiv:2411.19574) for short_convolution; a non-linear
+query correction (arXiv:2603.13381) for gelu_query.
 """
 
 from __future__ import annotations
@@ -21,11 +23,29 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class AdapterSizes:
-    """Sizes that the weights of adapters depend on; `rank` is attention.low_rank."""
+    """Sizes that the weights of adapters depend on, and the choices that some of them have.
+
+    Attributes:
+        rank: attention.low_rank.
+        alone: queries and keys are those of low_rank alone.
+        taps, convolved: attention.taps, attention.convolved.
+    """
 
     hidden_size: int
     head_dim: int
     rank: int
+    alone: bool = False
+    taps: int = 4
+    convolved: str = "both"
+
+
+HeadRole = Role | Literal["value"]
+"""Role of the heads that have a part of a tensor each; values have the heads of keys."""
+
+Start = Literal["zeros", "ones", "identity", "normal", "current", "half_previous"]
+"""Start values: `normal` has variance 1 / columns; of taps, `current` passes every channel on, and
+`half_previous` gives the channels of odd numbers the token before.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,18 +58,18 @@ class AdapterWeight:
             tensor is multiplied by the layer's input, shared by the heads and whole on every rank. An adapter
             has at most one such tensor, drawn from the random stream of the adapter's name.
         shape: of one head's part, rows first; of the whole tensor without a role.
-        start: the values that training starts from. `normal` has variance 1 / hidden_size.
+        start: the values that training starts from.
     """
 
     name: str
-    role: Role | None
+    role: HeadRole | None
     shape: tuple[int, ...]
-    start: Literal["zeros", "ones", "identity", "normal"]
+    start: Start
 
     @property
     def decay(self) -> bool:
-        """Return True if weight decay applies: to matrices, unless they start as the identity."""
-        return len(self.shape) > 1 and self.start != "identity"
+        """Return True if weight decay applies: to matrices that start at zero or by chance."""
+        return len(self.shape) > 1 and self.start in ("zeros", "normal")
 
 
 @dataclass(frozen=True)
@@ -62,7 +82,7 @@ class Storage:
 
 @dataclass
 class Trace:
-    """Queries and keys of a rank's layer on their way to the scores, and what autograd has saved of them.
+    """Queries, keys and values of a rank's layer on their way to the scores, and what autograd has saved.
 
     Autograd keeps a storage as soon as one operation saves a view of it. So each step either saves what it
     reads or leaves it, and writes a new storage.
@@ -70,17 +90,18 @@ class Trace:
     Attributes:
         tokens: of a micro batch.
         element: bytes of the compute type.
-        frozen_queries, frozen_keys: bytes of the queries and keys of the frozen heads.
-        query, key: where they are now.
+        queries, keys: bytes of the queries, and of the keys or the values, of the adapted heads.
+        query, key, value: where they are now.
         saved: {name of a storage: bytes}.
     """
 
     tokens: int
     element: int
-    frozen_queries: int
-    frozen_keys: int
+    queries: int
+    keys: int
     query: Storage
     key: Storage
+    value: Storage
     saved: dict[str, int] = field(default_factory=dict)
 
     def save(self, *storages: Storage) -> None:
@@ -124,7 +145,7 @@ class LogitScale(Adapter):
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
         """Save the queries as they come."""
         trace.save(trace.query)
-        trace.query = Storage("scaled queries", trace.frozen_queries)
+        trace.query = Storage("scaled queries", trace.queries)
 
 
 class QueryKeyNorm(Adapter):
@@ -144,14 +165,14 @@ class QueryKeyNorm(Adapter):
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
         """Save queries and keys in fp32, and normalised."""
-        both = trace.frozen_queries + trace.frozen_keys
+        both = trace.queries + trace.keys
         if trace.element == FP32:
             trace.save(trace.query, trace.key)
         else:
             trace.save(Storage("queries and keys in fp32", both * FP32 // trace.element))
         trace.save(Storage("normalised queries and keys", both))
-        trace.query = Storage("queries after the norm", trace.frozen_queries)
-        trace.key = Storage("keys after it", trace.frozen_keys)
+        trace.query = Storage("queries after the norm", trace.queries)
+        trace.key = Storage("keys after it", trace.keys)
 
 
 class Core(Adapter):
@@ -166,12 +187,15 @@ class Core(Adapter):
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
         """Save the queries, sorted by head for the batched product."""
-        trace.save(Storage("queries by head, before the core", trace.frozen_queries))
-        trace.query = Storage("queries after the core", trace.frozen_queries)
+        trace.save(Storage("queries by head, before the core", trace.queries))
+        trace.query = Storage("queries after the core", trace.queries)
 
 
 class LowRank(Adapter):
-    """q_h += B_qh A_q x, k_h += B_kh A_k x; A `[rank, hidden]` is shared by the heads, B starts at 0."""
+    """q_h += B_qh A_q x, k_h += B_kh A_k x; A `[rank, hidden]` is shared by the heads, B starts at 0.
+
+    Alone, without a W to be added to, B starts normal: queries then have the scale of orthonormal rows.
+    """
 
     name = "low_rank"
     passes = 5
@@ -179,23 +203,111 @@ class LowRank(Adapter):
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         """Return A_q above A_k, and B of query heads and of key heads."""
         up = (sizes.head_dim, sizes.rank)
+        start: Start = "normal" if sizes.alone else "zeros"
         return (
             AdapterWeight("low_rank_down", None, (2 * sizes.rank, sizes.hidden_size), "normal"),
-            AdapterWeight("up_query", "query", up, "zeros"),
-            AdapterWeight("up_key", "key", up, "zeros"),
+            AdapterWeight("up_query", "query", up, start),
+            AdapterWeight("up_key", "key", up, start),
         )
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
         """Save A x; the sums are new storages."""
         trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
-        trace.query = Storage("queries + low rank", trace.frozen_queries)
-        trace.key = Storage("keys + low rank", trace.frozen_keys)
+        trace.query = Storage("queries + low rank", trace.queries)
+        trace.key = Storage("keys + low rank", trace.keys)
 
 
-ADAPTERS: dict[str, Adapter] = {
-    adapter.name: adapter for adapter in (LogitScale(), QueryKeyNorm(), Core(), LowRank())
-}
-"""Every adapter by name, the last to be applied first: logit_scale(qk_norm(core(low_rank(q))))."""
+class GeluQuery(Adapter):
+    """q_h += B_h GELU(A x), A `[2 rank, hidden]` shared by the heads: the parameters of low_rank."""
+
+    name = "gelu_query"
+    passes = 4
+    linear = False
+
+    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
+        """Return A, and B of query heads."""
+        width = 2 * sizes.rank
+        return (
+            AdapterWeight("gelu_down", None, (width, sizes.hidden_size), "normal"),
+            AdapterWeight("gelu_up", "query", (sizes.head_dim, width), "zeros"),
+        )
+
+    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+        """Save A x before and after GELU; the sum is a new storage."""
+        width = trace.tokens * 2 * sizes.rank * trace.element
+        trace.save(Storage("bottleneck", width), Storage("bottleneck after GELU", width))
+        trace.query = Storage("queries + bottleneck", trace.queries)
+
+
+class QueryKeyBias(Adapter):
+    """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
+
+    name = "query_key_bias"
+    passes = 6
+    linear = False
+
+    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
+        """Return the biases of query heads and of key heads."""
+        size = (sizes.head_dim,)
+        return (
+            AdapterWeight("query_bias", "query", size, "zeros"),
+            AdapterWeight("key_bias", "key", size, "zeros"),
+        )
+
+    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+        """Save nothing; the sums are new storages."""
+        trace.query = Storage("queries + bias", trace.queries)
+        trace.key = Storage("keys + bias", trace.keys)
+
+
+class ShortConvolution(Adapter):
+    """k_t ← Σ_j c_j ∘ k_(t−j), v alike: causal, of each channel, within a sample and its documents."""
+
+    name = "short_convolution"
+    passes = 20
+    linear = False
+
+    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
+        """Return the taps of key heads and of value heads, the current token's first."""
+        taps = (sizes.head_dim, sizes.taps)
+        both = (
+            AdapterWeight("key_taps", "key", taps, "half_previous"),
+            AdapterWeight("value_taps", "value", taps, "current"),
+        )
+        return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
+
+    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+        """Save what is convolved."""
+        if sizes.convolved != "value":
+            trace.save(trace.key)
+            trace.key = Storage("convolved keys", trace.keys)
+        if sizes.convolved != "key":
+            trace.save(trace.value)
+            trace.value = Storage("convolved values", trace.keys)
+
+
+class ChannelScale(Adapter):
+    """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
+
+    name = "channel_scale"
+    passes = 4
+
+    def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
+        """Return the logarithms s_h of every query head's scales."""
+        return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
+
+    def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
+        """Save the queries as they come."""
+        trace.save(trace.query)
+        trace.query = Storage("queries scaled by channel", trace.queries)
+
+
+_LAST_TO_FIRST = (
+    *(LogitScale(), ChannelScale(), ShortConvolution(), QueryKeyNorm(), QueryKeyBias()),
+    *(Core(), GeluQuery(), LowRank()),
+)
+ADAPTERS: dict[str, Adapter] = {adapter.name: adapter for adapter in _LAST_TO_FIRST}
+"""Every adapter by name, the last to be applied first: logit_scale(…(qk_norm(…(core(…(low_rank(q)))))))."""
 
 
 def in_order(names: Iterable[str]) -> tuple[Adapter, ...]:

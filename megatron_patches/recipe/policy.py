@@ -14,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, SCOPES
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, SCOPES, Role
 from megatron_patches.errors import MethodError
-from megatron_patches.recipe.adapters import ADAPTERS
+from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
 from megatron_patches.recipe.layers import layer_range, spread
 from megatron_patches.recipe.phases import Unfreeze, phases_of_layers
 
-Init = Literal["default", "orthogonal", "gaussian", "pretrained"]
+Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
+FrozenRoles = Literal["both", "query", "key"]
+Convolved = Literal["both", "key", "value"]
 Scope = Literal["head", "layer"]
 Scores = Literal["dot_product", "synthesizer_random", "synthesizer_factorized"]
 
@@ -33,6 +35,20 @@ _ORTHONORMAL = Rule(
     lambda policy, _: policy.init == "orthogonal",
     "attention.scope and attention.construction do not apply to variant '{variant}'",
 )
+
+
+_HAS_QUERIES_AND_KEYS = Rule(
+    lambda policy, _: not policy.synthesizer and not policy.penalty,
+    "attention.adapters does not apply to variant '{variant}': it needs queries and keys, and rows without "
+    "a penalty",
+)
+
+
+def _belongs_to(adapter: str, name: str) -> Rule:
+    return Rule(
+        lambda policy, _: adapter in policy.adapters,
+        f"attention.{name} belongs to the adapter {adapter}; add {adapter} to attention.adapters",
+    )
 
 
 def _freezes_rows(name: str) -> Rule:
@@ -52,14 +68,17 @@ class QKPolicy:
     Attributes:
         init: initial values of W_Q and W_K. `default`: N(0, init_std²) like every other weight; `orthogonal`:
             orthonormal rows; `gaussian`: independent normal entries of standard deviation `gaussian_std`;
-            `pretrained`: those of a trained model (see `initial_weights_file`).
+            `pretrained`: those of a trained model (see `initial_weights_file`); `low_rank`: there is no W,
+            queries and keys are those of the adapter low_rank alone, q_h = B_qh A_q x.
         scores: `dot_product`: q·k/√head_dim. `synthesizer_random`: a matrix S_h ∈ R^{T × T} for each head,
             the same for every input; `synthesizer_factorized`: S_h = A_h B_hᵀ. These two have no W_Q and no
             W_K: `trainable` is then about the score matrices (see `recipes`).
+        trains_factors: W_Q and W_K are products of two factors that train, instead of trained matrices.
     """
 
     init: Init
     scores: Scores = "dot_product"
+    trains_factors: bool = False
     scope: Scope = axis(
         "head",
         "Rows orthonormal within each head or across the layer; unset: the variant's own.",
@@ -84,6 +103,28 @@ class QKPolicy:
         ),
         gt=0,
     )
+    # With grouped-query attention a key head has the rows of the first query head of its group.
+    shared: bool = axis(
+        False,
+        "W_K = W_Q: one matrix a head, drawn, held and multiplied by once, gives queries and keys.",
+        Rule(
+            lambda policy, value: not value or policy.may_share,
+            "attention.shared does not apply to variant '{variant}'; remove it",
+        ),
+    )
+    # The rows of the other role train, and start as vanilla's.
+    frozen_roles: FrozenRoles = axis(
+        "both",
+        "Whether the rows of queries, of keys or of both are frozen; the others train.",
+        Rule(
+            lambda policy, value: value == "both" or not (policy.trainable or policy.synthesizer),
+            "attention.frozen_roles does not apply to variant '{variant}', which freezes nothing",
+        ),
+        Rule(
+            lambda policy, value: value == "both" or not (policy.shared or policy.unfreeze),
+            "attention.frozen_roles={value} contradicts attention.shared and attention.unfreeze; remove it",
+        ),
+    )
     # λ of the term that pulls trainable rows back to orthonormal ones (see `penalty`); 0: none.
     penalty: float = axis(
         0.0,
@@ -106,18 +147,31 @@ class QKPolicy:
     # Names of ADAPTERS (see `adapters`).
     adapters: tuple[str, ...] = axis(
         (),
-        f"Small trainable corrections of frozen Q/K: {', '.join(ADAPTERS)}.",
-        _freezes_rows("adapters"),
+        "Small trainable corrections of queries, keys and values, of the frozen heads or, where none is "
+        f"frozen, of all: {', '.join(ADAPTERS)}.",
+        _HAS_QUERIES_AND_KEYS,
     )
     low_rank: int = axis(
         8,
-        "Rank of the adapter low_rank; unset: 8.",
+        "Rank of the adapters low_rank and gelu_query, and of variant low_rank; unset: 8.",
         Rule(
-            lambda policy, _: "low_rank" in policy.adapters,
+            lambda policy, _: bool({"low_rank", "gelu_query"} & {one.name for one in policy.corrections}),
             "attention.low_rank is the rank of an adapter; add low_rank to attention.adapters",
         ),
         ge=1,
         le=2**20,
+    )
+    taps: int = axis(
+        4,
+        "Tokens that the adapter short_convolution looks at, the current one included; unset: 4.",
+        _belongs_to("short_convolution", "taps"),
+        ge=2,
+        le=64,
+    )
+    convolved: Convolved = axis(
+        "both",
+        "What the adapter short_convolution is applied to: key, value or both; unset: both.",
+        _belongs_to("short_convolution", "convolved"),
     )
     # Whether W_Q and W_K, or score matrices, learn. If not, they are buffers that no optimizer ever sees.
     # A user chooses this for score matrices only; of W_Q and W_K the variant's name says it.
@@ -175,10 +229,15 @@ class QKPolicy:
         if self.penalty and not (self.init == "orthogonal" and self.trainable):
             raise MethodError("attention.penalty belongs to trainable Q and K that start orthonormal")
         self._check_adapters()
-        if self.unfreeze and (self.frozen_heads or self.adapters):
+        if self.unfreeze and (self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)):
             raise MethodError(
-                "attention.unfreeze is for whole layers that are all frozen at first, without adapters; "
-                "leave attention.frozen_heads and attention.adapters unset"
+                "attention.unfreeze is for whole layers, without adapters; leave attention.adapters unset, "
+                "and give attention.frozen_heads 0 or 1 for its layers"
+            )
+        if self.frozen_roles != "both" and any(0 < share < 1 for _, share in self.frozen_heads):
+            raise MethodError(
+                f"attention.frozen_roles={self.frozen_roles} freezes that role of whole layers; give "
+                "attention.frozen_heads 0 or 1 for its layers"
             )
 
     def _check_adapters(self) -> None:
@@ -189,6 +248,8 @@ class QKPolicy:
             )
         if len(set(self.adapters)) < len(self.adapters):
             raise MethodError(f"attention.adapters names one twice: {', '.join(self.adapters)}")
+        if self.init == "low_rank" and "low_rank" in self.adapters:
+            raise MethodError("attention.adapters names low_rank, which variant low_rank is made of already")
         if self.low_rank < 1:
             raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
 
@@ -199,8 +260,36 @@ class QKPolicy:
 
     @property
     def structured(self) -> bool:
-        """Return whether frozen rows are products of two factors, by which inputs are multiplied instead."""
-        return not self.trainable and self.init == "orthogonal" and self.construction in FACTORED
+        """Return whether rows are products of two factors, by which inputs are multiplied instead."""
+        factored = self.init == "orthogonal" and self.construction in FACTORED
+        return factored and (self.trains_factors or not self.trainable)
+
+    @property
+    def may_share(self) -> bool:
+        """Return whether keys can have the rows of queries."""
+        other = self.synthesizer or self.penalty or self.unfreeze or self.init in ("pretrained", "low_rank")
+        return not other
+
+    @property
+    def corrections(self) -> tuple[Adapter, ...]:
+        """Return the adapters in the order in which they are applied, that of variant low_rank included."""
+        return in_order((*self.adapters, "low_rank") if self.init == "low_rank" else self.adapters)
+
+    def adapter_sizes(self, hidden_size: int, head_dim: int) -> AdapterSizes:
+        """Return what the weights of adapters depend on."""
+        alone = self.init == "low_rank"
+        return AdapterSizes(hidden_size, head_dim, self.low_rank, alone, self.taps, self.convolved)
+
+    @property
+    def frozen_row_roles(self) -> tuple[Role, ...]:
+        """Return the roles of which frozen rows are held: of shared ones the query's alone."""
+        if self.shared:
+            return ("query",)
+        return ROLES if self.frozen_roles == "both" else (self.frozen_roles,)
+
+    def adapted_groups(self, frozen_groups: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+        """Return the groups of a layer that adapters correct: the frozen ones, or all if nothing freezes."""
+        return tuple(range(num_groups)) if self.trainable else frozen_groups
 
     def stored_columns(self, hidden_size: int, head_dim: int) -> int:
         """Return the numbers kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
@@ -227,16 +316,17 @@ class QKPolicy:
         """
         if self.trainable or self.synthesizer:
             return [()] * num_layers
-        every = tuple(range(num_groups))
-        if self.unfreeze:
-            begins = phases_of_layers(self.unfreeze, num_layers)
-            return [() if begin is not None and begin <= phase else every for begin in begins]
-        if not self.frozen_heads:
-            return [every] * num_layers
-        try:
-            return self._frozen_parts(num_layers, num_groups)
-        except MethodError as error:
-            raise MethodError(f"attention.frozen_heads: {error}") from None
+        frozen = [tuple(range(num_groups))] * num_layers
+        if self.frozen_heads:
+            try:
+                frozen = self._frozen_parts(num_layers, num_groups)
+            except MethodError as error:
+                raise MethodError(f"attention.frozen_heads: {error}") from None
+        begins = phases_of_layers(self.unfreeze, num_layers)
+        return [
+            () if begin is not None and begin <= phase else groups
+            for begin, groups in zip(begins, frozen, strict=True)
+        ]
 
     def _frozen_parts(self, num_layers: int, num_groups: int) -> list[tuple[int, ...]]:
         frozen: list[tuple[int, ...] | None] = [None] * num_layers
@@ -265,6 +355,19 @@ VARIANTS: dict[str, QKPolicy] = {
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
     "monarch": QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch"),
+    "monarch_trainable": QKPolicy(
+        init="orthogonal", trainable=True, scope="layer", construction="monarch", trains_factors=True
+    ),
+    "low_rank": QKPolicy(init="low_rank", trainable=True),
+    "shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
+    # As vanilla, but for the upper half, which waits for the first tenth of the run.
+    "early_freeze": QKPolicy(
+        init="gaussian",
+        trainable=False,
+        gaussian_std=0.02,
+        frozen_heads=(("50%-100%", 1.0),),
+        unfreeze=(Unfreeze(0.1, "50%-100%"),),
+    ),
     "unfreeze": QKPolicy(
         init="orthogonal",
         trainable=False,

@@ -92,7 +92,7 @@ def bank_recipe(
         MethodError: `pretrained` without a file or with one that cannot be read; the policy is impossible at
             these sizes.
     """
-    if policy.init == "default":
+    if policy.init in ("default", "low_rank"):
         return None
     from_file = policy.init == "pretrained"
     if from_file and given is None:

@@ -7,12 +7,12 @@ tensors. A test compares them with the parameters and buffers of live engines.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.adapters import AdapterSizes, in_order
+from megatron_patches.recipe.adapters import AdapterSizes
 from megatron_patches.recipe.phases import phases_of_layers
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import score_recipe
@@ -150,12 +150,16 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
 
     A layer that becomes trainable later keeps the class of its attention, and so the names of its weights.
     """
-    return bool(frozen_groups or policy.unfreeze)
+    if policy.synthesizer:
+        return False
+    other_rows = policy.shared or policy.trains_factors or policy.init == "low_rank"
+    adapted = policy.trainable and bool(policy.adapters)
+    return bool(frozen_groups or policy.unfreeze or other_rows or adapted)
 
 
 def adapter_sizes(shape: ModelShape, policy: QKPolicy) -> AdapterSizes:
     """Return the sizes that the weights of adapters depend on."""
-    return AdapterSizes(shape.hidden_size, shape.head_dim, policy.low_rank)
+    return policy.adapter_sizes(shape.hidden_size, shape.head_dim)
 
 
 def _tensors(shape: ModelShape, policy: QKPolicy, phase: int) -> Iterator[Tensor]:
@@ -229,54 +233,55 @@ def _query_key(
 ) -> Iterator[Tensor]:
     """Yield W_Q and W_K beside W_V: rows of heads that train, frozen rows or their factors, adapters."""
     name, stream = f"decoder.layers.{layer}.self_attention.linear_qkv", f"layer.{layer}.attention"
-    d, head_dim, queries = shape.hidden_size, shape.head_dim, shape.queries_per_group
-    chosen = set(frozen_groups)
-    frozen = tuple(group in chosen for group in range(shape.num_query_groups))
-    trained = tuple(not one for one in frozen)
-
-    def parts_of(groups: tuple[bool, ...], rows: int) -> tuple[tuple[str, int], ...]:
-        """Queries, then keys, of these groups: `rows` for each head."""
-        keys = sum(groups) * rows
-        return ((f"{stream}.query", keys * queries), (f"{stream}.key", keys))
-
-    if any(trained):
-        whole = (sum(trained) * (queries + 1) * head_dim, d)
-        begins = phases_of_layers(policy.unfreeze, shape.num_layers)[layer] or 0
-        parts = parts_of(trained, head_dim)
-        yield Tensor(f"{name}.trained_query_key", whole, "ordinary", 0, parts, trained, begins)
-    rows = sum(frozen) * (queries + 1) * head_dim
-    if not rows:
-        return
+    d, head_dim = shape.hidden_size, shape.head_dim
+    every, chosen = range(shape.num_query_groups), set(frozen_groups)
+    frozen = tuple(group in chosen for group in every)
+    heads = {"query": shape.queries_per_group, "key": 0 if policy.shared else 1}
     a, b = block_sizes(d, head_dim) if policy.structured else (1, d)
-    factors = {"right": ((a, rows // a, b), 1), "left": ((rows // a, a, a), 0)}
-    stored = factors if policy.structured else {"weight": ((rows, d), 0)}
-    for held, (size, cut) in stored.items():
-        parts = parts_of(frozen, head_dim // a)
-        yield Tensor(f"{name}.query_key_{held}", size, "frozen", cut, parts, frozen, None, False)
-    yield from _adapters(shape, policy, name, stream, frozen)
+
+    def parts_of(groups: Mapping[str, int], rows: int) -> tuple[tuple[str, int], ...]:
+        """Queries, then keys, of these numbers of groups: `rows` for each head."""
+        counts = {role: groups[role] * heads[role] * rows for role in heads}
+        return tuple((f"{stream}.{role}", count) for role, count in counts.items() if count)
+
+    held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in heads}
+    left = {role: len(every) - held[role] if policy.init != "low_rank" else 0 for role in heads}
+    if parts := parts_of(left, head_dim):
+        begins = phases_of_layers(policy.unfreeze, shape.num_layers)[layer] or 0
+        groups = tuple(not one or policy.frozen_roles != "both" for one in frozen)
+        if policy.trains_factors:
+            parts = parts_of(left, head_dim // a)
+            rows = sum(count for _, count in parts)
+            yield Tensor(
+                f"{name}.trained_right_query_key", (rows, a, b), "ordinary", 0, parts, groups, begins
+            )
+            yield Tensor(f"{name}.trained_left_query_key", (rows, a, a), "ordinary", 0, parts, groups, begins)
+        else:
+            whole = (sum(count for _, count in parts), d)
+            yield Tensor(f"{name}.trained_query_key", whole, "ordinary", 0, parts, groups, begins)
+    if parts := parts_of(held, head_dim // a):
+        rows = sum(count for _, count in parts)
+        stored = {"right": ((a, rows, b), 1), "left": ((rows, a, a), 0)}
+        for what, (size, cut) in stored.items() if policy.structured else [("weight", ((rows, d), 0))]:
+            yield Tensor(f"{name}.query_key_{what}", size, "frozen", cut, parts, frozen, None, False)
+    adapted = policy.adapted_groups(frozen_groups, len(every))
+    if adapted:
+        yield from _adapters(shape, policy, name, stream, tuple(group in adapted for group in every))
 
 
 def _adapters(
-    shape: ModelShape, policy: QKPolicy, name: str, stream: str, frozen: tuple[bool, ...]
+    shape: ModelShape, policy: QKPolicy, name: str, stream: str, adapted: tuple[bool, ...]
 ) -> Iterator[Tensor]:
-    heads = {"query": sum(frozen) * shape.queries_per_group, "key": sum(frozen)}
-    for adapter in in_order(policy.adapters):
+    """Yield the tensors of the adapters, for the groups of key heads that they correct."""
+    groups = sum(adapted)
+    heads = {"query": groups * shape.queries_per_group, "key": groups, "value": groups}
+    for adapter in policy.corrections:
         for weight in adapter.weights(adapter_sizes(shape, policy)):
             if weight.role is None:
-                own, rows, cut, groups = f"{name}.{weight.name}", weight.shape[0], None, None
+                own, rows, cut, owners = f"{name}.{weight.name}", weight.shape[0], None, None
                 part = f"{stream}.{adapter.name}"
             else:
                 own, rows = f"{name}.adapters.{weight.name}", heads[weight.role] * weight.shape[0]
-                cut, groups, part = 0, frozen, f"{stream}.{weight.name}"
-            whole, decay = (rows, *weight.shape[1:]), weight.decay
-            yield Tensor(
-                own,
-                whole,
-                "adapter",
-                cut,
-                ((part, rows),),
-                groups,
-                0,
-                decay,
-                multiplied=len(weight.shape) > 1,
-            )
+                cut, owners, part = 0, adapted, f"{stream}.{weight.name}"
+            whole, multiplied = (rows, *weight.shape[1:]), len(weight.shape) > 1
+            yield Tensor(own, whole, "adapter", cut, ((part, rows),), owners, 0, weight.decay, multiplied)

@@ -154,7 +154,7 @@ def _check_recompute(config: Config) -> None:
     if config.performance.recompute != "query_key":
         return
     policy = config.policy()
-    if not policy.structured or policy.adapters:
+    if not policy.structured or policy.trainable or policy.adapters:
         raise UserError(
             "performance.recompute=query_key makes queries and keys again from frozen factors alone, which "
             f"attention.variant={config.attention.variant}{' with adapters' if policy.adapters else ''} does "

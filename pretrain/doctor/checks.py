@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from data_pipeline.shards.manifest import expected_files, file_problem
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
-from megatron_patches.bank.shards import head_digests, head_rows_in, split_heads
+from megatron_patches.bank.shards import head_digests, head_rows_in
 from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config

@@ -8,20 +8,22 @@ linear: its gains stay separate, and a logit scale after the norm is folded into
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from megatron.core.transformer.attention import SelfAttention
 
+from megatron_patches.attention.adapters import Heads
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES, Role
 from megatron_patches.recipe.adapters import ADAPTERS, in_order
 from pretrain.errors import UserError
 
 Part = Literal["query", "key", "value"]
-NORM, SCALE = "qk_norm", "logit_scale"
-"""The adapter that has classes of its own in the export, and the one that may come after it."""
+NORM, SCALES = "qk_norm", ("logit_scale", "channel_scale")
+"""The adapter that has classes of its own in the export, and those that may come after it."""
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
@@ -39,30 +41,52 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 
 
 def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
-    """Return the frozen and trainable heads of a layer that has a frozen bank."""
-    head_dim = linear.recipe.head_dim
-    shards = {name: rows.unflatten(0, (-1, head_dim)) for name, _, rows in linear.frozen_shards(exact=True)}
-    frozen = _folded(linear, role, shards)
-    if linear.trained_query_key is None:
-        return frozen
+    """Return the frozen and trainable heads of a layer that has W_V apart from W_Q and W_K."""
+    frozen, trained = _frozen_rows(linear), _trained_rows(linear)
+    if linear.adapters is not None and not linear.adapts_all:
+        frozen = _folded(linear, frozen)
+    number = ROLES.index(role)
+    if role in linear.head_orders:
+        both = torch.cat((frozen[number], trained[number].to(frozen[number].dtype)))
+        return both.index_select(0, linear.head_orders[role])
+    whole = tuple(one if len(one) else other for one, other in zip(frozen, trained, strict=True))
+    if linear.adapters is not None and linear.adapts_all:
+        whole = _folded(linear, whole)
+    return whole[number]
+
+
+Rows = tuple[torch.Tensor, ...]
+"""Rows `[heads, head_dim, hidden]` of queries and of keys."""
+
+
+def _frozen_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
+    query, key = (rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True))
+    return query, query[:: linear.queries_per_group] if linear.shared else key
+
+
+def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
     sizes = [len(linear.heads.trainable[name]) for name in ROLES]
-    trained = linear.trained_query_key.unflatten(0, (-1, head_dim)).split(sizes)[ROLES.index(role)]
-    order = linear.head_orders[role]
-    return torch.cat((frozen, trained.to(frozen.dtype))).index_select(0, order)
+    factors, rows = linear.trained_factors(), linear.trained_query_key
+    if factors is not None:
+        rows = Factors(*(factor.double() for factor in factors)).rows()
+    if rows is None:  # none, or low_rank has their place
+        rows = linear.value_weight.new_zeros(sum(sizes) * linear.head_dim, linear.input_size)
+    query, key = rows.unflatten(0, (-1, linear.head_dim)).split(sizes)
+    return query, query[:: linear.queries_per_group] if linear.shared else key
 
 
-def _folded(linear: FrozenQueryKeyValueLinear, role: Role, rows: Mapping[Role, torch.Tensor]) -> torch.Tensor:
-    """Frozen rows `[heads, head_dim, hidden]` of a role, in float64 if adapters are folded in.
+def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
+    """Return rows with adapters folded in, then in float64.
 
     The adapters are applied to the rows' columns, the queries and keys of unit vectors.
     """
     names = folded_adapters(linear)
     if linear.adapters is None or not names:
-        return rows[role]
-    query, key = (rows[name].double().permute(2, 0, 1).unsqueeze(1) for name in ROLES)
+        return rows
+    query, key = (one.double().permute(2, 0, 1).unsqueeze(1) for one in rows)
     shared = {name: getattr(linear, name).double().t().unsqueeze(1) for name in linear.shared_adapters}
-    corrected = linear.adapters.apply_some(names, query, key, shared)
-    return corrected[ROLES.index(role)].squeeze(1).permute(1, 2, 0)
+    corrected = linear.adapters.apply_some(names, Heads(query, key), shared)
+    return tuple(one.squeeze(1).permute(1, 2, 0) for one in (corrected.query, corrected.key))
 
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
@@ -89,8 +113,11 @@ def gains(attention: SelfAttention, role: Role) -> torch.Tensor:
         return all_heads
     both = (adapters.query_gain, adapters.key_gain)
     query, key = (gain.detach().double().view(1, 1, -1, head_dim) for gain in both)
-    scaled = adapters.apply_some(_around_the_norm(linear)[1], query, key, {})
-    all_heads[list(linear.heads.frozen[role])] = scaled[ROLES.index(role)].detach()[0, 0].cpu()
+    scaled = adapters.apply_some(_around_the_norm(linear)[1], Heads(query, key), {})[ROLES.index(role)]
+    own = scaled.detach()[0, 0].cpu()
+    if len(own) == count:
+        return own
+    all_heads[list(linear.heads.frozen[role])] = own
     return all_heads
 
 
@@ -102,7 +129,7 @@ def check_adapters(names: Iterable[str]) -> None:
     """
     chosen = [adapter.name for adapter in in_order(names)]
     for place, name in enumerate(chosen):
-        after_norm = NORM in chosen[:place] and name != SCALE
+        after_norm = NORM in chosen[:place] and name not in SCALES
         if name != NORM and (after_norm or not ADAPTERS[name].linear):
             reason = f"behind {NORM}" if after_norm else "which is not linear in the layer's input"
             raise UserError(

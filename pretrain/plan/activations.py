@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from megatron_patches.recipe.adapters import Storage, Trace, in_order
+from megatron_patches.recipe.adapters import Storage, Trace
 from megatron_patches.recipe.tensors import adapter_sizes
 from pretrain.plan.workload import FP32, LayerHeads, Workload
 
@@ -105,26 +105,31 @@ def _head(work: Workload) -> int:
 
 def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
     """Return {storage: bytes} between the attention's norm and its output."""
-    head = _head(work)
-    queries, keys = heads.frozen_queries * head, heads.frozen_keys * head
+    head, groups = _head(work), heads.adapted
+    queries, keys = groups * work.shape.queries_per_group * head, groups * head
+    every = Storage("queries", work.heads * head), Storage("keys", work.groups * head)
     if heads.patched:
-        product, value = Storage("products with frozen rows", queries + keys), work.groups * head
-        values = Storage("values", value)
-    else:
-        product = values = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
-    trace = Trace(work.tokens, work.layout.element, queries, keys, product, product)
-    if heads.patched:
-        for adapter in in_order(work.policy.adapters):
+        product, value = Storage("products with frozen rows", heads.frozen * head), work.groups * head
+        trained = Storage("products with trained rows", heads.trained * head)
+        query, key = (product, product) if heads.frozen else (trained, trained)
+        if heads.frozen and heads.trained and not heads.mixed:  # a role each
+            query, key = (product, trained) if work.policy.frozen_roles == "query" else (trained, product)
+        trace = Trace(work.tokens, work.layout.element, queries, keys, query, key, Storage("values", value))
+        if heads.mixed and groups == work.groups:  # put together in the heads' order: copies
+            trace.query, trace.key = every
+        for adapter in work.policy.corrections if groups else ():
             adapter.keep(trace, adapter_sizes(work.shape, work.policy))
-        if heads.trained_queries:  # put together in the heads' order: copies
-            trace.query = Storage("queries", work.heads * head)
-            trace.key = Storage("keys", work.groups * head)
-    elif work.heads != work.groups:  # the queries of a group are no regular view
-        trace.query = Storage("queries", work.heads * head)
+        if heads.mixed and groups < work.groups:
+            trace.query, trace.key = every
+    else:
+        fused = Storage("queries, keys, values", (work.heads + 2 * work.groups) * head)
+        trace = Trace(work.tokens, work.layout.element, queries, keys, fused, fused, fused)
+        if work.heads != work.groups:  # the queries of a group are no regular view
+            trace.query = every[0]
     if not work.shape.learned_positions:
         trace.query = Storage("rotated queries", work.heads * head)
         trace.key = Storage("rotated keys", work.groups * head)
-    _attend(work, trace, values, bool(_remade_queries_and_keys(work, heads)))
+    _attend(work, trace, trace.value, bool(_remade_queries_and_keys(work, heads)))
     if work.policy.penalty:
         rows = (work.heads + work.groups) * work.shape.head_dim
         trace.save(Storage("deviation from orthonormal rows", rows * work.shape.head_dim * FP32))
@@ -134,7 +139,7 @@ def _query_key_value(work: Workload, heads: LayerHeads) -> dict[str, int]:
 def _remade_queries_and_keys(work: Workload, heads: LayerHeads) -> int:
     """Return the bytes of the queries and keys of a layer that are made again in backward, and only they."""
     kernel_keeps_them = work.on_cuda or not work.dropout
-    only_frozen = heads.frozen_queries > 0 and not heads.trained_queries
+    only_frozen = heads.frozen > 0 and not heads.trained
     alone = work.performance.recompute == "query_key" and not work.masked
     if not (alone and only_frozen and kernel_keeps_them):
         return 0

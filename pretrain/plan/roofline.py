@@ -14,9 +14,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from megatron_patches.recipe.adapters import in_order
 from megatron_patches.recipe.counting import forward_flops_per_token, multiplications, score_products
-from megatron_patches.recipe.tensors import adapter_sizes
+from megatron_patches.recipe.tensors import adapter_sizes, is_patched
 from pretrain.config.sources import is_file, read_yaml
 from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
@@ -263,8 +262,8 @@ def _elementwise(work: Workload) -> float:
     between = work.between * work.shape.hidden_size * (26 + (10 if work.dropout else 0))
     inner = work.tokens * work.ffn * 5
     query_key = work.tokens * (work.heads + work.groups) * head_dim
-    adapters, sizes = in_order(policy.adapters), adapter_sizes(work.shape, policy)
-    frozen = not policy.trainable and not policy.synthesizer
+    adapters, sizes = policy.corrections, adapter_sizes(work.shape, policy)
+    frozen = is_patched(policy, () if policy.trainable else (0,))
     joined = query_key * 2 if frozen else work.tokens * (work.heads + 2 * work.groups) * head_dim * 2
     products = 1 + sum(weight.role is None for adapter in adapters for weight in adapter.weights(sizes))
     added = residual * 3 * products if frozen else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megatron_patches.bank.head_split import split_heads
+from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
@@ -68,13 +70,16 @@ class LayerHeads:
 
     Attributes:
         patched: the layer has W_V apart from W_Q and W_K; else megatron-core's own fused W_QKV.
+        frozen, trained: heads that have frozen and trained rows of their own, of both roles together.
+        adapted: groups of key heads that adapters correct.
+        mixed: heads of the same role come from both, and are put together in their order.
     """
 
     patched: bool
-    frozen_queries: int
-    frozen_keys: int
-    trained_queries: int
-    trained_keys: int
+    frozen: int
+    trained: int
+    adapted: int
+    mixed: bool
 
 
 @dataclass(frozen=True)
@@ -142,15 +147,28 @@ class Workload:
         """Return each layer's heads on a tensor-parallel rank; none for a model without queries and keys."""
         if self.policy.synthesizer:
             return ()
-        own, queries = range(rank * self.groups, (rank + 1) * self.groups), self.shape.queries_per_group
+        shape, policy, first = self.shape, self.policy, rank * self.groups
         layers = []
-        for groups in self.policy.frozen_groups(
-            self.shape.num_layers, self.shape.num_query_groups, self.phase
-        ):
-            frozen = sum(group in own for group in groups)
-            trained = self.groups - frozen
-            patched = is_patched(self.policy, groups)
-            layers.append(LayerHeads(patched, frozen * queries, frozen, trained * queries, trained))
+        for groups in policy.frozen_groups(shape.num_layers, shape.num_query_groups, self.phase):
+            split = split_heads(
+                shape.num_attention_heads,
+                shape.num_query_groups,
+                groups,
+                rank,
+                self.layout.tensor_parallel_size,
+                policy.frozen_row_roles,
+                policy.shared,
+            )
+            adapted = policy.adapted_groups(groups, shape.num_query_groups)
+            layers.append(
+                LayerHeads(
+                    is_patched(policy, groups),
+                    sum(map(len, split.frozen.values())),
+                    0 if policy.init == "low_rank" else sum(map(len, split.trainable.values())),
+                    sum(first <= group < first + self.groups for group in adapted),
+                    any(split.frozen[role] and split.trainable[role] for role in ROLES),
+                )
+            )
         return tuple(layers)
 
 

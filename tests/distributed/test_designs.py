@@ -68,7 +68,7 @@ PRODUCT: list[Case] = [
     (design, layout)
     for design in DESIGNS
     for layout in LAYOUTS[1:]
-    if design != "unfreeze" or layout.zero_stage in (1, 2)  # is refused under the others
+    if design not in ("unfreeze", "early_freeze") or layout.zero_stage in (1, 2)  # is refused elsewhere
 ]
 COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 2, itemgetter(1): 5})
 REMAINING = [case for case in PRODUCT if case not in COVERING]

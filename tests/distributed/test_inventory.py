@@ -43,7 +43,7 @@ def overrides(number: int, design: str, size: int) -> list[str]:
     values: dict[str, Any] = SIZES | AROUND[(number + size) % 2] | POWER_OF_TWO.get(design, {})
     values |= {f"attention.{key}": value for key, value in DESIGNS[design].items()}
     # Stage 0 leaves parameters as they are; where it cannot be, stage 1 only copies them.
-    stage = "zero1" if design == "unfreeze" else "zero0"
+    stage = "zero1" if design in ("unfreeze", "early_freeze") else "zero0"
     values |= {"parallel.tensor_model_parallel_size": size, "deepspeed.config": stage}
     return [f"{key}={value}" for key, value in values.items()]
 
@@ -67,7 +67,7 @@ def test_the_live_engine_has_the_parameters_and_buffers_of_the_inventory(
     compared: list[tuple[str, Config, int, dict[str, Any]]],
 ) -> None:
     """Names, shapes on each rank, dimensions that are cut, phases, weight decay."""
-    assert len(compared) == len(DESIGNS) + 2  # `unfreeze` has three phases
+    assert len(compared) == len(DESIGNS) + 3  # `unfreeze` has three phases, `early_freeze` two
     for design, config, phase, found in compared:
         size = config.parallel.tensor_model_parallel_size
         assert len(found["live"]) == len(found["listed"]) == size

@@ -5,37 +5,51 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megatron_patches.attention.adapters import FORMULAS, QK_NORM_EPSILON, QueryKeyAdapters
-from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes
+from megatron_patches.attention.adapters import FORMULAS, QK_NORM_EPSILON, HeadAdapters, Heads
+from megatron_patches.recipe.adapters import ADAPTERS, AdapterSizes, in_order
 
 SEQ, BATCH, HEADS, GROUPS, HEAD_DIM, RANK, HIDDEN = 5, 2, 4, 2, 6, 3, 10
-SHARED = "low_rank_down"
+TAPS = 3
+LOW_RANK, GELU = "low_rank_down", "gelu_down"
+Inputs = tuple[Heads, dict[str, torch.Tensor]]
 
 
-def adapters(*names: str) -> QueryKeyAdapters:
-    sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK)
-    made = QueryKeyAdapters(names, HEADS, GROUPS, sizes, torch.float64, torch.device("cpu"))
+def adapters(*names: str) -> HeadAdapters:
+    sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
+    made = HeadAdapters(in_order(names), HEADS, GROUPS, sizes, torch.float64, torch.device("cpu"))
     made.fill()
     return made
 
 
-def inputs(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(seed: int = 1) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
-    shapes = ((SEQ, BATCH, HEADS, HEAD_DIM), (SEQ, BATCH, GROUPS, HEAD_DIM), (SEQ, BATCH, 2 * RANK))
-    query, key, low_rank = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
-    return query, key, low_rank
+    rows = ((HEADS, HEAD_DIM), (GROUPS, HEAD_DIM), (GROUPS, HEAD_DIM), (2 * RANK,), (2 * RANK,))
+    query, key, value, low_rank, gelu = (
+        torch.randn((SEQ, BATCH, *shape), generator=generator, dtype=torch.float64) for shape in rows
+    )
+    return Heads(query, key, value), {LOW_RANK: low_rank, GELU: gelu}
 
 
-@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "qk_norm"])
-def test_all_but_the_norm_start_as_the_identity(name: str) -> None:
-    query, key, low_rank = inputs()
-    ours = adapters(name)(query, key, {SHARED: low_rank})
-    assert torch.equal(ours[0], query) and torch.equal(ours[1], key)
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name not in ("qk_norm", "short_convolution")])
+def test_all_but_the_norm_and_the_convolution_start_as_the_identity(name: str) -> None:
+    heads, shared = inputs()
+    ours = adapters(name)(heads, shared)
+    for mine, given in zip(ours[:3], heads[:3], strict=True):
+        assert torch.equal(mine, given)
+
+
+def test_the_convolution_starts_with_the_token_before_in_odd_channels_of_keys() -> None:
+    heads, _ = inputs()
+    ours = adapters("short_convolution")(heads, {})
+    assert torch.equal(ours.query, heads.query) and torch.equal(ours.value, heads.value)
+    assert torch.equal(ours.key[..., ::2], heads.key[..., ::2])
+    assert torch.equal(ours.key[1:, ..., 1::2], heads.key[:-1, ..., 1::2])
+    assert not ours.key[0, ..., 1::2].any()
 
 
 def test_the_norm_gives_every_head_a_root_mean_square_of_one() -> None:
-    query, key, _ = inputs()
-    for vectors in adapters("qk_norm")(10 * query, key, {}):
+    (query, key, *_), _ = inputs()
+    for vectors in adapters("qk_norm")(Heads(10 * query, key), {})[:2]:
         root_mean_square = vectors.square().mean(-1).sqrt()
         ones = torch.ones_like(root_mean_square)
         torch.testing.assert_close(root_mean_square, ones, rtol=1e-5, atol=0)  # computed in fp32
@@ -47,24 +61,35 @@ def test_all_of_them_together_are_their_formulas_in_order() -> None:
         for number, parameter in enumerate(made.parameters()):
             generator = torch.Generator().manual_seed(number)
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    query, key, low_rank = inputs()
-    ours_query, ours_key = made(query, key, {SHARED: low_rank})
+    heads, shared = inputs()
+    ours = made(heads, shared)
 
     def norm(vector: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         return gain * vector.float() / (vector.float().square().mean() + QK_NORM_EPSILON).sqrt()
 
-    for step in range(SEQ):
-        for head in range(HEADS):
-            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            vector = query[step, 0, head] + made.up_query[rows] @ low_rank[step, 0, :RANK]
-            vector = norm(made.core[head] @ vector, made.query_gain[rows]) * made.logit_scale[head]
-            torch.testing.assert_close(ours_query[step, 0, head], vector.double(), rtol=1e-5, atol=1e-6)
-        for group in range(GROUPS):
-            rows = slice(group * HEAD_DIM, (group + 1) * HEAD_DIM)
-            vector = norm(
-                key[step, 0, group] + made.up_key[rows] @ low_rank[step, 0, RANK:], made.key_gain[rows]
-            )
-            torch.testing.assert_close(ours_key[step, 0, group], vector.double(), rtol=1e-5, atol=1e-6)
+    def close(mine: torch.Tensor, expected: torch.Tensor) -> None:
+        torch.testing.assert_close(mine, expected.double(), rtol=1e-5, atol=1e-6)
+
+    def mixed(steps: list[torch.Tensor], taps: torch.Tensor) -> torch.Tensor:
+        return sum(steps[-1 - j] * taps[:, j] for j in range(TAPS) if j < len(steps))
+
+    for head in range(HEADS):
+        rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+        for step in range(SEQ):
+            vector = heads.query[step, 0, head] + made.up_query[rows] @ shared[LOW_RANK][step, 0, :RANK]
+            vector += made.gelu_up[rows] @ torch.nn.functional.gelu(shared[GELU][step, 0])
+            vector = made.core[head] @ vector + made.query_bias[rows]
+            vector = norm(vector, made.query_gain[rows]) * made.log_scale[rows].exp() * made.logit_scale[head]
+            close(ours.query[step, 0, head], vector)
+    for group in range(GROUPS):
+        rows = slice(group * HEAD_DIM, (group + 1) * HEAD_DIM)
+        keys, values = [], []
+        for step in range(SEQ):
+            vector = heads.key[step, 0, group] + made.up_key[rows] @ shared[LOW_RANK][step, 0, RANK:]
+            keys.append(norm(vector + made.key_bias[rows], made.key_gain[rows]))
+            values.append(heads.value[step, 0, group])
+            close(ours.key[step, 0, group], mixed(keys, made.key_taps[rows]))
+            close(ours.value[step, 0, group], mixed(values, made.value_taps[rows]))
 
 
 def test_every_declared_adapter_has_a_formula_and_every_formula_a_declaration() -> None:
@@ -72,24 +97,26 @@ def test_every_declared_adapter_has_a_formula_and_every_formula_a_declaration() 
 
 
 def test_an_adapter_that_is_declared_linear_is_linear() -> None:
-    """Export applies them to the columns of frozen rows."""
-    (query, key, product), (query_2, key_2, product_2) = inputs(1), inputs(2)
+    """Export applies them to the columns of frozen rows, token by token."""
+    (first, products), (second, products_2) = inputs(1), inputs(2)
+    added = Heads(*(one + other for one, other in zip(first[:3], second[:3], strict=True)))
     for name, declared in ADAPTERS.items():
         made = adapters(name)
         with torch.no_grad():
             for parameter in made.parameters():
                 parameter.normal_(generator=torch.Generator().manual_seed(3))
 
-        def applied(*values: torch.Tensor, made: QueryKeyAdapters = made) -> torch.Tensor:
-            return torch.cat(made(*values[:2], {SHARED: values[2]}), dim=2)
+        def applied(heads: Heads, shared: dict[str, torch.Tensor], made: HeadAdapters = made) -> torch.Tensor:
+            return torch.cat(made(heads, shared)[:3], dim=2)
 
-        first, second = applied(query, key, product), applied(query_2, key_2, product_2)
-        both = applied(query + query_2, key + key_2, product + product_2)
-        assert torch.allclose(first + second, both) == declared.linear, name
+        together = applied(added, {name: products[name] + products_2[name] for name in products})
+        linear = torch.allclose(applied(first, products) + applied(second, products_2), together)
+        assert linear == (declared.linear or name == "short_convolution"), name  # which mixes tokens
+    assert not ADAPTERS["short_convolution"].linear
 
 
 def test_what_starts_at_one_or_the_identity_is_not_decayed_and_all_is_sharded_by_heads() -> None:
     parameters = dict(adapters(*ADAPTERS).named_parameters())
     decayed = {name for name, one in parameters.items() if not one.no_weight_decay}
-    assert decayed == {"up_query", "up_key"}
+    assert decayed == {"up_query", "up_key", "gelu_up"}
     assert all(one.tensor_model_parallel and one.partition_dim == 0 for one in parameters.values())

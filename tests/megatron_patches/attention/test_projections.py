@@ -9,19 +9,29 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
-from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.monarch import Factors
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEQ, build
 
 BATCH = 3
+HALF = {"frozen_heads": (("0%-100%", 0.5),)}
 CASES: list[tuple[str, int, dict[str, Any]]] = [
     ("orthogonal", 4, {}),
     ("orthogonal", 2, {}),
     ("gaussian", 2, {}),
     ("monarch", 4, {}),
     ("monarch", 2, {}),
-    ("monarch", 2, {"frozen_heads": (("0%-100%", 0.5),)}),
-    ("hybrid", 4, {"frozen_heads": (("0%-100%", 0.5),)}),
-    ("hybrid", 2, {"frozen_heads": (("0%-100%", 0.5),)}),
+    ("monarch", 2, HALF),
+    ("hybrid", 4, HALF),
+    ("hybrid", 2, HALF),
+    ("shared", 4, {}),
+    ("shared", 2, {}),
+    ("shared", 2, HALF),
+    ("monarch", 2, {"shared": True}),
+    ("vanilla", 2, {"shared": True}),
+    ("orthogonal", 2, {"frozen_roles": "query"}),
+    ("monarch", 2, {"frozen_roles": "key"}),
+    ("monarch_trainable", 2, {}),
+    ("monarch_trainable", 2, {"shared": True}),
 ]
 
 
@@ -31,19 +41,28 @@ def projection(variant: str, groups: int, axes: dict[str, Any]) -> FrozenQueryKe
     return linear
 
 
-def dense(linear: FrozenQueryKeyValueLinear) -> list[torch.Tensor]:
+def trained(linear: FrozenQueryKeyValueLinear) -> list[torch.Tensor]:
+    """Copies of the parameters that make rows of queries and keys."""
+    names = ("trained_query_key", "trained_right_query_key", "trained_left_query_key")
+    live = [getattr(linear, name) for name in names]
+    return [weight.detach().clone().requires_grad_() for weight in live if weight is not None]
+
+
+def dense(linear: FrozenQueryKeyValueLinear, copies: list[torch.Tensor]) -> list[torch.Tensor]:
     """W_Q and W_K `[heads, head_dim, hidden]`, their frozen and trained rows put where their heads are."""
-    trained = linear.trained_query_key
+    rows = copies[0] if len(copies) == 1 else torch.empty(0, HIDDEN, dtype=torch.float64)
+    if len(copies) == 2:
+        rows = Factors(copies[0].transpose(0, 1), copies[1]).rows()
     weights, used = [], 0
-    for role, numbers, rows in linear.frozen_shards():
+    for role, numbers, frozen in linear.frozen_shards():
         theirs = linear.heads.trainable[role]
-        weight = torch.empty(len(numbers) + len(theirs), HEAD_DIM, HIDDEN, dtype=torch.float64)
-        weight[list(numbers)] = rows.view(-1, HEAD_DIM, HIDDEN)
-        if trained is not None:
-            own = trained.detach()[used : used + len(theirs) * HEAD_DIM]
-            weight[list(theirs)] = own.view(-1, HEAD_DIM, HIDDEN)
-            used += len(theirs) * HEAD_DIM
-        weights.append(weight.requires_grad_())
+        own = rows[used : used + len(theirs) * HEAD_DIM]
+        used += len(own)
+        both = torch.cat((frozen, own)).view(-1, HEAD_DIM, HIDDEN)
+        weights.append(both[sorted(range(len(both)), key=(*numbers, *theirs).__getitem__)])
+    assert used == len(rows)
+    if linear.shared:
+        weights[1] = weights[0][:: linear.queries_per_group]
     return weights
 
 
@@ -55,35 +74,35 @@ def test_projections_and_gradients_equal_plain_autograd(
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
     ours = linear(x)
-    weights = [*dense(linear), linear.value_weight.detach().view(groups, HEAD_DIM, HIDDEN).requires_grad_()]
+    copies, value = trained(linear), linear.value_weight.detach().clone().requires_grad_()
     copy = x.detach().clone().requires_grad_()
+    weights = [*dense(linear, copies), value.view(groups, HEAD_DIM, HIDDEN)]
     plain = [torch.einsum("sbx,hdx->sbhd", copy, weight) for weight in weights]
     gradients = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in plain]
     torch.autograd.backward(ours, gradients)
     torch.autograd.backward(plain, gradients)
     for mine, expected in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(x.grad, copy.grad, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(
-        linear.value_weight.grad, weights[2].grad.flatten(0, 1), rtol=1e-12, atol=1e-12
-    )
-    if linear.trained_query_key is not None:
-        rows = [
-            weight.grad[list(linear.heads.trainable[role])].flatten(0, 1)
-            for role, weight in zip(ROLES, weights, strict=False)
-        ]
-        torch.testing.assert_close(linear.trained_query_key.grad, torch.cat(rows), rtol=1e-12, atol=1e-12)
+    live = [x, linear.value_weight, *(p for name, p in linear.named_parameters() if "query_key" in name)]
+    for mine, expected in zip(live, [copy, value, *copies], strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("variant", "groups", "axes"), CASES)
+FROZEN_CASES = [case for case in CASES if case[0] not in ("vanilla", "monarch_trainable")]
+
+
+@pytest.mark.parametrize(("variant", "groups", "axes"), FROZEN_CASES)
 def test_frozen_rows_are_regenerated_and_neither_parameters_nor_saved(
     one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any]
 ) -> None:
     linear = projection(variant, groups, axes)
     for made, held in zip(linear.regenerate(), linear.frozen_tensors(), strict=True):
         assert torch.equal(made, held) and not held.requires_grad
-    names = {"value_weight"} | ({"trained_query_key"} if axes else set())
+    partly = bool(axes.keys() & {"frozen_heads", "frozen_roles"})
+    names = {"value_weight"} | ({"trained_query_key"} if partly else set())
     assert {name for name, _ in linear.named_parameters()} == names == set(linear.state_dict())
-    frozen = {role: numbers for role, numbers, _ in linear.frozen_shards()}
-    share = 0.5 if axes else 1.0
-    assert [len(frozen[role]) for role in ROLES] == [HEADS * share, groups * share]
+    frozen = {role: len(numbers) for role, numbers, _ in linear.frozen_shards()}
+    share = 0.5 if "frozen_heads" in axes else 1.0
+    held = {"query": HEADS * share, "key": 0 if linear.shared else groups * share}
+    only = axes.get("frozen_roles")
+    assert frozen == {role: count if only in (None, role) else 0 for role, count in held.items()}

@@ -11,9 +11,10 @@ import torch
 
 from megatron_patches.bank.exact import FloatArray, orthonormality_error
 from megatron_patches.bank.factors import Block, block_sizes, haar_blocks
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, factors_of_heads, head_rows, rows_of_heads
-from megatron_patches.bank.shards import head_digests, layer_shard, rank_factors, split_heads
+from megatron_patches.bank.shards import head_digests, layer_shard, rank_factors
 from megatron_patches.errors import MethodError
 
 SHAPES = ((1024, 64, 16, 16), (768, 64, 12, 4), (128, 32, 4, 4), (48, 12, 4, 2), (40, 6, 4, 2), (6, 2, 3, 1))
@@ -192,7 +193,7 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
             assert digests == head_digests(whole, head_dim)
     for size in (1, 2):
         made = [
-            rank_factors(recipe, 1, split_heads(heads, groups, range(groups), rank, size), dtype)
+            rank_factors(recipe, 1, split_heads(heads, groups, range(groups), rank, size).frozen, dtype)
             for rank in range(size)
         ]
         count = heads * head_dim // size
@@ -208,7 +209,9 @@ def test_factors_and_rows_are_the_same_for_any_tensor_parallel_size(
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
 def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     hidden_size, _, heads, groups = shape
-    factors = rank_factors(recipe_of(*shape), 0, split_heads(heads, groups, range(groups), 0, 1), dtype)
+    factors = rank_factors(
+        recipe_of(*shape), 0, split_heads(heads, groups, range(groups), 0, 1).frozen, dtype
+    )
     rows = Factors(*(factor.double() for factor in factors)).rows()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(10, 3, hidden_size, generator=generator, dtype=torch.float64).to(dtype)

@@ -7,15 +7,9 @@ import pytest
 import torch
 
 from megatron_patches.bank.exact import FloatArray
+from megatron_patches.bank.head_split import heads_of_rank
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
-from megatron_patches.bank.shards import (
-    digest,
-    head_digests,
-    heads_of_rank,
-    layer_shard,
-    orthonormality_errors,
-    role_digest,
-)
+from megatron_patches.bank.shards import digest, head_digests, layer_shard, orthonormality_errors, role_digest
 from megatron_patches.errors import MethodError
 
 MULTI_HEAD = BankRecipe(1234, 64, 8, 8, 8)

@@ -23,7 +23,7 @@ def test_a_variants_layers_have_its_attention(one_rank: dist.ProcessGroup, varia
     policy = VARIANTS[variant]
     axes = {"frozen_heads": (("0%-100%", 1.0),)} if policy.frozen_heads else {}
     expected = FrozenQueryKeySelfAttention
-    if policy.trainable:
+    if policy.trainable and policy.init != "low_rank" and not policy.trains_factors:
         expected = SynthesizerSelfAttention if policy.synthesizer else SelfAttention
     for layer in build(variant, **axes).decoder.layers:
         assert type(layer.self_attention) is expected

@@ -17,30 +17,40 @@ GIVEN: dict[str, Any] = {
     "scope": "layer",
     "construction": "svd",
     "gaussian_std": 0.5,
+    "shared": True,
+    "frozen_roles": "key",
     "penalty": 0.5,
     "frozen_heads": (("0-1", 0.5),),
     "adapters": ("core",),
     "low_rank": 3,
+    "taps": 3,
+    "convolved": "key",
     "trainable": False,
     "synthesizer_rank": 3,
     "unfreeze": (Unfreeze(0.5, "1"),),
 }
 """A value of each axis that is no variant's own."""
 
-ORTHONORMAL = {"orthogonal", "orthogonal_trainable", "orthogonal_penalty", "unfreeze", "hybrid"}
+ORTHONORMAL = {"orthogonal", "shared", "orthogonal_trainable", "orthogonal_penalty", "unfreeze", "hybrid"}
 STRUCTURED = {"hadamard", "dct", "monarch"}
-FROZEN = {"orthogonal", "gaussian", "gaussian_naive", "pretrained", "hybrid", *STRUCTURED}
+STARTED = {"monarch_trainable", "low_rank", "vanilla", "orthogonal_trainable"}
+LATE = {"unfreeze", "early_freeze"}
+FROZEN = {"orthogonal", "shared", "gaussian", "gaussian_naive", "pretrained", "hybrid", *STRUCTURED}
 APPLIES = {
-    "scope": {*ORTHONORMAL, *STRUCTURED},
+    "scope": {*ORTHONORMAL, *STRUCTURED, "monarch_trainable"},
     "construction": ORTHONORMAL,
-    "gaussian_std": {"gaussian", "gaussian_naive"},
+    "gaussian_std": {"gaussian", "gaussian_naive", "early_freeze"},
+    "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
+    "frozen_roles": FROZEN - {"shared", "hybrid"},
     "penalty": {"orthogonal_penalty"},
     "frozen_heads": FROZEN,
-    "adapters": FROZEN,
-    "low_rank": set(),
+    "adapters": {*FROZEN, *STARTED},
+    "low_rank": {"low_rank"},
+    "taps": set(),
+    "convolved": set(),
     "trainable": {"synthesizer_random", "synthesizer_factorized"},
     "synthesizer_rank": {"synthesizer_factorized"},
-    "unfreeze": {"unfreeze"},
+    "unfreeze": LATE,
 }
 
 

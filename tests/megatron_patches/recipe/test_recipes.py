@@ -20,6 +20,6 @@ def test_a_variant_has_a_bank_or_scores_or_neither(variant: str) -> None:
         return
     bank = bank_recipe(policy, **SIZES)
     scores = score_recipe(policy, seed=1, num_attention_heads=4, sequence_length=16)
-    assert (bank is not None) == (policy.init != "default")
+    assert (bank is not None) == (policy.init not in ("default", "low_rank"))
     assert (scores is not None) == policy.synthesizer
     assert bank is None or scores is None

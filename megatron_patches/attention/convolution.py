@@ -1,0 +1,76 @@
+"""Short causal convolution of each channel, within a sample and within its documents.
+
+    y_t = Σ_j c_j ∘ x_(t−j),   j = 0 … taps − 1,   x_(t−j) = 0 before the sample or the document begins
+
+In one pass a tap forward, and two backward: no copy of shifted inputs is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron_patches.engine.documents import Documents, Visible
+
+Reach = tuple[torch.Tensor, ...] | None
+"""For j = 1, 2, … a mask `[seq − j, batch, 1, 1]` bool: token t ≥ j may look back at token t − j.
+
+None: always, within the sample.
+"""
+
+
+def reach_of(visible: Visible, taps: int) -> Reach:
+    """Return what tokens may look back at, from the form of an attention mask."""
+    if visible is None:
+        return None
+    masks = []
+    for back in range(1, taps):
+        if isinstance(visible, Documents):
+            length = visible.starts.size(1)
+            index = torch.arange(min(back, length), length, device=visible.starts.device)
+            seen = visible.starts[:, back:] <= index - back
+        else:
+            seen = ~visible[:, 0].diagonal(-back, dim1=1, dim2=2)
+        masks.append(seen.t()[:, :, None, None])
+    return tuple(masks)
+
+
+def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
+    """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first."""
+    by_tap = taps.t().reshape(taps.size(1), *inputs.shape[-2:])
+    convolved: torch.Tensor = _Convolve.apply(inputs, by_tap, *(reach or ()))
+    return convolved
+
+
+class _Convolve(torch.autograd.Function):
+    """Σ_j c_j ∘ x_(t−j) of x `[seq, batch, heads, head_dim]` and c `[taps, heads, head_dim]`."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, taps: torch.Tensor, *reach: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(inputs, taps, *reach)
+        outputs = inputs * taps[0]
+        for back in range(1, min(len(taps), len(inputs))):
+            earlier = inputs[:-back]
+            if reach:
+                earlier = earlier * reach[back - 1]
+            outputs[back:].addcmul_(earlier, taps[back])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        inputs, taps, *reach = ctx.saved_tensors
+        input_grad = grad * taps[0]
+        tap_grads = [_channel_sums(grad, inputs)]
+        for back in range(1, len(taps)):
+            later = grad[back:]
+            if reach and len(later):
+                later = later * reach[back - 1]
+            input_grad[: len(later)].addcmul_(later, taps[back])
+            tap_grads.append(_channel_sums(later, inputs[: len(later)]))
+        return input_grad, torch.stack(tap_grads), *[None] * len(reach)
+
+
+def _channel_sums(grad: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return Σ over tokens of grad ∘ inputs: `[heads, head_dim]`."""
+    return (grad * inputs).sum((0, 1))
