@@ -6,7 +6,8 @@ under the names in `LOW_PRECISION_GROUPS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,24 +22,36 @@ FROZEN_BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
 """Names of the buffers of frozen Query/Key rows: the rows, or the two factors of a structured bank."""
 
 
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: torch.nn.Module, weight_decay: float, rate_factors: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
     """Return optimizer groups of the trainable parameters, none of them empty.
 
     Parameters with the same mark `optimizer_group` form a group after the others: weights that become
     trainable later have a step count of their own, and leave the earlier groups as they were.
     Weight decay is for matrices. Vectors (LayerNorm) have none, nor have parameters that start as the
     identity and carry the mark `no_weight_decay`.
+
+    Args:
+        rate_factors: {name pattern: factor of the learning rate}, for parameters whose name matches; every
+            group says its own under `rate_factor`.
     """
-    members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
-    for parameter in model.parameters():
+    members: dict[tuple[int, bool, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim >= 2 and not getattr(parameter, "no_weight_decay", False)
             number = getattr(parameter, "optimizer_group", 0)
-            members.setdefault((number, not decayed), []).append(parameter)
+            factor = rate_factor(name, rate_factors or {})
+            members.setdefault((number, not decayed, factor), []).append(parameter)
     return [
-        {"params": members[number, undecayed], "weight_decay": 0.0 if undecayed else weight_decay}
-        for number, undecayed in sorted(members)
+        {"params": members[key], "weight_decay": 0.0 if key[1] else weight_decay, "rate_factor": key[2]}
+        for key in sorted(members)
     ]
+
+
+def rate_factor(name: str, factors: Mapping[str, float]) -> float:
+    """Return the factor of a parameter's learning rate: of the first pattern that its name matches, or 1."""
+    return next((factor for pattern, factor in factors.items() if fnmatchcase(name, pattern)), 1.0)
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.blend_difference import data_changes
 from megatron_patches.recipe.phases import last_steps
+from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
 from pretrain.config.keys import KEYS
 from pretrain.config.tree import Config
@@ -15,6 +17,9 @@ from pretrain.errors import UserError
 
 DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
+
+_DEFAULTS = {f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES}
+"""Values that checkpoints mean by saying nothing: their keys are younger."""
 
 
 def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
@@ -65,6 +70,8 @@ def accept_identity(
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)
+        if key not in saved.keys and value in (None, _DEFAULTS.get(key)):  # the key is younger
+            continue
         if was == value or (key in DATA_KEYS and not _fixed_by_weights(key, saved)):
             continue
         raise UserError(

@@ -7,10 +7,12 @@ settings.
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
+from megatron_patches.recipe.tensors import tensors
 from pretrain.config.deepspeed import filled_settings, zero_stage
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -33,6 +35,7 @@ def check_tree(config: Config) -> None:
         config.data.micro_batch_size,
     )
     _check_query_key(config)
+    _check_rate_factors(config)
     _check_recompute(config)
     _check_profile(config)
     _check_prompts(config)
@@ -148,6 +151,22 @@ def _check_query_key(config: Config) -> None:
         config.recipe()
     except MethodError as error:
         raise UserError(f"attention.variant={config.attention.variant}: {error}") from None
+
+
+def _check_rate_factors(config: Config) -> None:
+    """Refuse a pattern that decides nothing: it names no weight, or only such as an earlier one names."""
+    patterns = config.optimizer.learning_rate_factors
+    policy = config.policy()
+    inventory = tensors(config.shape(), policy, phase=len(policy.unfreeze))
+    left = [tensor.name for tensor in inventory if tensor.trains]
+    for pattern in patterns:
+        named = [name for name in left if fnmatchcase(name, pattern)]
+        if not named:
+            raise UserError(
+                f"optimizer.learning_rate_factors: '{pattern}' matches no trained weight beyond those of the "
+                f"patterns before it; weights have names such as {inventory[0].name}"
+            )
+        left = [name for name in left if name not in named]
 
 
 def _check_recompute(config: Config) -> None:

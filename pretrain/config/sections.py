@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from pretrain.config.setting import OnResume, Setting, setting
-from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, Section, as_tuple
+from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, RateFactors, Section, as_tuple
 from pretrain.ranks.devices import Device
 
 NO_EFFECT = Setting(OnResume.NO_EFFECT)
@@ -105,6 +105,12 @@ class OptimizerSection(Section):
 
     learning_rate: float = setting(
         ..., "Peak learning rate of AdamW, reached at the end of warmup.", TRAINING, gt=0
+    )
+    learning_rate_factors: RateFactors = setting(
+        {},
+        "Factors of the learning rate, {name pattern: factor}: of a weight the first pattern counts that its "
+        "name matches; * stands for any text, as in '*_taps'.",
+        TRAINING,
     )
     betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", TRAINING)
     eps: float = setting(1e-8, "AdamW's epsilon.", TRAINING, gt=0)

@@ -123,7 +123,8 @@ def frozen_units(
     """Return (layer, role, frozen heads) drawn at once: one head, or all of a role with scope `layer`."""
     units: list[tuple[int, Role, Sequence[int]]] = []
     for layer, groups in enumerate(policy.frozen_groups(num_layers, recipe.num_query_groups)):
-        heads = split_heads(recipe.num_attention_heads, recipe.num_query_groups, groups, 0, 1).frozen
+        counts, roles = (recipe.num_attention_heads, recipe.num_query_groups), policy.frozen_row_roles
+        heads = split_heads(*counts, groups, 0, 1, roles, policy.shared).frozen
         for role in ROLES:
             if recipe.scope == "layer" and heads[role]:
                 units.append((layer, role, heads[role]))

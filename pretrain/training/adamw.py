@@ -103,7 +103,7 @@ def build_adamw(
         clips_over: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer
             around it does.
     """
-    groups = parameter_groups(model, settings.weight_decay)
+    groups = parameter_groups(model, settings.weight_decay, settings.learning_rate_factors)
     lr, betas, eps = settings.learning_rate, settings.betas, settings.eps
     if clips_over is None:
         # Fused: one pass over weights, gradients and moments, on the CPU as on CUDA.

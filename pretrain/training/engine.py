@@ -56,6 +56,9 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:
-    """Set the learning rate of every parameter group; the loop owns the schedule, a function of the step."""
+    """Set the learning rate of every parameter group, times the group's factor.
+
+    The loop owns the schedule, a function of the step.
+    """
     for group in engine.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["rate_factor"]

@@ -55,3 +55,17 @@ def test_frozen_weights_are_found_and_counted_and_never_trained(one_rank: dist.P
 def test_partial_gradients_are_known_by_their_mark(one_rank: dist.ProcessGroup) -> None:
     assert reduce_partial_gradients(build("orthogonal"), one_rank) == 0
     assert reduce_partial_gradients(build("orthogonal", adapters=("low_rank",)), one_rank) == LAYERS
+
+
+def test_a_weight_has_the_rate_of_the_first_pattern_that_its_name_matches(
+    one_rank: dist.ProcessGroup,
+) -> None:
+    model = build("orthogonal", adapters=("short_convolution", "low_rank"))
+    groups = parameter_groups(model, 0.1, {"*.key_taps": 3.0, "*_taps": 2.0, "*.low_rank_*": 0.5})
+    rates = {id(one): group["rate_factor"] for group in groups for one in group["params"]}
+    for name, parameter in model.named_parameters():
+        expected = {"key_taps": 3.0, "value_taps": 2.0, "low_rank_down": 0.5}.get(
+            name.rpartition(".")[2], 1.0
+        )
+        assert rates[id(parameter)] == expected, name
+    assert len(rates) == len(list(model.parameters()))

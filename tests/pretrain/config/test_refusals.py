@@ -54,7 +54,10 @@ def test_unknown_names_of_configurations() -> None:
     ("override", "hint"),
     [
         ("model.hiden_size=1", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
-        ("optimizer.lr=1", "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, betas"),
+        (
+            "optimizer.lr=1",
+            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, learning_rate_factors, betas",
+        ),
         (
             "optimizer.warmup_steps=1",
             "unknown key 'optimizer.warmup_steps'; did you mean 'schedule.warmup_steps'?",
@@ -159,6 +162,14 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (
+            ["optimizer.learning_rate_factors={'*_taps': 3}"],
+            ["optimizer.learning_rate_factors: '*_taps' matches no trained weight"],
+        ),
+        (
+            ["attention.adapters=[low_rank]", "optimizer.learning_rate_factors={'*.up_*': 3, '*.up_key': 2}"],
+            ["'*.up_key' matches no trained weight beyond those of the patterns before it"],
+        ),
         (
             ["model.hidden_size=130"],
             ["model.hidden_size=130", "model.num_attention_heads=4", "model.head_dim"],
