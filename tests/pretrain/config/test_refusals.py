@@ -56,7 +56,7 @@ def test_unknown_names_of_configurations() -> None:
         ("model.hiden_size=1", "unknown key 'model.hiden_size'; did you mean 'model.hidden_size'?"),
         (
             "optimizer.lr=1",
-            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, learning_rate_factors, betas",
+            "unknown key 'optimizer.lr'; known keys of optimizer: learning_rate, learning_rate_factors",
         ),
         (
             "optimizer.warmup_steps=1",
