@@ -8,9 +8,7 @@ of a node) is taken from the known card of nearest name, and `notes` in the firs
 
 from __future__ import annotations
 
-import statistics
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.context import Measurements, measuring_parser, write_json
+from pretrain.model.structured_products import take_turns
 from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.peak_flops import peak_flops
@@ -199,24 +198,8 @@ def _rate(work: Sequence[Work]) -> float:
     return sum(flops for _, flops in work) / sum(_seconds(run) for run, _ in work) / TERA
 
 
-def _seconds(work: Callable[[], object], rounds: int = 10) -> float:
-    """Median of `rounds` after three that do not count; on a GPU by its own clock."""
-    times = []
-    for number in range(rounds + 3):
-        if torch.cuda.is_available():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            seconds = begin.elapsed_time(end) / 1e3
-        else:
-            started = time.perf_counter()
-            work()
-            seconds = time.perf_counter() - started
-        if number >= 3:
-            times.append(seconds)
-    return statistics.median(times)
+def _seconds(work: Callable[[], object]) -> float:
+    return take_turns({"": work}, torch.device(_device()))[""] / 1e3
 
 
 def _random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
