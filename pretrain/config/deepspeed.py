@@ -67,9 +67,6 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 def zero_stage(config: Config, world_size: int) -> int:
     """Return the ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
 
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
-
     Raises:
         UserError: as `deepspeed_settings`.
     """
@@ -123,9 +120,6 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
 
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """Return the argument of `deepspeed.initialize(config=...)`.
-
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
 
     Raises:
         UserError: as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it: later that

@@ -37,9 +37,6 @@ def check_tree(config: Config) -> None:
 def check_layout(config: Config, world_size: int) -> None:
     """Refuse what this number of ranks, or DeepSpeed at this ZeRO stage, cannot do.
 
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
-
     Raises:
         UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
     """

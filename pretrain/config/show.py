@@ -28,10 +28,6 @@ MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 colu
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
     """Return the resolved configuration as text: each value with where it came from, and a summary.
 
-    Args:
-        name_or_path, overrides: as `load_config`.
-        meanings: also print the meaning of each key.
-
     Raises:
         UserError: as `load_config`.
     """
