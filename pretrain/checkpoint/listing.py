@@ -97,7 +97,8 @@ def _listed(path: Path) -> Listed:
     sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
     marker = path / MARKER
     saved = (marker if marker.exists() else path).stat().st_mtime
-    about, files, problems = None, {}, list[str]()
+    problems: list[str] = []
+    about, files = None, {}
     with _noting(problems):
         about = read_about(path)
     if marker.exists():
