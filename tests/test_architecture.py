@@ -329,7 +329,6 @@ def test_files_are_short(package: str) -> None:
 SMALL = 80
 """Lines below which a module that one other of its own folder imports needs a reason to be apart."""
 APART = {
-    "pretrain/export/importing.py": "the verb `import`; how foreign models are read is source_model",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the optional package wandb",
     "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",
     "pretrain/training/update.py": "the decision to leave an update out, which the loop only asks for",

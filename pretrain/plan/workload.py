@@ -74,7 +74,6 @@ class LayerHeads:
     frozen_queries: int
     frozen_keys: int
     trained_queries: int
-    trained_keys: int
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class Workload:
         batch: samples of a micro batch.
         masked: documents of a sample must not see each other.
         on_cuda: the kernels of a GPU run, not those of the CPU.
+        heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and vocabulary.
     """
 
     shape: ModelShape
@@ -97,6 +97,10 @@ class Workload:
     masked: bool
     performance: PerformanceSection
     on_cuda: bool
+    heads: int
+    groups: int
+    ffn: int
+    vocabulary: int
 
     @property
     def tokens(self) -> int:
@@ -108,26 +112,6 @@ class Workload:
         """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
         size = self.layout.tensor_parallel_size
         return self.tokens // size if self.layout.sequence_parallel else self.tokens
-
-    @property
-    def heads(self) -> int:
-        """Return the query heads of the rank."""
-        return self.shape.num_attention_heads // self.layout.tensor_parallel_size
-
-    @property
-    def groups(self) -> int:
-        """Return the key heads of the rank."""
-        return self.shape.num_query_groups // self.layout.tensor_parallel_size
-
-    @property
-    def ffn(self) -> int:
-        """Return the rank's part of the MLP's inner width."""
-        return self.shape.ffn_hidden_size // self.layout.tensor_parallel_size
-
-    @property
-    def vocabulary(self) -> int:
-        """Return the rank's part of the vocabulary."""
-        return self.shape.vocab_size // self.layout.tensor_parallel_size
 
     @property
     def mask(self) -> int:
@@ -148,9 +132,8 @@ class Workload:
             self.shape.num_layers, self.shape.num_query_groups, self.phase
         ):
             frozen = sum(group in own for group in groups)
-            trained = self.groups - frozen
-            patched = is_patched(self.policy, groups)
-            layers.append(LayerHeads(patched, frozen * queries, frozen, trained * queries, trained))
+            trained = (self.groups - frozen) * queries
+            layers.append(LayerHeads(is_patched(self.policy, groups), frozen * queries, frozen, trained))
         return tuple(layers)
 
 
@@ -160,23 +143,9 @@ def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Worklo
     Raises:
         UserError: as `deepspeed_settings`.
     """
-    return Workload(
-        shape=config.shape(),
-        policy=config.policy(),
-        phase=len(phases_of(config)) - 1,
-        layout=_layout(config, world_size),
-        batch=config.data.micro_batch_size,
-        dropout=config.model.dropout > 0,
-        masked=config.data.reset_at_document_end,
-        performance=config.performance,
-        on_cuda=on_cuda,
-    )
-
-
-def _layout(config: Config, world_size: int) -> Layout:
     settings = deepspeed_settings(config, world_size)
     zero = settings.get("zero_optimization", {})
-    return Layout(
+    layout = Layout(
         world_size=world_size,
         tensor_parallel_size=config.parallel.tensor_model_parallel_size,
         sequence_parallel=config.parallel.sequence_parallel,
@@ -188,4 +157,20 @@ def _layout(config: Config, world_size: int) -> Layout:
         reduce_bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
         overlap_comm=bool(zero.get("overlap_comm")),
+    )
+    shape, size = config.shape(), layout.tensor_parallel_size
+    return Workload(
+        shape=shape,
+        policy=config.policy(),
+        phase=len(phases_of(config)) - 1,
+        layout=layout,
+        batch=config.data.micro_batch_size,
+        dropout=config.model.dropout > 0,
+        masked=config.data.reset_at_document_end,
+        performance=config.performance,
+        on_cuda=on_cuda,
+        heads=shape.num_attention_heads // size,
+        groups=shape.num_query_groups // size,
+        ffn=shape.ffn_hidden_size // size,
+        vocabulary=shape.vocab_size // size,
     )

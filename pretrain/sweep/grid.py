@@ -21,18 +21,25 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from pretrain.config.load import validation_sentence
-from pretrain.config.sources import OVERRIDE, KeyPath, is_file, override_text, read_yaml
+from pretrain.config.sources import (
+    OVERRIDE,
+    KeyPath,
+    did_you_mean,
+    locate,
+    override_text,
+    read_yaml,
+    shipped_files,
+)
 from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
+_SHIPPED = "pretrain.configs.grids"
 OWN_KEYS = {
     "run.name": "the sweep names its runs; an entry of `list` may have a `name`",
     "run.directory": "give `directory` instead",
@@ -97,14 +104,13 @@ def read_grid(name_or_path: str) -> Grid:
     Raises:
         UserError: no such file, not YAML, or not a grid: unknown or impossible keys, nothing to vary twice.
     """
-    path, shown_as = _locate(name_or_path)
+    path, shown_as = locate(name_or_path, "grid", _SHIPPED)
     draft = read_yaml(path, shown_as)
     known = [info.alias or name for name, info in GridFile.model_fields.items()]
     for key in draft.values:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-            raise UserError(f"grid {shown_as}: unknown key '{key}'; {hint}")
+            hint = did_you_mean(str(key), known, cutoff=0.6) or f"; known: {', '.join(known)}"
+            raise UserError(f"grid {shown_as}: unknown key '{key}'{hint}")
     try:
         content = GridFile.model_validate(draft.values)
     except ValidationError as error:
@@ -116,20 +122,7 @@ def read_grid(name_or_path: str) -> Grid:
 
 def shipped_grids() -> list[str]:
     """Return the names of the grids that come with the program."""
-    shipped = files("pretrain.configs.grids").iterdir()
-    return sorted(entry.name[: -len(".yaml")] for entry in shipped if entry.name.endswith(".yaml"))
-
-
-def _locate(name_or_path: str) -> tuple[Path, str]:
-    if name_or_path in shipped_grids():
-        shipped = files("pretrain.configs.grids").joinpath(f"{name_or_path}.yaml")
-        return Path(str(shipped)), f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    if is_file(path):
-        return path, name_or_path
-    raise UserError(
-        f"grid '{name_or_path}' is neither a file nor one of the shipped grids: {', '.join(shipped_grids())}"
-    )
+    return list(shipped_files(_SHIPPED, ".yaml"))
 
 
 def _check_keys(grid: Grid) -> None:
