@@ -11,9 +11,9 @@ from pathlib import Path
 
 from benchmarks.data.clocks import report_difference
 from data_pipeline.io.progress import ProgressLine
-from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.sources.discovery import Inputs, find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
-from data_pipeline.tokenizing.run import tokenize
+from data_pipeline.tokenizing.run import Run
 
 
 def main() -> None:
@@ -25,7 +25,9 @@ def main() -> None:
         shutil.rmtree(directory, ignore_errors=True)
         files = find_inputs([Path(path) for path in paths])
         with ProgressLine(sum(file.size for file in files)) as line:
-            manifest, _ = tokenize(files, model, directory, TokenizeOptions("x"), workers, line.update)
+            run = Run(Inputs(files), model, directory, TokenizeOptions("x"), workers, line.update)
+            run.make()
+            manifest = run.finish()
         return sum(shard.tokens for shard in manifest.shards)
 
     report_difference(

@@ -1,7 +1,6 @@
 """Inputs: where text comes from, and how documents are read from it.
 
-discovery   input files, pieces of files, chunks of a large corpus
-survey      files and objects that are read, and every entry that is not
+discovery   files and objects that are read, every entry that is not, pieces, chunks of a large corpus
 records     readers of documents, and of the lines that are none
 containers  lines of plain and packed files
 sampling    samples of documents by the hash of their text

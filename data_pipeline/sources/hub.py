@@ -51,8 +51,7 @@ def download(
     Raises:
         DataError: no network or repository, a file that is not what the hub lists, or no room.
     """
-    source = _source(name, hub_id)
-    _check(directory, workers)
+    source = _source(name, hub_id, directory, workers)
     with needs_extra("download", "hub"):
         import huggingface_hub
         from huggingface_hub.utils import disable_progress_bars
@@ -112,8 +111,7 @@ def take_from_mirror(
     Raises:
         DataError: the mirror lacks the files, or has others than its own download.json says.
     """
-    source = _source(name, None)
-    _check(directory, workers)
+    source = _source(name, None, directory, workers)
     if not mirror.is_dir():
         raise DataError(f"--mirror {mirror} is not a directory")
     known = read_download(mirror)
@@ -144,17 +142,15 @@ def take_from_mirror(
     return result
 
 
-def _source(name: str, hub_id: str | None) -> HubSource:
+def _source(name: str, hub_id: str | None, directory: Path, workers: int) -> HubSource:
+    """Return the source of this name, after checking what `download` and `take_from_mirror` are given."""
     if name not in SOURCES:
         raise DataError(f"source {name!r} is unknown; known are {', '.join(SOURCES)}")
-    return replace(SOURCES[name], repository=hub_id) if hub_id else SOURCES[name]
-
-
-def _check(directory: Path, workers: int) -> None:
     if workers < 1:
         raise DataError(f"--workers {workers} must be at least 1")
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
+    return replace(SOURCES[name], repository=hub_id) if hub_id else SOURCES[name]
 
 
 def _begun_with(directory: Path) -> Download | None:
