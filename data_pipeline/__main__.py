@@ -116,11 +116,10 @@ def download(
     """
     from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
-    from data_pipeline.sources.catalogue import Wanted
 
     if mirror is not None and (hub_id or revision):
         raise DataError("--mirror takes the place of the hub: leave out --hub-id and --revision")
-    wanted = Wanted(
+    wanted = hub.Wanted(
         splits=tuple(part.strip() for part in splits.split(",")),
         include=tuple(include or ()),
         chunks=parse_chunks(chunks) if chunks else frozenset(),

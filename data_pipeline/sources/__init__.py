@@ -6,7 +6,5 @@ containers  lines of plain and packed files
 sampling    samples of documents by the hash of their text
 remote      objects of a store as inputs, streams of their bytes
 stores      requests to s3, gs, https and the hub
-hub         downloads from the Hugging Face hub or a mirror
-catalogue   corpora that `download` knows
-origin      download.json: repository, commit and files of a download
+hub         corpora that `download` knows, downloads from the hub or a mirror, download.json
 """

@@ -26,7 +26,7 @@ from data_pipeline.io.files import (
 )
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
 from data_pipeline.sources.discovery import InputFile, Inputs, Piece, RecordKeys, cut_into_pieces, is_wanted
-from data_pipeline.sources.origin import find_origin
+from data_pipeline.sources.hub import find_origin
 from data_pipeline.sources.remote import RemoteObject, is_url
 from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
 
