@@ -92,16 +92,18 @@ def encode(
 
 def pipeline(workers: str, model: str, out: str, *files: str) -> None:
     from data_pipeline.io.progress import ProgressLine
-    from data_pipeline.sources.discovery import find_inputs
+    from data_pipeline.sources.discovery import Inputs, find_inputs
     from data_pipeline.tokenizing.plan import TokenizeOptions
-    from data_pipeline.tokenizing.run import tokenize
+    from data_pipeline.tokenizing.run import Run
 
     def once(paths: tuple[str, ...], directory: Path) -> int:
         shutil.rmtree(directory, ignore_errors=True)
         inputs = find_inputs([Path(path) for path in paths])
         options = TokenizeOptions("x")
         with ProgressLine(sum(file.size for file in inputs)) as line:
-            manifest, _ = tokenize(inputs, Path(model), directory, options, int(workers), line.update)
+            run = Run(Inputs(inputs), Path(model), directory, options, int(workers), line.update)
+            run.make()
+            manifest = run.finish()
         return sum(shard.tokens for shard in manifest.shards)
 
     between = files.index("--")

@@ -63,8 +63,6 @@ def sweep(
     from pretrain.sweep.plan import plan_sweep
 
     chosen = which_task(task, num_tasks, os.environ)
-    if chosen is not None:
-        chosen.check()
     given = parse_overrides(overrides or [])
     runs = plan_sweep(
         read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run, only=only or ()
