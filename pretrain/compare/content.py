@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from typing import Any
 
 from pretrain.compare.comparison import Comparison, Variant
@@ -67,17 +67,11 @@ def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def _fields(record: Any) -> dict[str, Any]:
     """Return a dataclass as a mapping, with the fields of ModelSize and StateBytes in their place."""
-    return _inlined(asdict(record))
-
-
-def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _inlined(value) if key in ("size", "states") else {key: _inlined(value)}
-        else:
-            flat[key] = value
-    return flat
+    fields: dict[str, Any] = {}
+    for key, value in asdict(record).items() if is_dataclass(record) else record.items():
+        inner = _fields(value) if isinstance(value, Mapping) else value
+        fields |= inner if key in ("size", "states") else {key: inner}
+    return fields
 
 
 def _variant_row(variant: Variant) -> dict[str, Any]:
@@ -116,12 +110,10 @@ def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return {prefix.key: number} of a mapping and of the mappings in it."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}.{key}")
-        else:
-            flat[f"{prefix}.{key}"] = value
+        flat |= _flat(value, f"{prefix}.{key}") if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
     return flat
 
 
