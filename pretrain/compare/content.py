@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from pretrain.compare.comparison import Comparison, Variant
@@ -67,9 +67,13 @@ def _runs(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def _fields(record: Any) -> dict[str, Any]:
     """Return a dataclass as a mapping, with the fields of ModelSize and StateBytes in their place."""
+    return _inlined(asdict(record))
+
+
+def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for key, value in asdict(record).items() if is_dataclass(record) else record.items():
-        inner = _fields(value) if isinstance(value, Mapping) else value
+    for key, value in values.items():
+        inner = _inlined(value) if isinstance(value, Mapping) else value
         fields |= inner if key in ("size", "states") else {key: inner}
     return fields
 

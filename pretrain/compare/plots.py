@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -132,7 +133,13 @@ def memory_figure(comparison: Comparison) -> Figure:
     left = [0.0] * len(variants)
     for title, colour, hatch, of in kinds:
         widths = [float(of(variant)) for variant in variants]
-        bar = {"color": colour, "hatch": hatch, "label": title, "edgecolor": "black", "linewidth": 0.6}
+        bar: dict[str, Any] = {
+            "color": colour,
+            "hatch": hatch,
+            "label": title,
+            "edgecolor": "black",
+            "linewidth": 0.6,
+        }
         axes.barh(range(len(variants)), widths, 0.6, left, **bar)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, (variant, total) in enumerate(zip(variants, left, strict=True)):

@@ -7,7 +7,7 @@ text.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.tree import Config
@@ -29,6 +29,10 @@ def hparams(config: Config) -> dict[str, HParam]:
         # The model's sizes are filled in where they were left open, and are numbers in every run.
         may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
         if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
-            value = setting_text(None if value == {} else value, between_numbers=", ")
+            value = _text(value)
         values[name] = value
     return values
+
+
+def _text(value: Any) -> str:
+    return setting_text(None if value == {} else value, between_numbers=", ")

@@ -49,8 +49,8 @@ TEST_SEED = 2**40
 """Far from any training seed, which is (seed, step) below."""
 DIGITS = 4
 
-Errors: TypeAlias = Mapping[tuple[str, int, int], Sequence[float]]
-"""{(variant, width, depth): error of each seed}"""
+Errors: TypeAlias = Mapping[str, Mapping[tuple[int, int], Sequence[float]]]
+"""{variant: {(width, depth): error of each seed}}"""
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,10 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
 
 def errors_by_model(trials: Sequence[Trial]) -> Errors:
     """Return the errors of every variant and size, by ascending seed."""
-    errors: dict[tuple[str, int, int], list[float]] = {}
+    errors: dict[str, dict[tuple[int, int], list[float]]] = {}
     for trial in sorted(trials, key=lambda trial: trial.seed):
-        errors.setdefault((trial.variant, trial.width, trial.depth), []).append(trial.error)
+        of_variant = errors.setdefault(trial.variant, {})
+        of_variant.setdefault((trial.width, trial.depth), []).append(trial.error)
     return errors
 
 
@@ -223,9 +224,9 @@ def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) 
 
 
 def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verdict:
-    small = errors[variant, grid.widths[0], grid.depths[0]]
-    large = errors[variant, grid.widths[-1], grid.depths[-1]]
-    best = errors[grid.variants[0], grid.widths[-1], grid.depths[-1]]
+    smallest, largest = grid.sizes[0], grid.sizes[-1]
+    small, large = errors[variant][smallest], errors[variant][largest]
+    best = errors[grid.variants[0]][largest]
     excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
     falls = [after < before for before, after in zip(small, large, strict=True)]
     text = (
@@ -243,7 +244,7 @@ def _tables(grid: Grid, errors: Errors) -> list[Table]:
     error_rows, ratio_rows = [], []
     for size in grid.sizes:
         names = (*map(str, size), str(grid.seeds))
-        own = {variant: errors[(variant, *size)] for variant in grid.variants}
+        own = {variant: errors[variant][size] for variant in grid.variants}
         error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
         ratio_rows.append((*names, *(_ratio_text(own[variant], own[baseline]) for variant in others)))
     header = ("width", "depth", "n")
@@ -299,7 +300,7 @@ def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int,
     """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
     for place, variant in enumerate(grid.variants):
         shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)  # error bars must not hide one another
-        by_size = [errors[(variant, *size)] for size in sizes.values()]
+        by_size = [errors[variant][size] for size in sizes.values()]
         plot_seeds(plot, [value * shift for value in sizes], by_size, grid.variants, variant)
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     plot.set_xscale("log", base=2)
