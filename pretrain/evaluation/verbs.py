@@ -10,8 +10,7 @@ import typer
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks.verb import tasks
-from pretrain.finetuning.bert.verbs import bert_reservoir
-from pretrain.finetuning.verbs import glue, translation
+from pretrain.finetuning.verbs import bert_reservoir, glue, translation
 
 if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
