@@ -250,7 +250,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 ) -> None:
     """Code that an export needs is our own and runs; the items are of both runs, the labels as in compare."""
     pytest.importorskip("lm_eval")
-    from pretrain.evaluation.tasks.verb import tasks
+    from pretrain.evaluation.verbs import tasks
 
     files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)
