@@ -78,7 +78,7 @@ def _metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float
     for key, value in result.items():
         metric, comma, which = key.partition(",")
         if comma and not metric.endswith("_stderr") and _is_number(value):
-            error = result.get(f"{metric}_stderr,{which}")
+            error: Any = result.get(f"{metric}_stderr,{which}")
             known = error is not None and not isinstance(error, str) and math.isfinite(error)
             yield metric, which, float(value), float(error) if known else None
 
