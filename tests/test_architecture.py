@@ -313,7 +313,7 @@ def test_the_loop_names_no_variant() -> None:
         }
         found = texts & set(VARIANTS)
         # The default baseline of `compare`, and of tasks; rows of a BERT, which has no variant.
-        named = {"pretrain/__main__.py": {"vanilla"}, "evaluation/tasks/verb.py": {"vanilla"}}
+        named = {"pretrain/__main__.py": {"vanilla"}, "evaluation/verbs.py": {"vanilla"}}
         named["finetuning/bert/arms.py"] = {"gaussian"}
         allowed = named.get("/".join(path.parts[-2:]), named.get("/".join(path.parts[-3:]), set()))
         assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
