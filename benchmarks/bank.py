@@ -22,7 +22,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from megatron_patches.bank.shards import layer_shard, rank_factors
 from megatron_patches.bank.structured import is_power_of_two
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, HEAD_DIM = 24, 1024, 16, 64  # the `large` model
+LARGE = BankRecipe(1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS)
 TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 HEAD_SHAPES = ((512, 64), (768, 64), (1024, 64), (4096, 128))
 HEADS_TIMED = 4
@@ -45,17 +48,14 @@ CORE_TYPES = ("Nehalem", "Sandybridge", "Haswell", "SkylakeX")
 
 def make_shards(tensor_parallel_size: int) -> None:
     """All frozen shards of rank 0 of the large model, in bf16."""
-    recipe = BankRecipe(1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS)
     for layer in range(NUM_LAYERS):
         for role in ROLES:
-            layer_shard(recipe, layer, role, 0, tensor_parallel_size, torch.bfloat16)
+            layer_shard(LARGE, layer, role, 0, tensor_parallel_size, torch.bfloat16)
 
 
 def make_factors(tensor_parallel_size: int) -> None:
     """All factors of rank 0 of the large model with construction monarch, in bf16."""
-    recipe = BankRecipe(
-        1234, HIDDEN_SIZE, HEAD_DIM, NUM_HEADS, NUM_HEADS, scope="layer", construction="monarch"
-    )
+    recipe = replace(LARGE, scope="layer", construction="monarch")
     heads = split_heads(NUM_HEADS, NUM_HEADS, range(NUM_HEADS), 0, tensor_parallel_size).frozen
     for layer in range(NUM_LAYERS):
         rank_factors(recipe, layer, heads, torch.bfloat16)
@@ -90,17 +90,20 @@ def least_seconds(action: Callable[[], object], repetitions: int) -> float:
     return min(seconds)
 
 
+def measure_large(make: Callable[[int], None]) -> dict[str, float]:
+    """Seconds of rank 0 by tensor-parallel size."""
+    return {str(size): least_seconds(partial(make, size), 2) for size in TENSOR_PARALLEL_SIZES}
+
+
 def measure_heads() -> dict[str, dict[str, float]]:
     """Seconds for one head, by shape, then by construction."""
     table = {}
     for shape in HEAD_SHAPES:
         actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
         for construction in CONSTRUCTIONS:
-            if construction in FACTORED:  # not made by the head
-                continue
-            if construction == "cayley" and shape[0] > 1024:  # cubic in hidden_size
-                continue
-            if construction != "hadamard" or is_power_of_two(shape[0]):
+            too_large = construction == "cayley" and shape[0] > 1024  # cubic in hidden_size
+            no_power = construction == "hadamard" and not is_power_of_two(shape[0])
+            if construction not in FACTORED and not too_large and not no_power:  # those are made by the layer
                 actions[construction] = partial(make_heads, *shape, construction)
         seconds = {name: least_seconds(action, 5) / HEADS_TIMED for name, action in actions.items()}
         table[f"{shape[0]} x {shape[1]}"] = seconds
@@ -116,18 +119,10 @@ def print_bits() -> None:
 def measure_bits() -> dict[str, int]:
     """Count the different results that the heads of `print_bits` have over CORE_TYPES and threads."""
     seen = []
-    for core in CORE_TYPES:
-        for threads in ("1", "4"):
-            settings = {
-                "OPENBLAS_CORETYPE": core,
-                "OPENBLAS_NUM_THREADS": threads,
-                "OMP_NUM_THREADS": threads,
-            }
-            command = [sys.executable, "-m", "benchmarks.bank", "--print-bits"]
-            done = subprocess.run(
-                command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True
-            )
-            seen.append(done.stdout.split())
+    command = [sys.executable, "-m", "benchmarks.bank", "--print-bits"]
+    for core, threads in product(CORE_TYPES, ("1", "4")):
+        settings = {"OPENBLAS_CORETYPE": core, "OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        seen.append(subprocess.check_output(command, env=os.environ | settings, text=True).split())
     ours, textbook = zip(*seen, strict=True)
     return {"settings": len(seen), "qr": len(set(ours)), "textbook": len(set(textbook))}
 
@@ -158,12 +153,8 @@ def main() -> None:
         result = {
             "machine": platform.processor() or platform.machine(),
             "numpy": np.__version__,
-            "large_seconds": {
-                str(size): least_seconds(partial(make_shards, size), 2) for size in TENSOR_PARALLEL_SIZES
-            },
-            "large_factors_seconds": {
-                str(size): least_seconds(partial(make_factors, size), 2) for size in TENSOR_PARALLEL_SIZES
-            },
+            "large_seconds": measure_large(make_shards),
+            "large_factors_seconds": measure_large(make_factors),
             "head_seconds": measure_heads(),
             "different_results": measure_bits(),
         }

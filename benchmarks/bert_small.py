@@ -60,12 +60,8 @@ def sentences(text: str) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         for sentence in _END.split(" ".join(paragraph.split())):
             words = sentence.removesuffix(".").split(" ")
-            if (
-                len(words) in WORDS_OF_A_SENTENCE
-                and sentence.endswith(".")
-                and words[0][:1].isupper()
-                and all(map(_PLAIN.fullmatch, words))
-            ):
+            begins_and_ends = sentence[:1].isupper() and sentence.endswith(".")
+            if begins_and_ends and len(words) in WORDS_OF_A_SENTENCE and all(map(_PLAIN.fullmatch, words)):
                 yield sentence
 
 
@@ -79,10 +75,11 @@ def examples_of(training: Sequence[Document], held_out: Sequence[Document]) -> l
         raise SystemExit(f"error: the text has sentences of {len(counts)} sources: give text of two or more")
     examples = []
     for side in sides:
-        own = [sorted((s for s in side if side[s] == source), key=_hash) for source in sources]
-        fewest = min(map(len, own))
-        rows = [{"sentence": s, "label": label} for label, all_of in enumerate(own) for s in all_of[:fewest]]
-        examples.append(sorted(rows, key=lambda row: _hash(str(row["sentence"]))))
+        ordered = sorted(side, key=_hash)
+        own = [[sentence for sentence in ordered if side[sentence] == source] for source in sources]
+        pairs = list(zip(*own, strict=False))  # as many of each source
+        rows = [{"sentence": s, "label": label} for pair in pairs for label, s in enumerate(pair)]
+        examples.append(sorted(rows, key=lambda row: _hash(row["sentence"])))
     return examples
 
 
@@ -113,12 +110,8 @@ def train_tokenizer(texts: Sequence[str]) -> BertTokenizer:
     letters = sorted({letter for piece in ranked for letter in piece} - {_BEGIN})
     pieces = [*SPECIAL, *letters, *(_INSIDE + letter for letter in letters)]
     pieces += [piece[1:] if piece[0] == _BEGIN else _INSIDE + piece for piece in ranked if piece != _BEGIN]
-    vocabulary = list(dict.fromkeys(pieces))[:VOCABULARY]
-    return BertTokenizer(
-        vocab={piece: number for number, piece in enumerate(vocabulary)},
-        do_lower_case=True,
-        model_max_length=LENGTH,
-    )
+    vocabulary = {piece: number for number, piece in enumerate(list(dict.fromkeys(pieces))[:VOCABULARY])}
+    return BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=LENGTH)
 
 
 def blocks_of(documents: Sequence[Document], tokenizer: BertTokenizer) -> list[dict[str, Any]]:
@@ -126,11 +119,9 @@ def blocks_of(documents: Sequence[Document], tokenizer: BertTokenizer) -> list[d
     texts = [document.text for document in documents]
     encoded = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
     ids = [piece for text in encoded for piece in text]
-    inside = LENGTH - 2
-    return [
-        {"input_ids": [tokenizer.cls_token_id, *ids[start : start + inside], tokenizer.sep_token_id]}
-        for start in range(0, len(ids) - inside + 1, inside)
-    ]
+    inside, cls, sep = LENGTH - 2, tokenizer.cls_token_id, tokenizer.sep_token_id
+    starts = range(0, len(ids) - inside + 1, inside)
+    return [{"input_ids": [cls, *ids[start : start + inside], sep]} for start in starts]
 
 
 def pretrain(
@@ -193,8 +184,8 @@ def main() -> None:
     model.save_pretrained(options.out / "model")
     tokenizer.save_pretrained(options.out / "model")
     for name, side in zip(("train", "validation"), examples, strict=True):
-        rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in side]
-        (options.out / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+        rows = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in side)
+        (options.out / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     sizes = " and ".join(f"{len(side):,}" for side in examples)
     print(f"{model.num_parameters():,} parameters, held-out loss {loss:.3f} nats, {sizes} sentences")
 

@@ -38,12 +38,8 @@ from pretrain.checkpoint.deferred_error import DeferredError  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import token_losses  # noqa: E402
-from pretrain.ranks.groups import (  # noqa: E402
-    LaunchEnvironment,
-    ParallelContext,
-    initialize_distributed,
-    shutdown_distributed,
-)
+from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed  # noqa: E402
 from pretrain.runs.position import Position  # noqa: E402
 from pretrain.training.phase_engine import PhasedEngine  # noqa: E402
 
@@ -134,15 +130,8 @@ class Bench:
 
     def measure(self, rounds: int) -> dict[str, Any]:
         """Measure on this rank; the other ranks do the same beside it."""
-        found: dict[str, list[float]] = {
-            name: [] for name in ("synchronous", "stall", "write", "step", "step beside a save")
-        }
-        for number in range(rounds + WARM_UP_ROUNDS):
-            of_round = self.round()
-            if number >= WARM_UP_ROUNDS:
-                for name, seconds in of_round.items():
-                    found[name].append(seconds)
-        pairs = zip(found["stall"], found["synchronous"], strict=True)
+        found = [self.round() for _ in range(rounds + WARM_UP_ROUNDS)][WARM_UP_ROUNDS:]
+        ratios = [of_round["stall"] / of_round["synchronous"] for of_round in found]
         files = self.checkpoints.run.checkpoint(self.number).iterdir()
         total = sum(file.stat().st_size for file in files)
         dist.barrier()  # all have counted
@@ -153,10 +142,8 @@ class Bench:
             "torch": torch.__version__,
             "rounds": rounds,
             "bytes": total,
-            "seconds": {name: statistics.median(values) for name, values in found.items()},
-            "stall / synchronous": statistics.quantiles(
-                [stall / whole for stall, whole in pairs], n=4, method="inclusive"
-            ),
+            "seconds": {name: statistics.median(each[name] for each in found) for name in found[0]},
+            "stall / synchronous": statistics.quantiles(ratios, n=4, method="inclusive"),
         }
 
     def round(self) -> dict[str, float]:
@@ -201,13 +188,16 @@ def print_report(report: dict[str, Any]) -> None:
         f"{report['bytes'] / 1e6:.0f} MB by {report['ranks']} rank{'s' if report['ranks'] > 1 else ''} on "
         f"{report['device']}, {report['threads']} thread, {report['rounds']} rounds; medians"
     )
-    print(f"{'a save that training waits for':42}{seconds['synchronous']:9.3f} s")
-    print(f"{'a save behind training: the stall':42}{seconds['stall']:9.3f} s")
     low, median, high = report["stall / synchronous"]
-    print(f"{'stall / the save that is waited for':42}{median:9.1%}   ({low:.1%} – {high:.1%})")
-    print(f"{'a save behind training: written after':42}{seconds['write']:9.3f} s")
-    print(f"{'a step':42}{seconds['step']:9.3f} s")
-    print(f"{'a step beside a save':42}{seconds['step beside a save']:9.3f} s")
+    for what, value in (
+        ("a save that training waits for", f"{seconds['synchronous']:9.3f} s"),
+        ("a save behind training: the stall", f"{seconds['stall']:9.3f} s"),
+        ("stall / the save that is waited for", f"{median:9.1%}   ({low:.1%} – {high:.1%})"),
+        ("a save behind training: written after", f"{seconds['write']:9.3f} s"),
+        ("a step", f"{seconds['step']:9.3f} s"),
+        ("a step beside a save", f"{seconds['step beside a save']:9.3f} s"),
+    ):
+        print(f"{what:42}{value}")
     large = report["large"]
     rates = ", ".join(f"{name} {rate / 1e9:g} GB/s" for name, rate in ASSUMED.items())
     print(

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.step.contenders import in_turn
 from megatron_patches.engine.compat import silence_expected_warnings
 from pretrain.config.load import load_config
 from pretrain.export.packages import require_transformers
@@ -87,8 +88,7 @@ def clock(device: torch.device) -> float:
 def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, rounds: int) -> None:
     """Run one round to warm up, then `rounds` that count, each in another order."""
     for number in range(rounds + 1):
-        turn = number % len(models)
-        for one in (*models[turn:], *models[:turn]):
+        for one in in_turn(models, number):
             prefill, decode = measure(one.model, prompt, tokens)
             if number:
                 one.prefill.append(prefill)

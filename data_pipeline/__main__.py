@@ -20,7 +20,7 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources.discovery import RecordKeys, parse_chunks, select_all_inputs
+from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, parse_chunks
 from data_pipeline.tokenizing.verbs import merge_manifests, show_passed_over, tokenize
 
 app = typer.Typer(
@@ -82,7 +82,7 @@ def train_tokenizer(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = select_all_inputs(inputs, chunks)
+    selected = find_all_inputs(inputs, chunks)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(
@@ -116,11 +116,10 @@ def download(
     """
     from data_pipeline.io.progress import DownloadLine
     from data_pipeline.sources import hub
-    from data_pipeline.sources.catalogue import Wanted
 
     if mirror is not None and (hub_id or revision):
         raise DataError("--mirror takes the place of the hub: leave out --hub-id and --revision")
-    wanted = Wanted(
+    wanted = hub.Wanted(
         splits=tuple(part.strip() for part in splits.split(",")),
         include=tuple(include or ()),
         chunks=parse_chunks(chunks) if chunks else frozenset(),

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pretrain.checkpoint.verb import checkpoint
+from pretrain.config.arguments import ConfigArgument, OverridesArgument
 from pretrain.doctor.request import Request
 from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
@@ -60,13 +61,6 @@ def _program(
     """Options before the verb."""
 
 
-ConfigArgument = Annotated[
-    str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
-]
-OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
-]
 LocalRanksOption = Annotated[
     int,
     typer.Option(min=0, help="Start this many ranks on this machine; 0: ranks come from torchrun or srun."),
@@ -75,9 +69,7 @@ LocalRanksOption = Annotated[
 
 @app.command()
 def train(
-    config: ConfigArgument,
-    overrides: OverridesArgument = None,
-    local_ranks: LocalRanksOption = 0,
+    config: ConfigArgument, overrides: OverridesArgument = None, local_ranks: LocalRanksOption = 0
 ) -> None:
     """Train, resuming from the newest complete checkpoint of the same run if there is one.
 

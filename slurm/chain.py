@@ -76,24 +76,20 @@ def _data_jobs(options: argparse.Namespace) -> list[Job]:
         )
     split = {"ORA_NUM_TASKS": str(options.tasks), "ORA_NAME": name}
     array = f"--array=0-{options.tasks - 1}%{options.throttle or options.tasks}"
+    corpus = {"ORA_CORPUS": paths["ORA_CORPUS"]}
+    tokenizer = corpus | {"ORA_TOKENIZER": paths["ORA_TOKENIZER"]}
+    words = DEMO_TOKENIZER if options.config == "demo" else ()
     return [
-        Job(
-            "download",
-            "download",
-            _script("download"),
-            _pick(paths, "ORA_CORPUS") | {"ORA_SOURCE": source or ""},
-        ),
-        Job(
-            "tokenizer",
-            "tokenizer",
-            _script("tokenizer"),
-            _pick(paths, "ORA_CORPUS", "ORA_TOKENIZER"),
-            arguments=DEMO_TOKENIZER if options.config == "demo" else (),
-            after=("download",),
-        ),
-        Job("tokenize", "tokenize", _script("tokenize"), paths | split, (array,), after=("tokenizer",)),
-        Job("merge", "merge", _script("merge"), _pick(paths, "ORA_SHARDS"), after=("tokenize",)),
+        _job("download", corpus | {"ORA_SOURCE": source or ""}),
+        _job("tokenizer", tokenizer, "download", arguments=words),
+        _job("tokenize", paths | split, "tokenizer", options=(array,)),
+        _job("merge", {"ORA_SHARDS": paths["ORA_SHARDS"]}, "tokenize"),
     ]
+
+
+def _job(step: str, settings: dict[str, str], *after: str, **words: tuple[str, ...]) -> Job:
+    """Return the only job of a step."""
+    return Job(step, step, _script(step), settings, after=after, **words)
 
 
 def _run_jobs(options: argparse.Namespace) -> list[Job]:
@@ -116,8 +112,7 @@ def _run_jobs(options: argparse.Namespace) -> list[Job]:
         "ORA_BASELINE": "vanilla" if "vanilla" in variants else f"{base}-{variants[0]}",
         "ORA_OUT": f"{options.runs}/comparison-{base}",
     }
-    runs = tuple(job.name for job in jobs)
-    return [*jobs, Job("compare", "compare", _script("compare"), compare, after=runs)]
+    return [*jobs, _job("compare", compare, *(job.name for job in jobs))]
 
 
 def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
@@ -131,17 +126,12 @@ def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _pick(settings: dict[str, str], *names: str) -> dict[str, str]:
-    return {name: settings[name] for name in names}
-
-
 def _shards(options: argparse.Namespace) -> str:
     if options.shards:
         return str(options.shards)
     if options.config not in CORPORA:
-        raise SubmitError(
-            f"config {options.config} is your own: give --shards, where its tokens are or will be"
-        )
+        remedy = "give --shards, where its tokens are or will be"
+        raise SubmitError(f"config {options.config} is your own: {remedy}")
     return f"data/{CORPORA[options.config]}"
 
 
@@ -151,9 +141,8 @@ def _script(name: str) -> Path:
 
 def _path(text: str) -> str:
     if re.search(r"\s", text):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} has a blank: the job scripts part lists of paths by blanks"
-        )
+        why = "the job scripts part lists of paths by blanks"
+        raise argparse.ArgumentTypeError(f"{text!r} has a blank: {why}")
     return text
 
 
@@ -189,15 +178,10 @@ def parser() -> argparse.ArgumentParser:
         "--tasks", type=_positive, default=32, help="array tasks of tokenize; default: %(default)s"
     )
     parser.add_argument("--throttle", type=_positive, help="of them, at most this many at a time")
-    parser.add_argument(
-        "--sbatch",
-        action="append",
-        default=[],
-        metavar="STEP=OPTIONS",
-        help="options of sbatch; STEP all: every job",
-    )
-    parser.add_argument(
-        "--args", action="append", default=[], metavar="STEP=WORDS", help="arguments of a step's script"
-    )
+    for option, words, meaning in (
+        ("--sbatch", "STEP=OPTIONS", "options of sbatch; STEP all: every job"),
+        ("--args", "STEP=WORDS", "arguments of a step's script"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=words, help=meaning)
     parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
     return parser

@@ -121,19 +121,14 @@ def _test(job: Job, site: dict[str, str]) -> None:
 
 
 def _call(command: list[str], job: Job, site: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | site | job.settings
     try:
         return subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | site | job.settings,
-            capture_output=True,
-            text=True,
-            timeout=SBATCH_TIMEOUT,
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SBATCH_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        raise SubmitError(
-            f"sbatch did not answer within {SBATCH_TIMEOUT} s; is slurmctld up (sinfo)?"
-        ) from None
+        slow = f"sbatch did not answer within {SBATCH_TIMEOUT} s"
+        raise SubmitError(f"{slow}; is slurmctld up (sinfo)?") from None
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
@@ -170,9 +165,8 @@ def _line(job: Job, command: list[str]) -> str:
 def _print_submitted(jobs: Sequence[Job], ids: dict[str, str], options: argparse.Namespace) -> None:
     width = max(len(job.name) for job in jobs)
     for job in jobs:
-        after = (
-            f"after {', '.join(ids[name] for name in job.after)}" if job.after else "as soon as there is room"
-        )
+        before = ", ".join(ids[name] for name in job.after)
+        after = f"after {before}" if before else "as soon as there is room"
         print(f"{ids[job.name]:>10}  {job.name:<{width}}  {after}")
     every = ",".join(ids.values())
     print(f"\nqueue:   squeue --jobs={every} --start")

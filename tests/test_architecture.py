@@ -313,7 +313,7 @@ def test_the_loop_names_no_variant() -> None:
         }
         found = texts & set(VARIANTS)
         # The default baseline of `compare`, and of tasks; rows of a BERT, which has no variant.
-        named = {"pretrain/__main__.py": {"vanilla"}, "evaluation/tasks/verb.py": {"vanilla"}}
+        named = {"pretrain/__main__.py": {"vanilla"}, "evaluation/verbs.py": {"vanilla"}}
         named["finetuning/bert/arms.py"] = {"gaussian"}
         allowed = named.get("/".join(path.parts[-2:]), named.get("/".join(path.parts[-3:]), set()))
         assert found <= allowed, f"{path.relative_to(ROOT)} names {found - allowed}"
@@ -329,7 +329,6 @@ def test_files_are_short(package: str) -> None:
 SMALL = 80
 """Lines below which a module that one other of its own folder imports needs a reason to be apart."""
 APART = {
-    "pretrain/export/importing.py": "the verb `import`; how foreign models are read is source_model",
     "pretrain/telemetry/weights_and_biases.py": "the only file that knows the optional package wandb",
     "pretrain/training/step_clock.py": "times parts of a step; the loop stays readable without it",
     "pretrain/training/update.py": "the decision to leave an update out, which the loop only asks for",

@@ -11,7 +11,7 @@ import pytest
 from tests.ranks import ROOT, rank_environment
 
 # Modules run only where their package, of an extra, is installed.
-OPTIONAL = {"benchmarks.data.datasets_map": "datasets", "benchmarks.bert_small": "transformers"}
+OPTIONAL = {"benchmarks.bert_small": "transformers"}
 
 
 @pytest.mark.distributed

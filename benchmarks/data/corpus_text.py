@@ -58,21 +58,20 @@ def _endless(prose: list[str], code: list[str]) -> Iterator[tuple[str, str]]:
 
 def _documents(size: int) -> tuple[list[str], list[str]]:
     """(prose, code), of so many characters together if there are as many."""
-    most = [size * (1 - _CODE_SHARE), size * _CODE_SHARE]
     prose: list[str] = []
     code: list[str] = []
-    sizes = [0, 0]
+    prose_left, code_left = size * (1 - _CODE_SHARE), size * _CODE_SHARE
     for path in _modules():
-        if sizes[0] >= most[0]:
+        if prose_left <= 0:
             break
         content = path.read_text(encoding="utf-8", errors="ignore")
         text = "\n\n".join(_docstrings(content))
         if len(text) >= _SHORTEST:
             prose.append(text)
-            sizes[0] += len(text)
-        if sizes[1] < most[1] and _SHORTEST <= len(content) < 50_000:
+            prose_left -= len(text)
+        if code_left > 0 and _SHORTEST <= len(content) < 50_000:
             code.append(content)
-            sizes[1] += len(content)
+            code_left -= len(content)
     return prose, code
 
 

@@ -7,11 +7,9 @@
 One corpus of real text in SlimPajama's format, one SentencePiece model of 32,000 pieces for each type, and on
 them, in turns, so that other work on the machine disturbs all alike:
 
-* bare: the fastest program for the model alone, over text that lies in memory, its ids thrown away: gigatoken
-  for BPE, SentencePiece for unigram (with --unigram);
-* SentencePiece: the same with SentencePiece, in its fastest way (`batch`) and in the usual loop (`lists`);
-* pipeline: ours, from plain files to shards on disk and a manifest with their hashes; and, zst, from the same
-  files compressed;
+* bare: the fastest program for the model alone: gigatoken for BPE, SentencePiece for unigram (--unigram);
+* SentencePiece: the same with SentencePiece, in its fastest way and in the usual loop (`lists`);
+* pipeline: ours, from plain files to shards and a manifest; and, zst, from the same files compressed;
 * Megatron-LM's tools/preprocess_data.py, from the same text in one plain file (they read no zstd), and
   preprocess_data_fast.py, which is gigatoken with as many threads; if a checkout is given. Its newest one
   needs Python 3.12 and more packages (transformers, gigatoken): --megatron-python names an interpreter that
@@ -20,10 +18,11 @@ them, in turns, so that other work on the machine disturbs all alike:
   too, as slurm/tokenize.sh sets it;
 * datasets: load_dataset and map to ids, if `datasets` is installed (pip install '.[bench]').
 
-Seconds are those of the work and its child processes, less those of the same on one document for each worker:
-imports and the start of processes do not grow with the corpus. (`bare` times its loop alone.) CPU
-seconds count on a machine with other work on it, wall seconds on an idle one. Every ratio is the median, over
-the repetitions, of the ratio to what ran beside it in the same repetition.
+What each does exactly: benchmarks.data.contestants. Seconds are those of the work and its child processes,
+less those of the same on one document for each worker: imports and the start of processes do not grow with
+the corpus. (`bare` times its loop alone.) CPU seconds count on a machine with other work on it, wall seconds
+on an idle one. Every ratio is the median, over the repetitions, of the ratio to what ran beside it in the
+same repetition.
 """
 
 from __future__ import annotations
@@ -40,8 +39,10 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import zstandard
@@ -60,7 +61,7 @@ _ALSO = ("preprocess_data", "huge_pages", "sentencepiece", "datasets", "memory")
 _LARGER = 3
 
 
-def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
+def run(command: list[str], environment: Mapping[str, str] = MappingProxyType({})) -> Run:
     """Run a command and watch its memory; `measured: seconds S cpu S tokens N`, if it prints that, counts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
@@ -69,7 +70,7 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {}),
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
     peaks = [0.0, 0.0]
     watcher = threading.Thread(target=_watch, args=(process.pid, peaks))
@@ -82,12 +83,8 @@ def run(command: list[str], environment: dict[str, str] | None = None) -> Run:
         sys.exit(f"{' '.join(command)} failed:\n{output[-3000:]}")
     stated = dict(re.findall(r"(seconds|cpu|tokens) (-?[\d.]+)", output.rpartition("\nmeasured:")[2]))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Run(
-        float(stated.get("seconds", wall)),
-        float(stated.get("cpu", cpu)),
-        int(stated.get("tokens", 0)),
-        *peaks,
-    )
+    seconds = float(stated.get("seconds", wall)), float(stated.get("cpu", cpu))
+    return Run(*seconds, int(stated.get("tokens", 0)), *peaks)
 
 
 def _watch(pid: int, peaks: list[float]) -> None:
@@ -107,6 +104,11 @@ def _watch(pid: int, peaks: list[float]) -> None:
         return
 
 
+def contestant(*words: object, environment: Mapping[str, str], python: str = sys.executable) -> Run:
+    """Run a contestant in a process of its own."""
+    return run([python, "-m", "benchmarks.data.contestants", *map(str, words)], environment)
+
+
 @dataclass(frozen=True)
 class Bench:
     """The working directory, and the command of each contestant."""
@@ -117,30 +119,27 @@ class Bench:
 
     def bare(self, how: str, corpus: list[Path], model: Path, workers: int, huge: bool = False) -> Run:
         """A program alone."""
-        words = [how, str(workers), str(model), *map(str, corpus)]
-        command = [sys.executable, "-m", "benchmarks.data.bare_loop", *words]
-        return run(command, _HUGE_PAGES if huge else None)
+        return contestant("bare", how, workers, model, *corpus, environment=_HUGE_PAGES if huge else {})
 
     def pipeline(self, corpus: list[Path], model: Path, workers: int) -> Run:
         """Ours, into a fresh directory, with huge pages, as slurm/tokenize.sh does it."""
         out = self.work / "out"
         shutil.rmtree(out, ignore_errors=True)
         files = [*self.one_document_each(workers), "--", *corpus]
-        words = [str(workers), str(model), str(out), *map(str, files)]
-        command = [sys.executable, "-m", "benchmarks.data.pipeline_run", *words]
-        return run(command, _HUGE_PAGES)
+        return contestant("pipeline", workers, model, out, *files, environment=_HUGE_PAGES)
 
     def datasets_map(self, corpus: list[Path], model: Path, workers: int) -> Run:
-        """load_dataset and map, in a fresh cache."""
+        """load_dataset and map, in a fresh cache; less what the start takes."""
+        start, whole = (
+            self._datasets_map(files, model, workers) for files in (self.one_document_each(workers), corpus)
+        )
+        return replace(whole, wall=whole.wall - start.wall, cpu=whole.cpu - start.cpu)
+
+    def _datasets_map(self, files: list[Path], model: Path, workers: int) -> Run:
         cache = self.work / "datasets-cache"
-
-        def once(files: list[Path]) -> Run:
-            shutil.rmtree(cache, ignore_errors=True)
-            words = [str(workers), str(model), str(cache), *map(str, files)]
-            command = [sys.executable, "-m", "benchmarks.data.datasets_map", *words]
-            return run(command, {"HF_HUB_OFFLINE": "1"})
-
-        return _without(once(self.one_document_each(workers)), once(corpus))
+        shutil.rmtree(cache, ignore_errors=True)
+        offline = {"HF_HUB_OFFLINE": "1"}
+        return contestant("datasets_map", workers, model, cache, *files, environment=offline)
 
     def ids(self, corpus: list[Path], model: Path) -> bytes:
         """Our ids of a corpus as Megatron-LM's tools write them: in one file, in the order of the text."""
@@ -161,22 +160,20 @@ class Bench:
         prefix = self.work / ("megatron-fast" if fast else "megatron")
         tool = self.megatron / "tools" / ("preprocess_data_fast.py" if fast else "preprocess_data.py")
         inputs = [self.plain(files) for files in (self.one_document_each(workers), corpus)]
-        command = [self.python, "-m", "benchmarks.data.megatron_run", str(tool), *map(str, inputs)]
-        command += ["--append-eod", "--output-prefix", str(prefix)]
+        words = [tool, *inputs, "--append-eod", "--output-prefix", prefix]
         if fast:
-            command += ["--tokenizer-type", "HuggingFaceTokenizer", "--use-gigatoken"]
-            command += ["--tokenizer-model", str(self.as_huggingface(model))]
+            words += ["--tokenizer-type", "HuggingFaceTokenizer", "--use-gigatoken"]
+            words += ["--tokenizer-model", self.as_huggingface(model)]
         else:
-            command += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]
-            command += ["--workers", str(workers), "--log-interval", "1000000"]
+            words += ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", model]
+            words += ["--workers", workers, "--log-interval", 1000000]
         # What the tool needs besides (six, regex, triton ...) may lie on the caller's PYTHONPATH.
         path = [str(self.megatron), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"PYTHONPATH": os.pathsep.join(path), "RAYON_NUM_THREADS": str(workers)}
-        environment |= {"HF_HUB_OFFLINE": "1"}
-        environment |= _HUGE_PAGES if huge else {}
-        taken = run(command, environment)
+        environment |= {"HF_HUB_OFFLINE": "1"} | (_HUGE_PAGES if huge else {})
+        result = contestant("megatron", *words, environment=environment, python=self.python)
         # Its ids have two bytes each.
-        return replace(taken, tokens=Path(f"{prefix}_text_document.bin").stat().st_size // 2)
+        return replace(result, tokens=Path(f"{prefix}_text_document.bin").stat().st_size // 2)
 
     def as_huggingface(self, model: Path) -> Path:
         """A directory with the same BPE model as a tokenizer.json: their fast tool reads no other."""
@@ -207,10 +204,6 @@ class Bench:
         return path
 
 
-def _without(start: Run, whole: Run) -> Run:
-    return replace(whole, wall=whole.wall - start.wall, cpu=whole.cpu - start.cpu)
-
-
 def train(work: Path, corpus: list[Path], model_type: str) -> Path:
     """A model of 32,000 pieces from 20 MB of the corpus; not part of what is measured."""
     prefix = work / model_type
@@ -228,35 +221,32 @@ def measure(arguments: argparse.Namespace, work: Path) -> Measured:
     rows: dict[tuple[str, str, int], list[Run]] = {}
     plain = [bench.plain([path]) for path in corpus]
 
-    def add(name: str, contestant: str, workers: int, taken: Run) -> None:
-        rows.setdefault((name, contestant, workers), []).append(taken)
-        print(f"{name}, {contestant}, {workers}: {taken.cpu:.2f} CPU s, {taken.wall:.2f} s", file=sys.stderr)
-
-    def add_with_huge_pages(name: str, model: Path, workers: int) -> None:
-        taken = bench.bare(_FASTEST[name], corpus, model, workers, huge=True)
-        add(name, "bare, huge pages", workers, taken)
-        if bench.megatron and name == "bpe":
-            taken = bench.megatron_lm(corpus, model, workers, fast=True, huge=True)
-            add(name, "Megatron-LM, fast, huge pages", workers, taken)
+    def add(name: str, what: str, workers: int, result: Run) -> None:
+        rows.setdefault((name, what, workers), []).append(result)
+        print(f"{name}, {what}, {workers}: {result.cpu:.2f} CPU s, {result.wall:.2f} s", file=sys.stderr)
 
     for _ in range(arguments.repetitions):
         for name, model in models.items():
+            fast = bench.megatron is not None and name == "bpe"
             for workers in _WORKERS:
                 add(name, "bare", workers, bench.bare(_FASTEST[name], corpus, model, workers))
                 add(name, "pipeline", workers, bench.pipeline(plain, model, workers))
                 add(name, "pipeline, zst", workers, bench.pipeline(corpus, model, workers))
-                if bench.megatron:
-                    if "preprocess_data" in arguments.also:
-                        add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
-                    if name == "bpe":
-                        fast = bench.megatron_lm(corpus, model, workers, fast=True)
-                        add(name, "Megatron-LM, fast", workers, fast)
+                if bench.megatron and "preprocess_data" in arguments.also:
+                    add(name, "Megatron-LM", workers, bench.megatron_lm(corpus, model, workers))
+                if fast:
+                    result = bench.megatron_lm(corpus, model, workers, fast=True)
+                    add(name, "Megatron-LM, fast", workers, result)
                 if "huge_pages" in arguments.also:
-                    add_with_huge_pages(name, model, workers)
+                    result = bench.bare(_FASTEST[name], corpus, model, workers, huge=True)
+                    add(name, "bare, huge pages", workers, result)
+                    if fast:
+                        result = bench.megatron_lm(corpus, model, workers, fast=True, huge=True)
+                        add(name, "Megatron-LM, fast, huge pages", workers, result)
             if "sentencepiece" in arguments.also:
                 add(name, "SentencePiece, lists", 1, bench.bare("lists", corpus, model, 1))
-            if name == "bpe" and "sentencepiece" in arguments.also:
-                add(name, "SentencePiece", 1, bench.bare("batch", corpus, model, 1))
+                if name == "bpe":
+                    add(name, "SentencePiece", 1, bench.bare("batch", corpus, model, 1))
         if "datasets" in arguments.also and importlib.util.find_spec("datasets"):
             add("bpe", "datasets.map", 1, bench.datasets_map(corpus, models["bpe"], 1))
     equal = {}
@@ -292,3 +282,7 @@ def main() -> None:
         result = report(measure(arguments, work))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 _TOKENS = 100e9
 _PACKAGES = ("gigatoken", "sentencepiece", "datasets", "numpy", "zstandard", "orjson")
@@ -42,20 +41,10 @@ class Measured:
     equal_ids: dict[str, bool | None]
 
 
-_Cell = Callable[[Run], float]
-
-
-def _of_cpu(run: Run) -> float:
-    return run.cpu
-
-
-def _of_wall(run: Run) -> float:
-    return run.wall
-
-
-def ratio(over: list[Run], under: list[Run], what: _Cell) -> float:
+def ratio(over: list[Run], under: list[Run], clock: Literal["cpu", "wall"]) -> float:
     """The median of over / under, repetition by repetition."""
-    return statistics.median(what(a) / what(b) for a, b in zip(over, under, strict=True))
+    pairs = zip(over, under, strict=True)
+    return statistics.median(getattr(a, clock) / getattr(b, clock) for a, b in pairs)
 
 
 def report(measured: Measured) -> dict[str, Any]:
@@ -66,12 +55,12 @@ def report(measured: Measured) -> dict[str, Any]:
     for (name, contestant, workers), runs in measured.rows.items():
         bare, ours = measured.rows[name, "bare", workers], measured.rows[name, "pipeline", workers]
         values = {
-            "mb_per_cpu_second": measured.megabytes[name] / statistics.median(map(_of_cpu, runs)),
-            "mb_per_second": measured.megabytes[name] / statistics.median(map(_of_wall, runs)),
-            "of_bare": ratio(bare, runs, _of_cpu),
-            "of_bare_wall": ratio(bare, runs, _of_wall),
-            "ours_over_it": ratio(runs, ours, _of_cpu),
-            "ours_over_it_wall": ratio(runs, ours, _of_wall),
+            "mb_per_cpu_second": measured.megabytes[name] / statistics.median(run.cpu for run in runs),
+            "mb_per_second": measured.megabytes[name] / statistics.median(run.wall for run in runs),
+            "of_bare": ratio(bare, runs, "cpu"),
+            "of_bare_wall": ratio(bare, runs, "wall"),
+            "ours_over_it": ratio(runs, ours, "cpu"),
+            "ours_over_it_wall": ratio(runs, ours, "wall"),
         }
         widths = (10, 8, 10, 8, 11, 8)
         row = f"{name}, {contestant}, {workers}"

@@ -8,11 +8,7 @@ of a node) is taken from the known card of nearest name, and `notes` in the firs
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.gpu.context import Measurements, measuring_parser, write_json
+from pretrain.model.structured_products import take_turns
 from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.peak_flops import peak_flops
@@ -29,24 +27,18 @@ HEADS, HEAD_DIM = 16, 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, required=True)
+    parser = measuring_parser(__doc__)
     parser.add_argument("--card", type=Path, help="write the card too; only on a GPU")
     arguments = parser.parse_args()
     use_arithmetic(deterministic=False, reduced_precision_reduction=False)
-    found: dict[str, Any] = {"facts": facts(), "rates": {}, "failed": {}}
+    measured = Measurements(arguments.json, arguments.seconds, facts=facts(), rates={})
     for name, measure in MEASUREMENTS.items():
-        try:
-            found["rates"][name] = measure()
-        except Exception as error:  # the other rates are still worth having
-            found["failed"][name] = f"{type(error).__name__}: {error}"
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-        print(name, found["rates"].get(name, found["failed"].get(name)), flush=True)
+        measured.attempt(name, measure, "rates")
     if arguments.card and torch.cuda.is_available():
-        card, notes = card_of(found["rates"], found["facts"])
-        arguments.card.write_text(json.dumps(card.model_dump(), indent=1) + "\n")
-        found["card"], found["notes"] = card.model_dump(), notes
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        card, notes = card_of(measured.values["rates"], measured.values["facts"])
+        write_json(arguments.card, card.model_dump())
+        measured.values |= {"card": card.model_dump(), "notes": notes}
+        measured.write()
 
 
 def facts() -> dict[str, Any]:
@@ -63,19 +55,15 @@ def facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "fp32 products": torch.get_float32_matmul_precision(),
-        **_asked_of_the_driver(),
+        **_driver_facts(),
     }
 
 
-def _asked_of_the_driver() -> dict[str, str]:
+def _driver_facts() -> dict[str, str]:
     fields = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem", "mig.mode.current")
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return {}
     values = [value.strip() for value in done.stdout.partition("\n")[0].split(",")]
@@ -86,7 +74,7 @@ def products() -> float:
     """TFLOP/s over the bf16 products of one layer of `large` and its logits, forward."""
     tokens, d, vocabulary = _sizes()
     pairs = [(d, 3 * d), (d, d), (d, 4 * d), (4 * d, d), (d, vocabulary)]
-    return _rate([_product(tokens, inner, outer, torch.bfloat16) for inner, outer in pairs])
+    return _rate([_product(tokens, inner, outer) for inner, outer in pairs])
 
 
 def weight_gradients() -> float:
@@ -99,7 +87,7 @@ def weight_gradients() -> float:
 def square_product() -> float:
     """TFLOP/s of one large bf16 product: the most that this card does."""
     size = 8192 if torch.cuda.is_available() else 256
-    return _rate([_product(size, size, size, torch.bfloat16)])
+    return _rate([_product(size, size, size)])
 
 
 def fp32_products() -> float:
@@ -185,7 +173,7 @@ Work = tuple[Callable[[], object], float]
 """What is timed, and its FLOPs."""
 
 
-def _product(tokens: int, inner: int, outer: int, dtype: torch.dtype) -> Work:
+def _product(tokens: int, inner: int, outer: int, dtype: torch.dtype = torch.bfloat16) -> Work:
     x, weight = _random(tokens, inner, dtype=dtype), _random(outer, inner, dtype=dtype)
     return lambda: torch.nn.functional.linear(x, weight), 2.0 * tokens * inner * outer
 
@@ -210,24 +198,8 @@ def _rate(work: Sequence[Work]) -> float:
     return sum(flops for _, flops in work) / sum(_seconds(run) for run, _ in work) / TERA
 
 
-def _seconds(work: Callable[[], object], rounds: int = 10) -> float:
-    """Median of `rounds` after three that do not count; on a GPU by its own clock."""
-    times = []
-    for number in range(rounds + 3):
-        if torch.cuda.is_available():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            seconds = begin.elapsed_time(end) / 1e3
-        else:
-            started = time.perf_counter()
-            work()
-            seconds = time.perf_counter() - started
-        if number >= 3:
-            times.append(seconds)
-    return statistics.median(times)
+def _seconds(work: Callable[[], object]) -> float:
+    return take_turns({"": work}, torch.device(_device()))[""] / 1e3
 
 
 def _random(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

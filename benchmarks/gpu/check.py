@@ -16,7 +16,6 @@ in the report, with its traceback, and the others go on. Without a GPU the same 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -32,16 +31,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import trainings
+from benchmarks.gpu.context import ROOT, StageContext, StageError, StageReport, StageResult
 from benchmarks.gpu.page import write_page
-from benchmarks.gpu.stage import ROOT, StageContext, StageError, StageReport, StageResult
+from pretrain.ranks.environment import without_launcher
+from pretrain.runs.environment import describe_environment
 
 SECONDS = 480.0
 PATIENCE_ON_CPU = 6
 """Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
 LEAST = 20.0
 """Seconds without which a stage is not begun."""
-TO_START = 25.0
-"""Seconds for a process to import everything and, at its end, to write what it found."""
 SWITCHES = (
     "performance.compile=none",
     "performance.recompute=full",
@@ -57,9 +56,11 @@ SWITCHES = (
 """Each against its default on one GPU, the most telling first. On one GPU nothing is reduced over ranks
 (performance.overlap_reduction), and document_attention is a stage of its own. Learned positions with dropout
 are how `large` is configured; the plain peer has neither."""
-SMALL_SHAPE = "1x64x1x16x256"
-SMALL_CONTENDERS = ("orthogonal", "vanilla", "orthogonal again", "plain")
-SMALL_SWITCHES = ("performance.recompute=full", "deepspeed.config=zero1")
+SMALL_STEPS = (
+    *("--shape", "1x64x1x16x256", "--look-inside"),
+    *("--contenders", "orthogonal", "vanilla", "orthogonal again", "plain"),
+    *("--settings", "performance.recompute=full", "deepspeed.config=zero1"),
+)
 
 
 @dataclass(frozen=True)
@@ -73,20 +74,14 @@ class Stage:
 
 def card(context: StageContext) -> StageResult:
     """Measure the rates of this card."""
-    file, described = context.work / "card-rates.json", context.work / "card.json"
-    context.run(
-        "card", [sys.executable, "-m", "benchmarks.gpu.card", "--json", str(file), "--card", str(described)]
-    )
-    found = json.loads(file.read_text())
-    return StageResult(found, {"every rate was measured": not found["failed"]})
+    found = context.measure("rates", "card", "--card", str(context.work / "card.json"))
+    return StageResult(found, {"every rate was measured": not found["failed"] and not found["left_out"]})
 
 
 def compile_layers(context: StageContext) -> StageResult:
     """Compile every kind of attention: no graph break, and the numbers of eager layers."""
-    file = context.work / "compile.json"
-    words = ["--seconds", f"{context.seconds_left - TO_START:.0f}", "--json", str(file)]
-    words += ["--variants", "orthogonal"] if context.small else []
-    found = _measured(context, "compile", [sys.executable, "-m", "benchmarks.gpu.compile", *words], file)
+    words = ["--variants", "orthogonal"] if context.small else []
+    found = context.measure("compile", "layers", "compile", *words)
     near = 0.02 if context.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
     checks = {
         name: entry["breaks"] == 0
@@ -101,61 +96,25 @@ def compile_layers(context: StageContext) -> StageResult:
 
 def structured(context: StageContext) -> StageResult:
     """Time the kernel of structured banks beside two products and the dense one, both ways."""
-    file = context.work / "structured.json"
-    words = ["--seconds", f"{max(1.0, context.seconds_left - TO_START):.0f}", "--json", str(file)]
-    found = _measured(
-        context, "structured", [sys.executable, "-m", "benchmarks.gpu.structured", *words], file
-    )
+    found = context.measure("structured", "layers", "structured")
     checks = {
-        # By norm. Angles of bf16 are rounded too.
-        f"{size}, {name}, {way}": apart
-        <= (2.0 ** (-7 if name == "rotated" else -8) if "bf" in size else 1e-6)
+        f"{size}, {name}, {way}": apart <= (2.0**-8 if "bf" in size else 1e-6)  # by norm
         for size, passes in found["sizes"].items()
-        for name in ("forward", "backward", "rotated")
-        for way, apart in passes.get(name, {}).get("apart", {}).items()
+        for name in ("forward", "backward")
+        for way, apart in passes[name]["apart"].items()
     }
     return StageResult(found, checks | dict.fromkeys(found["failed"], False))
 
 
-def steps(name: str, shape: str, more: Sequence[str]) -> Callable[[StageContext], StageResult]:
+def steps(name: str, shape: str, *more: str) -> Callable[[StageContext], StageResult]:
     """Return the stage that times steps of one shape; `more` goes to benchmarks.gpu.steps."""
 
     def work(context: StageContext) -> StageResult:
-        file = context.work / f"{name}.json"
-        seconds = f"{max(1.0, context.seconds_left - TO_START):.0f}"
-        words = [
-            "--shape",
-            SMALL_SHAPE if context.small else shape,
-            "--seconds",
-            seconds,
-            "--json",
-            str(file),
-        ]
-        further = (
-            ["--look-inside", "--contenders", *SMALL_CONTENDERS, "--settings", *SMALL_SWITCHES]
-            if context.small
-            else more
-        )
-        command = [sys.executable, "-m", "benchmarks.gpu.steps", *words, *further]
-        found = _measured(context, name, command, file)
+        words = SMALL_STEPS if context.small else ("--shape", shape, *more)
+        found = context.measure(name, "steps", *words)
         return StageResult(found, {"nothing failed": not found["failed"]})
 
     return work
-
-
-def _measured(context: StageContext, name: str, command: Sequence[str], file: Path) -> Any:
-    """Return what the command wrote, also if it was then killed or failed: the report says so."""
-    failure = None
-    try:
-        context.run(name, command)
-    except StageError as error:
-        failure = str(error)
-        if not file.exists():
-            raise
-    found = json.loads(file.read_text())
-    if failure is not None:
-        found["failed"]["the process itself"] = failure
-    return found
 
 
 WAVES: tuple[tuple[Stage, ...], ...] = (
@@ -170,10 +129,10 @@ WAVES: tuple[tuple[Stage, ...], ...] = (
         Stage("profile", trainings.profile, 110),
     ),
     (Stage("structured", structured, 60),),
-    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", ["--look-inside"]), 110),),
-    (Stage("large_512", steps("large_512", "24x1024x25x512x32000", ["--settings", *SWITCHES]), 170),),
-    (Stage("base_512", steps("base_512", "12x768x20x512x32000", []), 60),),
-    (Stage("large_1024", steps("large_1024", "24x1024x12x1024x32000", []), 60),),
+    (Stage("large_2048", steps("large_2048", "24x1024x6x2048x32000", "--look-inside"), 110),),
+    (Stage("large_512", steps("large_512", "24x1024x25x512x32000", "--settings", *SWITCHES), 170),),
+    (Stage("base_512", steps("base_512", "12x768x20x512x32000"), 60),),
+    (Stage("large_1024", steps("large_1024", "24x1024x12x1024x32000"), 60),),
 )
 """Stages of a wave run at the same time: those that measure time are alone in theirs, but for the shards,
 which only the CPU makes."""
@@ -182,20 +141,18 @@ which only the CPU makes."""
 def main() -> None:
     arguments = parse_arguments()
     on_gpu, gpu = gpu_of_torch()
-    small = not on_gpu
     out: Path = arguments.out or ROOT / ("docs/results/gpu" if on_gpu else "build/gpu-check")
     out.mkdir(parents=True, exist_ok=True)
-    patience = PATIENCE_ON_CPU if small else 1
+    patience = 1 if on_gpu else PATIENCE_ON_CPU
     seconds = patience * SECONDS if arguments.seconds is None else arguments.seconds
     report = StageReport(out / "gpu-check.json")
+    program = describe_environment()
     report.values |= {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "gpu": gpu,
-        "small": small,
-    }
-    report.values |= {
-        "commit": commit(),
-        "python": sys.version.split()[0],
+        "small": not on_gpu,
+        "commit": program["git_commit"] or "unknown",
+        "python": program["python"],
         "seconds_allowed": seconds,
     }
     started = time.monotonic()
@@ -205,11 +162,10 @@ def main() -> None:
             shards=Path(work) / "shards" if arguments.shards is None else arguments.shards.absolute(),
             until=started + seconds,
             on_gpu=on_gpu,
-            small=small,
             at_once=max(1, min(8, (os.cpu_count() or 1) // 2)),
             environment=environment(),
         )
-        run_waves(context, report, arguments.stages, ["shards"] if arguments.shards else [])
+        run_waves(context, report, set(arguments.stages) - ({"shards"} if arguments.shards else set()))
         if (context.work / "card.json").exists():
             shutil.copy(context.work / "card.json", out / "card.json")
     report.values["seconds"] = time.monotonic() - started
@@ -237,21 +193,17 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_waves(context: StageContext, report: StageReport, wanted: Sequence[str], made: Sequence[str]) -> None:
-    """Run all stages, the waves one after another."""
+def run_waves(context: StageContext, report: StageReport, wanted: Collection[str]) -> None:
+    """Run the wanted stages, the waves one after another."""
     for wave in WAVES:
-        chosen = [stage for stage in wave if stage.name in wanted and stage.name not in made]
-        if not chosen:
-            continue
+        chosen = [stage for stage in wave if stage.name in wanted]
+        shared, at_a_time = context, max(1, len(chosen))
         if context.small:  # a CPU has not the cores of a GPU machine
-            for stage in chosen:
-                run_stage(stage, context, report)
-            continue
-        shared = context
-        if len(chosen) > 1:  # else every process of theirs would take all cores
+            at_a_time = 1
+        elif len(chosen) > 1:  # else every process of theirs would take all cores
             shared = replace(context, environment={"OMP_NUM_THREADS": "2", **context.environment})
-        with ThreadPoolExecutor(len(chosen)) as pool:
-            list(pool.map(run_stage, chosen, [shared] * len(chosen), [report] * len(chosen)))
+        with ThreadPoolExecutor(at_a_time) as pool:
+            list(pool.map(lambda stage, shared=shared: run_stage(stage, shared, report), chosen))
 
 
 def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
@@ -281,11 +233,7 @@ def run_stage(stage: Stage, context: StageContext, report: StageReport) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment of all stages: no launcher's variables, few workers where many compile."""
-    inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "TORCHELASTIC"))
-    }
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        inherited.pop(name, None)
+    inherited = without_launcher(os.environ)
     paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
     inherited.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -299,17 +247,6 @@ def gpu_of_torch() -> tuple[bool, str]:
         sys.exit(f"error: torch cannot be imported by {sys.executable}:\n{done.stderr}")
     name = done.stdout.strip()
     return bool(name), name or "none"
-
-
-def commit() -> str:
-    """Return the commit of the checkout, or "unknown" where there is no git."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=20
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretrain.reporting.tables import Table, markdown
+
 STEPS = ("large_2048", "large_512", "large_1024", "base_512")
-PASSES = ("forward", "backward", "rotated")
+PASSES = ("forward", "backward")
 GOALS = (("A100", 0.50), ("H100", 0.45), ("H200", 0.45))
 
 
@@ -40,7 +42,7 @@ def _stages(stages: Mapping[str, Any]) -> list[str]:
         rows.append(
             (name, stage["state"], f"{len(checks) - len(failed)} of {len(checks)}", f"{stage['seconds']:.0f}")
         )
-    return ["## Stages", "", *_table(("stage", "state", "checks", "seconds"), rows), ""]
+    return ["## Stages", "", *markdown(Table(("stage", "state", "checks", "seconds"), rows)), ""]
 
 
 def _card(stage: Mapping[str, Any]) -> list[str]:
@@ -53,27 +55,22 @@ def _card(stage: Mapping[str, Any]) -> list[str]:
     facts = ", ".join(f"{name} {value}" for name, value in found["facts"].items())
     rows = [(name, f"{rate:.4g}") for name, rate in rates.items()]
     notes = [f"* {note}" for note in found.get("notes", ())]
-    return ["## The card", "", facts, "", *_table(("rate", "reached"), rows), "", *notes, ""]
+    return ["## The card", "", facts, "", *markdown(Table(("rate", "reached"), rows)), "", *notes, ""]
 
 
 def _structured(stage: Mapping[str, Any]) -> list[str]:
     found = stage.get("found")
     if not found:
         return []
-    lines = [
-        "## Structured queries and keys",
-        "",
-        f"Milliseconds of one layer, {found['tokens']} tokens.",
-        "",
-    ]
+    lines = ["## Structured queries and keys", ""]
+    lines += [f"Milliseconds of one layer, {found['tokens']} tokens.", ""]
     for size, passes in found["sizes"].items():
-        ways = dict.fromkeys(way for name in PASSES for way in passes.get(name, {}).get("milliseconds", ()))
-        taken = [[passes.get(name, {}).get("milliseconds", {}).get(way) for name in PASSES] for way in ways]
+        taken = [passes[name]["milliseconds"] for name in PASSES]
         rows = [
-            (way, *("" if ms is None else f"{ms:.4f}" for ms in row))
-            for way, row in zip(ways, taken, strict=True)
+            (way, *(f"{each[way]:.4f}" if way in each else "" for each in taken))
+            for way in dict.fromkeys(way for each in taken for way in each)
         ]
-        lines += [*_table((size, *PASSES), rows), ""]
+        lines += [*markdown(Table((size, *PASSES), rows)), ""]
         lines += [f"The fastest kernel's x, q and k: {passes['best_kernel_tb_s']:.2f} TB/s.", ""]
     return lines
 
@@ -84,17 +81,8 @@ def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:
         return []
     lines = [f"## {name}: {found['shape']}, {found['dtype']}", ""]
     rows = [_step_row(kind, entry) for kind, entry in found["contenders"].items() if "step_seconds" in entry]
-    head = (
-        "",
-        "ms a step",
-        "tokens/s",
-        "MFU",
-        "MFU, full attention",
-        "HFU",
-        "peak GB",
-        "time / compiled peer",
-    )
-    lines += [*_table(head, rows), ""]
+    rates = ("ms a step", "tokens/s", "MFU", "MFU, full attention", "HFU", "peak GB", "time / compiled peer")
+    lines += [*markdown(Table(("", *rates), rows)), ""]
     goal = next((share for card, share in GOALS if card in gpu), None)
     reached = found["contenders"].get("orthogonal", {}).get("mfu")
     if name == "large_2048" and goal is not None and reached is not None:
@@ -102,7 +90,7 @@ def _steps(name: str, stage: Mapping[str, Any], gpu: str) -> list[str]:
     if found["switches"]:
         rows = [_switch_row(words, entry) for words, entry in found["switches"].items()]
         head = ("alone, vanilla", "time / default", "quartiles", "ms a step", "MFU", "peak GB")
-        lines += [*_table(head, rows), ""]
+        lines += [*markdown(Table(head, rows)), ""]
     for kind, entry in found["contenders"].items():
         for part in ("parts", "kernels"):
             if part in entry:
@@ -149,11 +137,6 @@ def _failures(stages: Mapping[str, Any]) -> list[str]:
         for what, text in errors.items():
             lines += [what, "", "```", *str(text).strip().splitlines()[-12:], "```", ""]
     return ["## What failed", "", *lines] if lines else []
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    rule = ["---", *("---:" for _ in head[1:])]
-    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
 
 
 def _share(value: float | None) -> str:

@@ -10,14 +10,11 @@ written after everything, so that it holds what there is when time is up.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import statistics
 import time
-import traceback
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from megatron_patches.engine.compat import silence_expected_warnings
@@ -26,7 +23,8 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
-from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
+from benchmarks.gpu.context import Measurements, measuring_parser  # noqa: E402
+from benchmarks.step.contenders import (  # noqa: E402
     AGAIN,
     COMPILED,
     WARM_UP_ROUNDS,
@@ -42,13 +40,10 @@ from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
     waiting,
 )
 from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
-from megatron_patches.recipe.counting import (  # noqa: E402
-    executed_flops_per_token,
-    model_flops_per_token,
-)
-from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
-from pretrain.ranks.groups import initialize_distributed, shutdown_distributed  # noqa: E402
+from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
+from pretrain.ranks.groups import ParallelContext  # noqa: E402
 from pretrain.ranks.peak_flops import peak_flops  # noqa: E402
+from pretrain.ranks.single_process import one_process  # noqa: E402
 
 OURS = "orthogonal"
 SWITCHED = "vanilla"
@@ -64,73 +59,63 @@ PROFILED_STEPS = 2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = measuring_parser(__doc__)
     parser.add_argument("--shape", type=Shape.parse, required=True)
-    parser.add_argument("--seconds", type=float, required=True, help="after which nothing new begins")
-    parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--settings", nargs="*", default=[], help="each switch, as overrides")
     parser.add_argument("--look-inside", action="store_true", help="time by part and by kernel class too")
     arguments = parser.parse_args()
-    Session(arguments.shape, arguments.seconds, arguments.json).run(
-        arguments.contenders, arguments.settings, arguments.look_inside
-    )
+    with one_process() as context:
+        measured = Measurements(
+            arguments.json,
+            arguments.seconds,
+            shape=str(arguments.shape),
+            device=device_name(context),
+            dtype="bf16" if context.device.type == "cuda" else "fp32",
+            contenders={},
+            switches={},
+        )
+        session = Session(arguments.shape, context, measured)
+        session.run(arguments.contenders, arguments.settings, arguments.look_inside)
+
+
+def device_name(context: ParallelContext) -> str:
+    return torch.cuda.get_device_name() if context.device.type == "cuda" else "CPU"
 
 
 class Session:
     """Everything that is measured of one shape, in one process."""
 
-    def __init__(self, shape: Shape, seconds: float, file: Path) -> None:
+    def __init__(self, shape: Shape, context: ParallelContext, measured: Measurements) -> None:
         self.shape = shape
-        self._until = time.monotonic() + seconds
-        self._file = file
-        self._context = initialize_distributed(LaunchEnvironment(0, 0, 1), 1, timeout_seconds=600)
+        self._measured = measured
+        self._contenders: dict[str, Any] = measured.values["contenders"]
+        self._context = context
+        self._on_gpu = context.device.type == "cuda"
         self._layout = Layout(tensor_parallel=1, data_parallel=1)
         self._batch = batches(shape, self._context)
         self._wait = waiting(self._context)
         self._alive: dict[str, Contender] = {}
         self._step_seconds: dict[str, float] = {}
-        self.found: dict[str, Any] = {
-            "shape": str(shape),
-            "device": self._device_name(),
-            "dtype": "bf16" if self._on_gpu else "fp32",
-            "contenders": {},
-            "switches": {},
-            "failed": {},
-            "left_out": [],
-        }
 
     def run(self, contenders: list[str], settings: list[str], look_inside: bool) -> None:
-        whole = self._until
-        self._until -= (1 - BUILDING) * (whole - time.monotonic())
+        whole = self._measured.until
+        self._measured.until -= (1 - BUILDING) * (whole - time.monotonic())
         for kind in contenders:
-            self._attempt(kind, self._build, kind, "")
-        self._until = whole
+            self._measured.attempt(kind, partial(self._build, kind, ""))
+            self._clean()
+        self._measured.until = whole
         if self._alive:
-            self._attempt("turns", self._compare)
+            self._measured.attempt("turns", self._compare)
         for words in settings:
-            self._attempt(words, self._switch, words)
+            self._measured.attempt(words, partial(self._switch, words))
+            self._clean()
         if look_inside:
             for kind in (OURS, COMPILED):
                 if kind in self._alive:
-                    self._attempt(f"inside {kind}", self._look_inside, kind)
-        self._save()
+                    self._measured.attempt(f"inside {kind}", partial(self._look_inside, kind))
         for contender in self._alive.values():
             contender.close()
-        shutdown_distributed(self._context)
-
-    def _attempt(self, name: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Make one measurement; record it if it fails, name it if no time is left for it."""
-        if time.monotonic() > self._until:
-            self.found["left_out"].append(name)
-        else:
-            try:
-                work(*arguments)
-            except Exception:
-                self.found["failed"][name] = traceback.format_exc(limit=-12)
-                print(f"{name} failed", flush=True)
-        self._clean()
-        self._save()
 
     def _build(self, kind: str, settings: str) -> None:
         """Build a contender, and take its memory and its first steps."""
@@ -154,7 +139,7 @@ class Session:
         name = contender_name(kind, settings)
         self._alive[name] = contender
         self._step_seconds[name] = one_step
-        self.found["contenders"][name] = {
+        self._contenders[name] = {
             "settings": settings,
             "peak_bytes": peak,
             "zero_stage": contender.zero_stage,
@@ -162,13 +147,13 @@ class Session:
             "seconds_to_warm_up": time.perf_counter() - built,
             "loss_after_warm_up": loss.item(),
         }
-        print(name, self.found["contenders"][name], flush=True)
+        print(name, self._contenders[name], flush=True)
 
     def _compare(self) -> None:
         rounds = self._rounds(self._alive, ROUNDS)
         times = take_turns(self._alive, self._batch, rounds, time.perf_counter, self._wait)
         for name, seconds in times.items():
-            self.found["contenders"][name] |= self._rates(name, "", statistics.median(seconds)) | {
+            self._contenders[name] |= self._rates(name, "", statistics.median(seconds)) | {
                 "step_seconds": statistics.median(seconds),
                 "step_time_over": {
                     base: ratio(seconds, times[base])
@@ -186,22 +171,22 @@ class Session:
             rounds = self._rounds(pair, ROUNDS_OF_A_SWITCH)
             times = take_turns(pair, self._batch, rounds, time.perf_counter, self._wait)
             seconds = statistics.median(times[name])
-            self.found["switches"][settings] = self.found["contenders"].pop(name) | {
+            self._measured.values["switches"][settings] = self._contenders.pop(name) | {
                 "step_seconds": seconds,
                 "step_time_over_default": ratio(times[name], times[SWITCHED]),
                 **self._rates(SWITCHED, settings, seconds),
             }
         finally:
-            self.found["contenders"].pop(name, None)
+            self._contenders.pop(name, None)
             if name in self._alive:
                 self._alive.pop(name).close()
 
     def _look_inside(self, kind: str) -> None:
         contender = self._alive[kind]
-        self.found["contenders"][kind]["parts"] = seconds_by_part(
+        self._contenders[kind]["parts"] = seconds_by_part(
             contender, self._batch, PART_ROUNDS, time.perf_counter, self._wait
         )
-        self.found["contenders"][kind]["kernels"] = seconds_by_kernel(contender, self._batch, PROFILED_STEPS)
+        self._contenders[kind]["kernels"] = seconds_by_kernel(contender, self._batch, PROFILED_STEPS)
 
     def _rates(self, kind: str, settings: str, seconds: float) -> dict[str, float | None]:
         """tokens/s; MFU with causal attention counted by half and in full; HFU."""
@@ -209,36 +194,24 @@ class Session:
         config = benchmark_config(self.shape, variant, self._layout, settings)
         theory = config.shape()
         tokens = self.shape.batch * self.shape.length / seconds
-        rates: dict[str, float | None] = {"tokens_per_second": tokens}
-        peak = peak_flops(self._device_name()) if self._on_gpu else None
-        executed = executed_flops_per_token(theory, config.policy())
-        for name, flops in (
-            ("mfu", model_flops_per_token(theory)),
-            ("mfu_full_attention", model_flops_per_token(theory, causal_share=1.0)),
-            ("hfu", executed),
-        ):
-            rates[name] = tokens * flops / peak if peak else None
-        return rates
+        peak = peak_flops(device_name(self._context)) if self._on_gpu else None
+        flops = {
+            "mfu": model_flops_per_token(theory),
+            "mfu_full_attention": model_flops_per_token(theory, causal_share=1.0),
+            "hfu": executed_flops_per_token(theory, config.policy()),
+        }
+        shares = {name: tokens * per_token / peak if peak else None for name, per_token in flops.items()}
+        return {"tokens_per_second": tokens, **shares}
 
     def _rounds(self, names: Iterable[str], most: int) -> int:
         """As many rounds as half of the time that is left allows, five at least."""
         one = sum(self._step_seconds[name] for name in names)
-        return max(5, min(most, int((self._until - time.monotonic()) / 2 / max(one, 1e-3))))
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self._context.device.type == "cuda"
-
-    def _device_name(self) -> str:
-        return torch.cuda.get_device_name() if self._on_gpu else "CPU"
+        return max(5, min(most, int((self._measured.until - time.monotonic()) / 2 / max(one, 1e-3))))
 
     def _clean(self) -> None:
         gc.collect()
         if self._on_gpu:
             torch.cuda.empty_cache()
-
-    def _save(self) -> None:
-        self._file.write_text(json.dumps(self.found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stage import StageContext, StageError, StageResult
+from benchmarks.gpu.context import StageContext, StageError, StageResult
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""
@@ -34,9 +34,7 @@ def shards(context: StageContext) -> StageResult:
     )
     for words in verbs:
         context.run(words[0], [sys.executable, "-m", "data_pipeline", *map(str, words)])
-    return StageResult(
-        {"manifest": json.loads((context.shards / "manifest.json").read_text())["fingerprint"]}
-    )
+    return StageResult({"manifest": _manifest(context)["fingerprint"]})
 
 
 def parity(context: StageContext) -> StageResult:
@@ -62,13 +60,7 @@ def parity(context: StageContext) -> StageResult:
             checks[variant] = False
             continue
         apart = [abs(one - other) for one, other in zip(cpu, gpu, strict=True)]
-        found[variant] = {
-            "first": apart[0],
-            "largest": max(apart),
-            "last": apart[-1],
-            "cpu": cpu,
-            "gpu": gpu,
-        }
+        found[variant] = {"first": apart[0], "largest": max(apart), "last": apart[-1], "cpu": cpu, "gpu": gpu}
         checks[variant] = apart[0] <= SAME_FIRST_LOSS * cpu[0] and max(apart) <= SAME_LOSS
     return StageResult(found, checks)
 
@@ -109,9 +101,8 @@ def documents(context: StageContext) -> StageResult:
 
 def profile(context: StageContext) -> StageResult:
     """telemetry.profile, in the program's own run."""
-    train(
-        context, "profile", ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *context.precision]
-    )
+    settings = ["schedule.steps=12", "telemetry.profile={at: 8, steps: 3}", *context.precision]
+    train(context, "profile", settings)
     written = sorted(path.name for path in (context.runs / "profile/profile").iterdir())
     kernels = json.loads((context.runs / "profile/profile/kernels_rank_0.json").read_text())
     return StageResult({"files": written, **kernels}, {"a trace is written": "trace_rank_0.json" in written})
@@ -158,10 +149,10 @@ def _kill_behind(context: StageContext, name: str, settings: Sequence[str], step
     with context.started(name, training(context, name, settings)) as process:
         while not done.exists():
             if process.poll() is not None:
-                raise StageError(
-                    f"{name} ended with {process.poll()} before it was killed:\n{context.tail(name)}"
-                )
-            context.require_time()
+                ended = f"{name} ended with {process.poll()} before it was killed"
+                raise StageError(f"{ended}:\n{context.tail(name)}")
+            if context.seconds_left <= 0:
+                raise StageError("the time of this stage was over")
             time.sleep(0.01)
     return int(records(context, name)[-1]["step"])
 
@@ -173,29 +164,25 @@ def train(context: StageContext, name: str, settings: Sequence[str], start: str 
 
 def training(context: StageContext, name: str, settings: Sequence[str]) -> list[str]:
     """The command of a run of the demo on one rank."""
-    tokenizer = json.loads((context.shards / "manifest.json").read_text())["tokenizer"]
     fixed = [
         f"run.name={name}",
         f"run.directory={context.runs}",
         f"data.directory={context.shards}",
-        f"model.vocab_size={tokenizer['vocab_size']}",
+        f"model.vocab_size={_manifest(context)['tokenizer']['vocab_size']}",
         *("parallel.tensor_model_parallel_size=1", "data.validate_every=0", "data.validation_samples=16"),
         *("checkpoint.every=0", "schedule.warmup_steps=10", "telemetry.tensorboard=false"),
     ]
     if context.small:
-        fixed += [
-            "model.num_layers=2",
-            "model.hidden_size=32",
-            "data.sequence_length=32",
-            "schedule.warmup_steps=2",
-        ]
-    return [sys.executable, "-m", "pretrain", "train", "demo", *last_of_each([*fixed, *settings])]
+        fixed += ["model.num_layers=2", "model.hidden_size=32"]
+        fixed += ["data.sequence_length=32", "schedule.warmup_steps=2"]
+    last_given = dict(word.split("=", 1) for word in [*fixed, *settings])
+    words = [f"{key}={value}" for key, value in last_given.items()]
+    return [sys.executable, "-m", "pretrain", "train", "demo", *words]
 
 
-def last_of_each(settings: Sequence[str]) -> list[str]:
-    """The settings, each key once, as given last."""
-    chosen = dict(word.split("=", 1) for word in settings)
-    return [f"{key}={value}" for key, value in chosen.items()]
+def _manifest(context: StageContext) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((context.shards / "manifest.json").read_text())
+    return found
 
 
 def records(context: StageContext, name: str) -> list[dict[str, Any]]:

@@ -24,44 +24,14 @@ LARGEST = 60_000_000
 """Bytes that all wheels may have together."""
 FROM_SOURCE = "deepspeed"
 OURS = (
-    "deepspeed",
-    "megatron-core",
-    "numpy",
-    "orjson",
-    "protobuf",
-    "psutil",
-    "pydantic",
-    "pyyaml",
-    "rich",
-    "safetensors",
-    "sentencepiece",
-    "tensorboard",
-    "threadpoolctl",
-    "typer",
-    "zstandard",
+    *("deepspeed", "megatron-core", "numpy", "orjson", "protobuf", "psutil", "pydantic", "pyyaml", "rich"),
+    *("safetensors", "sentencepiece", "tensorboard", "threadpoolctl", "typer", "zstandard"),
 )
 """What is imported by training and by making the demo's shards."""
 THEIRS = (
-    "absl-py",
-    "annotated-doc",
-    "annotated-types",
-    "click",
-    "einops",
-    "hjson",
-    "markdown-it-py",
-    "mdurl",
-    "msgpack",
-    "ninja",
-    "packaging",
-    "py-cpuinfo",
-    "pydantic-core",
-    "pygments",
-    "setuptools",
-    "shellingham",
-    "six",
-    "tqdm",
-    "typing-extensions",
-    "typing-inspection",
+    *("absl-py", "annotated-doc", "annotated-types", "click", "einops", "hjson", "markdown-it-py", "mdurl"),
+    *("msgpack", "ninja", "packaging", "py-cpuinfo", "pydantic-core", "pygments", "setuptools"),
+    *("shellingham", "six", "tqdm", "typing-extensions", "typing-inspection"),
 )
 """What those import in turn, and torch does not bring."""
 GLIBC = ("2_17", "2_24", "2_27", "2_28", "2_31", "2_34", "2_35")
@@ -88,26 +58,17 @@ def main() -> None:
         sys.exit(f"error: no wheel came for {', '.join(sorted(missing))}")
     size = sum(wheel.stat().st_size for wheel in wheels)
     if size > LARGEST:
-        sys.exit(
-            f"error: {len(wheels)} wheels of {size / 1e6:.1f} MB; at most {LARGEST / 1e6:.0f} MB were meant"
-        )
+        limit = f"at most {LARGEST / 1e6:.0f} MB were meant"
+        sys.exit(f"error: {len(wheels)} wheels of {size / 1e6:.1f} MB; {limit}")
     print(f"{len(wheels)} wheels, {size / 1e6:.1f} MB, in {arguments.out}")
 
 
 def download(names: list[str], python: str, out: Path) -> None:
     """Wheels for another Python than this one, none of them built."""
-    words = [
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--implementation",
-        "cp",
-        "--python-version",
-        python,
-    ]
-    for platform in PLATFORMS:
-        words += ["--platform", platform]
-    _pip(*words, "--constraint", str(ROOT / "constraints.txt"), "--dest", str(out), *_without_source(names))
+    words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    words += [word for platform in PLATFORMS for word in ("--platform", platform)]
+    wheels = [name for name in names if name != FROM_SOURCE]
+    _pip("download", *words, "--constraint", str(ROOT / "constraints.txt"), "--dest", str(out), *wheels)
 
 
 def build(name: str, out: Path) -> None:
@@ -127,15 +88,9 @@ def plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _without_source(names: list[str]) -> list[str]:
-    return [name for name in names if name != FROM_SOURCE]
-
-
 def _pip(*words: str) -> None:
-    environment = os.environ | {"DS_BUILD_OPS": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words], env=environment
-    )
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
+    done = subprocess.run(command, env=os.environ | {"DS_BUILD_OPS": "0"})
     if done.returncode:
         sys.exit(f"error: pip {words[0]} ended with {done.returncode}")
 

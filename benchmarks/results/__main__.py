@@ -155,9 +155,8 @@ def list_pages(pages: Sequence[Page], out: Path, quick: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.results", description="Makes the pages of docs/results."
-    )
+    description = "Makes the pages of docs/results."
+    parser = argparse.ArgumentParser(prog="benchmarks.results", description=description)
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="default: all, in the order of --list")
     parser.add_argument(
         "--quick", action="store_true", help="few runs of one seed: about eleven minutes on two cores"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from pretrain.ranks.gpu_settings import use_arithmetic
 from pretrain.ranks.groups import ParallelContext
 from pretrain.training.phase_engine import PhasedEngine
 
+T = TypeVar("T")
 HEAD_DIM = 64
 COMPILED = "plain compiled"
 AGAIN = " again"
@@ -101,23 +102,8 @@ def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str =
     return config_from_draft(draft)
 
 
-class Contender(Protocol):
-    """A training step in three parts."""
-
-    model: torch.nn.Module
-    zero_stage: int | None
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor: ...
-
-    def backward(self, loss: torch.Tensor) -> None: ...
-
-    def update(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Ours:
-    """The program's own engine."""
+    """A training step of the program's own engine, in three parts."""
 
     def __init__(self, config: Config, context: ParallelContext) -> None:
         self.config = config
@@ -146,7 +132,7 @@ class Ours:
 
 
 class Plain:
-    """The peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
+    """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
     Args:
         compiled: layer by layer, as ours are.
@@ -184,6 +170,9 @@ class Plain:
         del self.model, self.optimizer
 
 
+Contender: TypeAlias = Ours | Plain
+
+
 def contender_name(kind: str, settings: str) -> str:
     """Return the name of a contender with these settings; keys go without their sections."""
     short = ", ".join(word.partition(".")[2] for word in settings.split())
@@ -211,22 +200,24 @@ def take_turns(
     wait: Callable[[], None],
 ) -> dict[str, list[float]]:
     """Return the seconds of every contender's step, round by round; who begins rotates."""
-    names = list(contenders)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     for round_number in range(rounds + WARM_UP_ROUNDS):
         tokens = batch()
-        for offset in range(len(names)):
-            name = names[(round_number + offset) % len(names)]
-            contender = contenders[name]
+        for name, contender in in_turn(list(contenders.items()), round_number):
             wait()
             started = now()
             contender.backward(contender.forward(tokens))
             contender.update()
             wait()
-            seconds = now() - started
             if round_number >= WARM_UP_ROUNDS:
-                times[name].append(seconds)
+                times[name].append(now() - started)
     return times
+
+
+def in_turn(items: Sequence[T], number: int) -> list[T]:
+    """Return the items of a round in an order that rotates from round to round."""
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
 
 
 def ratio(mine: list[float], base: list[float]) -> dict[str, float]:

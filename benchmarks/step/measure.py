@@ -30,7 +30,7 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
-from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
+from benchmarks.step.contenders import (  # noqa: E402
     AGAIN,
     Contender,
     Layout,
@@ -43,16 +43,8 @@ from benchmarks.step.contenders import (  # noqa: E402  # noqa: E402
     take_turns,
     waiting,
 )
-from benchmarks.step.parts import (  # noqa: E402
-    PARTS,
-    seconds_by_kernel,
-    seconds_by_part,
-    write_plot,
-)
-from megatron_patches.recipe.counting import (  # noqa: E402
-    executed_flops_per_token,
-    model_flops_per_token,
-)
+from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part, write_plot  # noqa: E402
+from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402
     LaunchEnvironment,
@@ -187,9 +179,8 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"{name:{wide}}" + "".join(f"{1e3 * parts[part]:12.1f}" for part in PARTS))
     print("\nms by kernel, under the profiler")
     for name, kernels in report["kernels"].items():
-        print(
-            f"{name:{wide}}" + ", ".join(f"{kernel} {1e3 * spent:.1f}" for kernel, spent in kernels.items())
-        )
+        spent = ", ".join(f"{kernel} {1e3 * seconds:.1f}" for kernel, seconds in kernels.items())
+        print(f"{name:{wide}}{spent}")
 
 
 if __name__ == "__main__":

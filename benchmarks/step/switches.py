@@ -9,7 +9,6 @@ under a switch: benchmarks.step.measure.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
@@ -22,10 +21,11 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: 
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
+from benchmarks.step.contenders import in_turn, ratio  # noqa: E402
 from megatron_patches.engine.documents import Documents, attend_within_documents  # noqa: E402
 from megatron_patches.model.output import OutputLayer  # noqa: E402
-from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
-from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed  # noqa: E402
+from pretrain.ranks.groups import ParallelContext  # noqa: E402
+from pretrain.ranks.single_process import one_process  # noqa: E402
 
 Ways = Mapping[str, Callable[[], torch.Tensor]]
 LOSSES = ((2048, 512, torch.float32), (32000, 512, torch.float32), (8192, 256, torch.bfloat16))
@@ -35,15 +35,13 @@ SAMPLES, LENGTH, HEADS, HEAD_DIM = 4, 512, 8, 64
 
 
 def main() -> None:
-    alone = LaunchEnvironment(rank=0, local_rank=0, world_size=1)
-    context = initialize_distributed(alone, tensor_parallel_size=1, timeout_seconds=600)
-    for vocabulary, hidden, dtype in LOSSES:
-        ways = losses(context, vocabulary, hidden, dtype)
-        kept = {name: bytes_kept(way) / 2**20 for name, way in ways.items()}
-        report(f"loss, {TOKENS} x {hidden} x {vocabulary}, {dtype}", ways, rounds=6, kept=kept)
-    for mean in DOCUMENTS:
-        report(f"attention, documents of {mean} tokens on average", attention(mean), rounds=14)
-    shutdown_distributed(context)
+    with one_process() as context:
+        for vocabulary, hidden, dtype in LOSSES:
+            ways = losses(context, vocabulary, hidden, dtype)
+            kept = {name: bytes_kept(way) / 2**20 for name, way in ways.items()}
+            report(f"loss, {TOKENS} x {hidden} x {vocabulary}, {dtype}", ways, rounds=6, kept=kept)
+        for mean in DOCUMENTS:
+            report(f"attention, documents of {mean} tokens on average", attention(mean), rounds=14)
 
 
 def losses(context: ParallelContext, vocabulary: int, hidden: int, dtype: torch.dtype) -> Ways:
@@ -95,17 +93,16 @@ def attention(mean: int) -> Ways:
 def report(title: str, ways: Ways, rounds: int, kept: Mapping[str, float] | None = None) -> None:
     """Let the ways take turns, after two rounds that do not count, and print their ratios."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
     for number in range(rounds + 2):
-        for offset in range(len(names)):
-            name = names[(number + offset) % len(names)]
+        for name, way in in_turn(list(ways.items()), number):
             started = time.process_time()
-            ways[name]().backward()
+            way().backward()
             seconds[name].append(time.process_time() - started)
     print(title)
+    first = next(iter(seconds.values()))
     for name, times in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(times[2:], seconds[names[0]][2:], strict=True))
-        print(f"  {name:10} {ratio:5.2f}" + (f"   {kept[name]:6.1f} MiB kept" if kept else ""))
+        median = ratio(times[2:], first[2:])["median"]
+        print(f"  {name:10} {median:5.2f}" + (f"   {kept[name]:6.1f} MiB kept" if kept else ""))
 
 
 def bytes_kept(way: Callable[[], torch.Tensor]) -> int:

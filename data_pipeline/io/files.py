@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,22 +22,27 @@ _CHUNK_BYTES = 1 << 22
 _CHECKSUM = "checksum"
 
 
-def sha256_file(path: Path, start: int = 0, end: int | None = None) -> str:
-    """Return the SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn an OSError raised inside into the DataError `cannot WHAT: why`."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot {what}: {error.strerror or error}") from error
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as hex.
 
     Raises:
         DataError: the file cannot be read.
     """
-    try:
-        return hash_file(path, start, end)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    with refusing(f"read {path}"):
+        return hash_file(path)
 
 
-def hash_file(
-    path: Path, start: int = 0, end: int | None = None, progress: Callable[[int], None] | None = None
-) -> str:
-    """Return the SHA-256 of a file's bytes, or of those from `start` to before `end`, as hex.
+def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file's bytes as hex.
 
     Args:
         progress: called with the number of bytes of each chunk once that chunk is hashed.
@@ -46,12 +51,9 @@ def hash_file(
         OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
-    left = sys.maxsize if end is None else end - start
     with open(path, "rb", buffering=0) as stream:
-        stream.seek(start)
-        while chunk := stream.read(min(left, _CHUNK_BYTES)):
+        while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
-            left -= len(chunk)
             if progress is not None:
                 progress(len(chunk))
     return digest.hexdigest()
@@ -77,12 +79,6 @@ def sync(stream: BinaryIO) -> None:
     os.fsync(stream.fileno())
 
 
-def publish(temporary: Path, path: Path) -> None:
-    """Give a finished temporary file (already fsynced) its final name, and make the name itself durable."""
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
 def sync_directory(path: Path) -> None:
     """Wait until the names in a directory are on the disk."""
     directory = os.open(path, os.O_RDONLY)
@@ -92,16 +88,49 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
+class Draft:
+    """File under a temporary name beside `path`, until `publish` gives it that name.
+
+    As a context it is published at the end, or discarded after an error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.temporary = path, temporary_path(path)
+        self.stream: BinaryIO = open(self.temporary, "wb")  # noqa: SIM115 - closed by publish or discard
+
+    def publish(self) -> None:
+        """End the writing and replace what is at `path`; the name is durable once the directory is synced."""
+        sync(self.stream)
+        self.stream.close()
+        os.replace(self.temporary, self.path)
+
+    def discard(self) -> None:
+        """Remove what was not published."""
+        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
+            self.stream.close()
+        with contextlib.suppress(OSError):  # the directory itself may be what is missing
+            self.temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> BinaryIO:
+        return self.stream
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self.publish()
+        finally:
+            self.discard()
+
+
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a small file as `replace_file` does.
 
     Raises:
         DataError: the file cannot be written.
     """
-    try:
+    with refusing(f"write {path}"):
         replace_file(path, content, durable)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
@@ -113,19 +142,10 @@ def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
     Raises:
         OSError: naming `path` where the content could not be written; no temporary file is left.
     """
-    temporary = temporary_path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(path), open(temporary, "wb") as stream:
-            stream.write(content)
-            sync(stream)
-        os.replace(temporary, path)
-        if durable:
-            sync_directory(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):  # the directory itself may be what is missing
-            temporary.unlink(missing_ok=True)
-        raise
+    with naming(path), Draft(path) as stream:
+        stream.write(content)
+    if durable:
+        sync_directory(path.parent)
 
 
 def utf8(text: str) -> bytes:
@@ -136,6 +156,12 @@ def utf8(text: str) -> bytes:
 def to_json(value: Any) -> bytes:
     """Return readable JSON whose bytes depend on the value only (insertion order of keys included)."""
     return utf8(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def as_json(record: Any) -> dict[str, Any]:
+    """Return a dataclass as reading its JSON would return it."""
+    value: dict[str, Any] = json.loads(json.dumps(asdict(record)))
+    return value
 
 
 def to_checked_json(value: dict[str, Any]) -> bytes:
@@ -173,12 +199,12 @@ def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[s
     Raises:
         DataError: the file cannot be read or is not a JSON object.
     """
-    try:
+    with refusing(f"read {path}"):
         if path.exists() and not path.is_file():  # a pipe would never end
             raise DataError(f"{path} is no regular file; {remedy}")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        content = path.read_bytes()
+    try:
+        value = json.loads(content)
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):

@@ -90,27 +90,25 @@ def run_tasks(
     return _Pool(function, tasks, min(workers, len(tasks)), report, look).run()
 
 
+@dataclass
 class _Pool(Generic[_Task, _Result]):
-    def __init__(
-        self,
-        function: Callable[[_Task, _Report], _Result],
-        tasks: list[_Task],
-        workers: int,
-        report: _Report,
-        look: Callable[[_Result], None],
-    ) -> None:
-        self._function, self._tasks, self._report, self._look = function, tasks, report, look
-        self._waiting = deque(range(len(tasks)))
+    function: Callable[[_Task, _Report], _Result]
+    tasks: list[_Task]
+    count: int
+    report: _Report
+    look: Callable[[_Result], None]
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(range(len(self.tasks)))
         self._deaths: Counter[int] = Counter()
         self._given_up: dict[int, str] = {}
         self._results: dict[int, _Result] = {}
         self._context = multiprocessing.get_context("spawn")
-        self._count = workers
         self._workers: list[_Worker] = []
 
     def run(self) -> list[_Result]:
         try:
-            while len(self._results) + len(self._given_up) < len(self._tasks):
+            while len(self._results) + len(self._given_up) < len(self.tasks):
                 self._fill()
                 ready = wait([worker.connection for worker in self._workers])
                 for worker in [worker for worker in self._workers if worker.connection in ready]:
@@ -127,16 +125,16 @@ class _Pool(Generic[_Task, _Result]):
                 + "; everything else is finished: run the same command again to continue, with "
                 "fewer --workers if memory was short"
             )
-        return [self._results[number] for number in range(len(self._tasks))]
+        return [self._results[number] for number in range(len(self.tasks))]
 
     def _fill(self) -> None:
         """Give every idle worker a task, and start workers for tasks that are left."""
         for worker in self._workers:
             if worker.task is None and self._waiting:
                 self._hand_out(worker)
-        while self._waiting and len(self._workers) < self._count:
+        while self._waiting and len(self._workers) < self.count:
             ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, self._function), daemon=True)
+            process = self._context.Process(target=_serve, args=(theirs, self.function), daemon=True)
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours))
@@ -146,7 +144,7 @@ class _Pool(Generic[_Task, _Result]):
         worker.task = self._waiting.popleft()
         # A worker that has just died is found by the next receive, which says how.
         with contextlib.suppress(ConnectionError):
-            worker.connection.send(self._tasks[worker.task])
+            worker.connection.send(self.tasks[worker.task])
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -158,11 +156,11 @@ class _Pool(Generic[_Task, _Result]):
             raise DataError(value)
         if kind == "progress":
             worker.file = value.file
-            self._report(value)
+            self.report(value)
             return
         assert worker.task is not None
         self._results[worker.task], worker.task = value, None
-        self._look(value)
+        self.look(value)
 
     def _bury(self, worker: _Worker) -> None:
         """Remove a worker that is gone; its task goes to the end of the line, or is given up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import Counter
 from types import TracebackType
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ _Self = TypeVar("_Self", bound="_Line")
 class _Line:
     """Context that shows on stderr a share of some bytes."""
 
-    def __init__(self, log_seconds: float) -> None:
+    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
         # The text first, and cut where the terminal ends: a share and a time are worth more than a bar.
         columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn()
@@ -81,52 +82,41 @@ class ProgressLine(_Line):
     def __init__(self, total_bytes: int, log_seconds: float = LOG_SECONDS) -> None:
         super().__init__(log_seconds)
         self._total_bytes = total_bytes
-        self._documents = self._tokens = self._text_bytes = self._input_bytes = self._skipped_bytes = 0
-        self._joined = self._to_join = 0
+        self._done: Counter[str] = Counter()
         self._joining_since = 0.0
 
     def update(self, progress: Progress) -> None:
         """Add a report; show a line if it is time."""
         with self._lock:
-            self._documents += progress.documents
-            self._tokens += progress.tokens
-            self._text_bytes += progress.text_bytes
-            self._input_bytes += progress.input_bytes
-            self._skipped_bytes += progress.skipped_bytes
-            self._joined += progress.joined_tokens
+            self._done.update({name: value for name, value in vars(progress).items() if name != "file"})
             if progress.tokens_to_join:
-                self._to_join, self._joining_since = progress.tokens_to_join, time.monotonic()
-            if self._to_join:
+                self._joining_since = time.monotonic()
+            if self._done["tokens_to_join"]:
                 self._show_joining()
             else:
                 self._show_units(progress.file)
 
     def _show_units(self, file: str) -> None:
-        done = self._input_bytes + self._skipped_bytes
-        left = time_left(self.seconds(), self._input_bytes, self._total_bytes - done)
+        done = self._done["input_bytes"] + self._done["skipped_bytes"]
+        left = time_left(self.seconds(), self._done["input_bytes"], self._total_bytes - done)
         self.show(self.summary(), done, self._total_bytes, left, f"; reading {file}" if file else "")
 
     def _show_joining(self) -> None:
-        seconds = time.monotonic() - self._joining_since
-        left = time_left(seconds, self._joined, self._to_join - self._joined)
-        text = f"{self._joined:,} of {self._to_join:,} tokens joined to shards"
-        self.show(text, self._joined, self._to_join, left)
+        joined, total = self._done["joined_tokens"], self._done["tokens_to_join"]
+        left = time_left(time.monotonic() - self._joining_since, joined, total - joined)
+        self.show(f"{joined:,} of {total:,} tokens joined to shards", joined, total, left)
 
     def summary(self) -> str:
         """Return counts and rates so far, in words."""
-        seconds = self.seconds()
+        seconds, tokens, megabytes = self.seconds(), self._done["tokens"], self._done["text_bytes"] / 1e6
         return (
-            f"{self._documents:,} documents, {self._tokens:,} tokens, {self._text_bytes / 1e6:,.1f} MB "
-            f"in {seconds:.1f} s "
-            f"({self._tokens / seconds:,.0f} tokens/s, {self._text_bytes / 1e6 / seconds:.1f} MB/s)"
+            f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB "
+            f"in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, {megabytes / seconds:.1f} MB/s)"
         )
 
 
 class DownloadLine(_Line):
     """Progress of a download."""
-
-    def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
-        super().__init__(log_seconds)
 
     def update(self, files: int, done: int, total: int) -> None:
         """Show that so many files and bytes are there and checked."""

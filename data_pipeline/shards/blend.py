@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import refusing
 from data_pipeline.shards.documents import FORGET_AFTER
 from data_pipeline.shards.manifest import Manifest, Shard
 from data_pipeline.shards.permutation import Int64Array
@@ -297,13 +298,10 @@ def _token_counts(manifest: Manifest, shards: Sequence[Shard], max_tokens: int) 
     left = max_tokens
     for shard in shards:
         path, wanted = Path(f"{manifest.prefix(shard)}.bin"), min(left, shard.tokens)
-        try:
-            with open(path, "rb") as stream:
-                for start in range(0, wanted, _CHUNK_TOKENS):
-                    count = min(_CHUNK_TOKENS, wanted - start)
-                    counts += np.bincount(np.fromfile(stream, manifest.dtype, count), minlength=len(counts))
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        with refusing(f"read {path}"), open(path, "rb") as stream:
+            for start in range(0, wanted, _CHUNK_TOKENS):
+                count = min(_CHUNK_TOKENS, wanted - start)
+                counts += np.bincount(np.fromfile(stream, manifest.dtype, count), minlength=len(counts))
         left -= wanted
         if left <= 0:
             break

@@ -11,8 +11,7 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array
-from data_pipeline.shards.reading import ShardPool
-from data_pipeline.shards.writing import read_lengths
+from data_pipeline.shards.reading import ShardPool, lengths_of
 
 # A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
 # page, or a whole 2 MiB page where it caches files in such. So this many reads leave 16 to 512 MiB behind.
@@ -66,21 +65,17 @@ class Documents:
         addresses = np.zeros(self.count + 1, dtype=np.int64)
         first = 1
         for shard in self._shards:
-            prefix = self._manifest.prefix(shard)
-            lengths = read_lengths(prefix)
-            if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
-                raise DataError(f"{prefix}.idx is not as the manifest says; see verify")
+            lengths = lengths_of(self._manifest, shard)
             addresses[first : first + len(lengths)] = lengths
             first += len(lengths)
         np.cumsum(addresses, out=addresses)
         return addresses
 
-    def stream(self, documents: IndexArray, blocks: IndexArray) -> Epoch:
-        """Return an epoch in which the documents have this order."""
+    def ends(self, documents: IndexArray) -> Int64Array:
+        """Return [documents + 1] int64: the places of documents in this order, as `Epoch.ends` has them."""
         ends = np.zeros(len(documents) + 1, dtype=np.int64)
-        lengths = np.diff(self.addresses)
-        np.cumsum(lengths[documents], out=ends[1:])
-        return Epoch(documents, ends, blocks)
+        np.cumsum(np.diff(self.addresses)[documents], out=ends[1:])
+        return ends
 
     def in_order(self) -> Epoch:
         """Return an epoch without blocks in which the documents are as they lie in the shards."""

@@ -128,9 +128,9 @@ class Manifest:
         return sorted(source for of, source in self._by_source if of == split)
 
     @property
-    def damaged(self) -> list[InputRecord]:
-        """Return the inputs that could not be read to their end."""
-        return [entry for entry in self.inputs if entry.damaged]
+    def damaged(self) -> list[str]:
+        """Return the inputs that could not be read to their end, each with what was lost."""
+        return [f"{entry.name}: {entry.damaged}" for entry in self.inputs if entry.damaged]
 
     @cached_property
     def _by_source(self) -> dict[tuple[str, str], list[Shard]]:
@@ -183,16 +183,12 @@ def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
 
 def write_manifest(manifest: Manifest) -> None:
     """Write manifest.json, unless the file has this content already."""
-    value = {
-        entry.name: getattr(manifest, entry.name) for entry in fields(manifest) if entry.name != "directory"
-    }
-    value["tokenizer"] = asdict(manifest.tokenizer)
+    value = asdict(manifest)
+    del value["directory"]
     value["end_of_document"] = (
         f"every document ends with id {manifest.tokenizer.eod_id}; "
         f"no beginning-of-text or padding id is written"
     )
-    value["inputs"] = [asdict(entry) for entry in manifest.inputs]
-    value["shards"] = [asdict(shard) for shard in manifest.shards]
     value["totals"] = totals(manifest.shards)
     value["fingerprint"] = manifest.fingerprint
     path, content = manifest.directory / MANIFEST_NAME, to_checked_json(value)
@@ -273,9 +269,8 @@ def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
     Raises:
         DataError: names the first file that differs.
     """
-    for path, size, digest in expected_files(manifest, hash_everything):
-        problem = file_problem(path, size, digest)
-        if problem:
+    for file in expected_files(manifest, hash_everything):
+        if problem := file_problem(*file):
             raise DataError(f"{problem}; {verify_advice(manifest.directory)}")
 
 
@@ -284,20 +279,25 @@ def verify_advice(directory: Path) -> str:
     return f"`python -m data_pipeline verify {directory}` lists all damage and says what to do"
 
 
-def expected_files(
-    manifest: Manifest, hash_everything: bool = False
-) -> list[tuple[Path, int | None, str | None]]:
-    """Return (path, size or None, SHA-256 or None) of every file that readers use."""
-    bin_total = sum(shard.bin_bytes for shard in manifest.shards)
-    files: list[tuple[Path, int | None, str | None]] = [
-        (manifest.tokenizer_path, None, manifest.tokenizer.sha256)
-    ]
+FileState = tuple[Path, int | None, str | None]
+"""Path of a file, its size or None, its SHA-256 or None."""
+
+
+def expected_files(manifest: Manifest, hash_everything: bool = False) -> list[FileState]:
+    """Return the state of every file that readers use."""
+    hash_bin = hash_everything or sum(shard.bin_bytes for shard in manifest.shards) < SMALL_BYTES
+    files: list[FileState] = [(manifest.tokenizer_path, None, manifest.tokenizer.sha256)]
     for shard in manifest.shards:
-        prefix = str(manifest.prefix(shard))
-        bin_sha256 = shard.bin_sha256 if hash_everything or bin_total < SMALL_BYTES else None
-        files.append((Path(prefix + ".idx"), shard.idx_bytes, shard.idx_sha256))
-        files.append((Path(prefix + ".bin"), shard.bin_bytes, bin_sha256))
+        files += shard_files(manifest.prefix(shard), shard, hash_bin)
     return files
+
+
+def shard_files(prefix: Path, shard: Shard, hash_bin: bool, hash_idx: bool = True) -> list[FileState]:
+    """Return the states of PREFIX.idx and PREFIX.bin, with the hashes that are asked for."""
+    return [
+        (Path(f"{prefix}.idx"), shard.idx_bytes, shard.idx_sha256 if hash_idx else None),
+        (Path(f"{prefix}.bin"), shard.bin_bytes, shard.bin_sha256 if hash_bin else None),
+    ]
 
 
 def file_problem(path: Path, size: int | None, digest: str | None) -> str | None:

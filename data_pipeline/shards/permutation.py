@@ -12,13 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import (
-    publish,
-    read_checked_json,
-    temporary_path,
-    to_checked_json,
-    write_atomically,
-)
+from data_pipeline.io.files import Draft, read_checked_json, to_checked_json, write_atomically
 from data_pipeline.io.lease import Lease
 from data_pipeline.shards.mapping import FileMap
 
@@ -100,14 +94,9 @@ def _store(paths: list[Path], note: Path, arrays: Sequence[IndexArray]) -> list[
     note.unlink(missing_ok=True)
     stated = []
     for path, array in zip(paths, arrays, strict=True):
-        temporary = temporary_path(path)
-        try:
-            with open(temporary, "wb") as stream:
-                np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
-                stream.write(np.ascontiguousarray(array).data)  # np.save's error would not say why
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with Draft(path) as stream:
+            np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+            stream.write(np.ascontiguousarray(array).data)  # np.save's error would not say why
         stated.append({"name": path.name, "size": path.stat().st_size, "crc32": _crc32(path)})
     write_atomically(note, to_checked_json({"files": stated}))
     return _load(paths, note) or list(arrays)

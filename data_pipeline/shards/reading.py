@@ -15,6 +15,7 @@ import numpy.typing as npt
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, Shard
 from data_pipeline.shards.mapping import FileMap
+from data_pipeline.shards.writing import read_lengths
 
 # Maps need no descriptor, but the kernel allows a process 65,530 of them, and other libraries want some.
 _MOST_OPEN = 1024
@@ -62,6 +63,19 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
     if actual != expected or len(tokens) != shard.tokens or not offsets_agree:
         raise DataError(f"{prefix}.idx holds {actual}, the manifest says {expected}")
     return OpenShard(prefix, tokens, lengths)
+
+
+def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
+    """Read the documents' lengths in tokens, [documents] int32, from the .idx alone.
+
+    Raises:
+        DataError: the index is missing, or not as the manifest says.
+    """
+    prefix = manifest.prefix(shard)
+    lengths = read_lengths(prefix)
+    if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
+        raise DataError(f"{prefix}.idx is not as the manifest says; see verify")
+    return lengths
 
 
 class ShardPool:

@@ -17,7 +17,6 @@ are those of megatron-core's IndexedDataset; they are opened when they are first
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -95,23 +94,18 @@ class TrainingSamples:
                 while len(self._epochs) > 1:
                     del self._epochs[min(self._epochs)]
                 if self._cache is None:
-                    self._epochs[number] = self._build(number)
+                    self._epochs[number] = Epoch(*self._build(number))
                 else:
-                    documents, ends, blocks = self._cache.get(str(number), _PARTS, self._parts(number))
+                    parts = self._cache.get(str(number), _PARTS, lambda: self._build(number))
+                    documents, ends, blocks = parts
                     self._epochs[number] = Epoch(documents, ends.view(np.int64), blocks)
             return self._epochs[number]
 
-    def _build(self, number: int) -> Epoch:
+    def _build(self, number: int) -> tuple[IndexArray, Int64Array, IndexArray]:
+        """Make the parts of an epoch's order."""
         documents = permutation(self._documents.count, "documents", *self._key, number)
         blocks = permutation(self.samples_per_epoch, "blocks", *self._key, number)
-        return self._documents.stream(documents, blocks)
-
-    def _parts(self, number: int) -> Callable[[], list[IndexArray]]:
-        def build() -> list[IndexArray]:
-            epoch = self._build(number)
-            return [epoch.documents, epoch.ends, epoch.blocks]
-
-        return build
+        return documents, self._documents.ends(documents), blocks
 
 
 class ValidationSamples:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.shards.manifest import Manifest, totals
-from data_pipeline.shards.writing import read_lengths
+from data_pipeline.shards.reading import lengths_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,9 +66,7 @@ def length_histogram(manifest: Manifest) -> list[Lengths]:
     """
     counts: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for shard in manifest.shards:
-        lengths = read_lengths(manifest.prefix(shard))
-        if len(lengths) != shard.documents or int(lengths.sum(dtype=np.int64)) != shard.tokens:
-            raise DataError(f"{manifest.prefix(shard)}.idx is not as the manifest says; see verify")
+        lengths = lengths_of(manifest, shard)
         bins = np.frexp(lengths)[1] - 1
         documents, tokens = counts.setdefault(
             shard.source, (np.zeros(_BINS, dtype=np.int64), np.zeros(_BINS, dtype=np.int64))

@@ -12,19 +12,18 @@ with one sequence a document. The tests compare it, byte for byte, with megatron
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import re
 import struct
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import sha256_file, sync, temporary_path
+from data_pipeline.io.files import Draft, refusing
+from data_pipeline.shards.manifest import file_problem
 
 # megatron.core.datasets.indexed_dataset.DType
 DTYPE_CODES = {"int32": 4, "uint16": 8}
@@ -74,12 +73,10 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
     """
     path = Path(f"{prefix}.idx")
     try:
-        with open(path, "rb") as stream:
+        with refusing(f"read {path}"), open(path, "rb") as stream:
             magic, version, _, sequences, ends = struct.unpack("<9sQBQQ", stream.read(_HEADER_BYTES))
             whole = path.stat().st_size == index_size(sequences)
             lengths = np.fromfile(stream, dtype="<i4", count=sequences if whole else 0)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except struct.error as error:
         raise DataError(f"{path} is cut short; see verify") from error
     if magic != _MAGIC or version != 1 or ends != sequences + 1 or not whole:
@@ -101,20 +98,21 @@ def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.int
 
 
 class ShardWriter:
-    """Writer of a shard, under temporary names until `finish`. Memory: four bytes a document."""
+    """Writer of a shard, under temporary names until `finish`. Memory: four bytes a document.
+
+    As a context it removes what is not finished.
+    """
 
     def __init__(self, prefix: Path, dtype: str) -> None:
         self.prefix = prefix
         self.dtype = np.dtype(dtype)
         self._lengths: list[npt.NDArray[np.int32]] = []
-        self._bin_path = Path(f"{prefix}.bin")
-        self._temporary = temporary_path(self._bin_path)
-        self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
+        self._bin, self._index = (Draft(Path(f"{prefix}.{ending}")) for ending in ("bin", "idx"))
         self._digest = hashlib.sha256()
 
     def append_ids(self, ids: npt.NDArray[np.integer]) -> None:
         """Append ids of the shard's type."""
-        self._stream.write(ids.data)
+        self._bin.stream.write(ids.data)
         self._digest.update(ids.data)
 
     def append_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
@@ -126,37 +124,30 @@ class ShardWriter:
 
         The names are durable once the caller has synced the directory.
         """
-        sync(self._stream)
-        self._stream.close()
         lengths = np.concatenate(self._lengths)
-        index = index_bytes(lengths, self.dtype.name)
-        index_path = Path(f"{self.prefix}.idx")
-        index_temporary = temporary_path(index_path)
-        with open(index_temporary, "wb") as stream:
-            stream.write(index)
-            sync(stream)
-        bin_bytes, index_sha256 = self._temporary.stat().st_size, hashlib.sha256(index).hexdigest()
-        _publish_unless_same(self._temporary, self._bin_path, self._digest.hexdigest())
-        _publish_unless_same(index_temporary, index_path, index_sha256)
+        content = index_bytes(lengths, self.dtype.name)
+        self._index.stream.write(content)
+        bin_bytes, bin_sha256 = self._bin.stream.tell(), self._digest.hexdigest()
+        idx_sha256 = hashlib.sha256(content).hexdigest()
+        for draft, size, digest in (
+            (self._bin, bin_bytes, bin_sha256),
+            (self._index, len(content), idx_sha256),
+        ):
+            if file_problem(draft.path, size, digest):  # else an earlier run has finished the very same file
+                draft.publish()
+            draft.discard()
         return {
             "documents": len(lengths),
             "tokens": int(lengths.sum(dtype=np.int64)),
             "bin_bytes": bin_bytes,
-            "bin_sha256": self._digest.hexdigest(),
-            "idx_bytes": len(index),
-            "idx_sha256": index_sha256,
+            "bin_sha256": bin_sha256,
+            "idx_bytes": len(content),
+            "idx_sha256": idx_sha256,
         }
 
-    def discard(self) -> None:
-        """Remove an unfinished shard; after `finish`, do nothing."""
-        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
-            self._stream.close()
-        self._temporary.unlink(missing_ok=True)
+    def __enter__(self) -> ShardWriter:
+        return self
 
-
-def _publish_unless_same(temporary: Path, path: Path, digest: str) -> None:
-    """Give a file its final name, unless an earlier run has finished the very same file."""
-    if path.is_file() and path.stat().st_size == temporary.stat().st_size and sha256_file(path) == digest:
-        temporary.unlink()
-    else:
-        os.replace(temporary, path)
+    def __exit__(self, *_: object) -> None:
+        self._bin.discard()
+        self._index.discard()

@@ -6,6 +6,7 @@ a frame is damaged, reading goes on at the next one.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import lzma
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from data_pipeline.errors import DataError
+from data_pipeline.io.files import refusing
 from data_pipeline.sources.discovery import Piece
 
 # One or a few zstd blocks: where a file is damaged, what came before them is not lost.
@@ -76,12 +77,8 @@ def hash_of(piece: Piece) -> str:
     Raises:
         DataError: the bytes cannot be read.
     """
-    try:
-        with piece.file.open() as raw:
-            stream = HashedStream(raw, piece.start, piece.end)
-            return stream.hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {piece.file.path}: {error.strerror or error}") from error
+    with refusing(f"read {piece.file.path}"), piece.file.open() as raw:
+        return HashedStream(raw, piece.start, piece.end).hexdigest()
 
 
 class DamageError(Exception):
@@ -101,11 +98,15 @@ def lines_of(stream: HashedStream, piece: Piece) -> Iterator[bytes | DamageError
     """
     name = piece.file.name.lower()
     if name.endswith((".zst", ".zstd")):
-        return _split_lines(_zstd_chunks(stream))
+        # zstandard's own readers stop after the first frame, or end silently in one that is cut.
+        zstd = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj
+        return _split_lines(_decompressed(stream, zstd, zstandard.ZstdError, _ZSTD_MAGIC))
     if name.endswith(".gz"):
-        return _split_lines(_members(stream, lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error))
+        gzip = functools.partial(zlib.decompressobj, zlib.MAX_WBITS | 16)
+        return _split_lines(_decompressed(stream, gzip, zlib.error))
     if name.endswith(".xz"):
-        return _split_lines(_members(stream, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), lzma.LZMAError))
+        xz = functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+        return _split_lines(_decompressed(stream, xz, lzma.LZMAError))
     return _plain_lines(stream, piece)
 
 
@@ -140,33 +141,41 @@ def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | Dama
         yield last
 
 
-def _zstd_chunks(stream: HashedStream) -> Iterator[bytes | DamageError]:
-    """Decompress every frame.
+def _decompressed(
+    stream: HashedStream, begin: Callable[[], Any], broken: type[Exception], sign: bytes = b""
+) -> Iterator[bytes | DamageError]:
+    """Decompress all frames of a zstd file, members of a gzip file, or streams of an xz file.
 
-    zstandard's own readers stop after the first frame or end silently in a cut one, so this function follows
-    the frames.
+    Args:
+        begin: makes the decompressor of one frame.
+        broken: the error that the decompressor raises for damaged bytes.
+        sign: how a frame begins: after a damage reading goes on there. Without one, what follows is lost, and
+            zeros after a frame are padding.
     """
-    context = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
-    frame = 0  # where the frame begins that is being read
+    start = 0  # where the frame begins that is being read
     decompressor = None
     chunk = b""
     while chunk or (chunk := stream.read(_READ_BYTES)):
         if decompressor is None:
-            frame = stream.tell() - len(chunk)
-            decompressor = context.decompressobj()
+            chunk = chunk if sign else chunk.lstrip(b"\x00")
+            if not chunk:
+                continue
+            start = stream.tell() - len(chunk)
+            decompressor = begin()
         try:
-            content = decompressor.decompress(chunk)
-        except zstandard.ZstdError as error:
-            following = _next_frame(stream, frame + 1)
+            yield decompressor.decompress(chunk)
+        except broken as error:
+            if not sign:
+                yield DamageError("damaged", f"{error}; what follows is lost")
+                return
+            following = _find(stream, sign, start + 1)
             where = "what follows is lost" if following is None else f"reading goes on at byte {following:,}"
-            yield DamageError("damaged", f"the frame at byte {frame:,} is broken ({error}); {where}")
+            yield DamageError("damaged", f"the frame at byte {start:,} is broken ({error}); {where}")
             if following is None:
                 return
             stream.seek(following)
             chunk, decompressor = b"", None
             continue
-        if content:
-            yield content
         chunk = decompressor.unused_data if decompressor.eof else b""
         if decompressor.eof:
             decompressor = None
@@ -174,42 +183,14 @@ def _zstd_chunks(stream: HashedStream) -> Iterator[bytes | DamageError]:
         yield DamageError("truncated", "the file is cut short; what follows is lost")
 
 
-def _next_frame(stream: HashedStream, start: int) -> int | None:
-    """Return the place, from `start` on, of the sign of a frame."""
+def _find(stream: HashedStream, sign: bytes, start: int) -> int | None:
+    """Return the place of a sign, from `start` on."""
     stream.seek(start)
     kept = b""
     while chunk := stream.read(_READ_BYTES):
         chunk = kept + chunk
-        place = chunk.find(_ZSTD_MAGIC)
+        place = chunk.find(sign)
         if place >= 0:
             return stream.tell() - len(chunk) + place
-        kept = chunk[-(len(_ZSTD_MAGIC) - 1) :]
+        kept = chunk[-(len(sign) - 1) :]
     return None
-
-
-def _members(
-    stream: HashedStream, begin: Callable[[], Any], broken: type[Exception]
-) -> Iterator[bytes | DamageError]:
-    """Decompress all members of a gzip file, or streams of an xz file; zeros after one are padding.
-
-    Args:
-        begin: makes the decompressor of one member. broken: the error that it raises for damaged bytes.
-    """
-    decompressor = None
-    chunk = b""
-    while chunk or (chunk := stream.read(_READ_BYTES)):
-        if decompressor is None:
-            chunk = chunk.lstrip(b"\x00")
-            if not chunk:
-                continue
-            decompressor = begin()
-        try:
-            yield decompressor.decompress(chunk)
-        except broken as error:
-            yield DamageError("damaged", f"{error}; what follows is lost")
-            return
-        chunk = decompressor.unused_data if decompressor.eof else b""
-        if decompressor.eof:
-            decompressor = None
-    if decompressor is not None:
-        yield DamageError("truncated", "the file is cut short; what follows is lost")

@@ -1,19 +1,42 @@
-"""Inputs of the pipeline: files, pieces of files, and the selection of a part of a large corpus."""
+"""Inputs of the pipeline: the files or objects that are read, and every entry that is not, with the reason.
+
+Inputs are files and directories of this machine, or URLs of objects, prefixes and patterns in one store.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.survey import KNOWN_ENDINGS, PassedOver, describe, survey
+from data_pipeline.sources.stores import has_pattern, information, listing, pinned, scheme_of, stated
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
+# Endings of the names, whatever their case: what a file holds, and how it is packed.
+_PACKED = ("", ".zst", ".zstd", ".gz", ".xz")
+SUFFIXES = (
+    *(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in _PACKED),
+    *(f".json{packed}" for packed in _PACKED if packed),
+    ".parquet",
+    ".txt",
+)
+KNOWN_ENDINGS = (
+    ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt"
+)
+
+# What is beside the data in every download and is not meant to be read; the last ones are our own.
+_COMPANIONS = re.compile(
+    r"(readme|licen[cs]e)([._-].*)?|(download|download\.unfinished|corpus)\.json", re.IGNORECASE
+)
+COMPANION = "left out"
 
 
 @dataclass(frozen=True)
@@ -96,11 +119,19 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class PassedOver:
+    """Entry that is not read. `reason` is COMPANION for entries that nobody expects to be read."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """Input files, sorted by name, and every entry beside them that is not read."""
+    """Input files, and every entry beside them that is not read, both sorted by name."""
 
     files: list[InputFile]
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
@@ -108,25 +139,37 @@ def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
     return find_all_inputs(inputs).files
 
 
-def find_all_inputs(inputs: Sequence[str | Path]) -> Inputs:
-    """Find the files among `inputs` and below the directories or prefixes, and the entries that are not read.
+def find_all_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
+    """Find the files among `inputs` and below the directories, prefixes and patterns among them.
+
+    Args:
+        chunks: take only the files of these, as for `parse_chunks`; empty: all.
 
     Raises:
-        DataError: as `survey`; or an input is given twice, or there is none at all.
+        DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
+            several places; there is none at all, or none of a chunk; the store does not answer.
     """
-    surveyed = survey(inputs)
-    if not surveyed.files:
-        names, there = ", ".join(map(str, inputs)), "; ".join(describe(surveyed.passed_over))
+    urls = [str(entry) for entry in inputs if is_url(entry)]
+    if urls and len(urls) < len(inputs):
+        raise DataError(
+            f"{urls[0]} is not on this machine, but other inputs are; tokenise each into a directory of its "
+            f"own and train on a blend of them"
+        )
+    files, passed_over = _find_remote(urls) if urls else _find_local([Path(entry) for entry in inputs])
+    if not files:
+        names, there = ", ".join(map(str, inputs)), "; ".join(describe(passed_over))
         raise DataError(f"there is no {KNOWN_ENDINGS} file in {names}" + (f" ({there})" if there else ""))
-    for path, following in itertools.pairwise(surveyed.files):
-        if str(path) == str(following):
-            kinds = "object or prefix" if is_url(path) else "file or directory"
-            raise DataError(f"input {path} is given twice; name each {kinds} once")
-    files = []
-    for path in surveyed.files:
-        size = path.stat().st_size if isinstance(path, Path) else path.size
-        files.append(InputFile(path, str(path).removeprefix(surveyed.root), size))
-    return Inputs(sorted(files, key=lambda file: file.name), surveyed.passed_over)
+    files.sort(key=lambda file: file.name)
+    for file, following in itertools.pairwise(files):
+        if file.name == following.name:
+            kinds = "object or prefix" if urls else "file or directory"
+            raise DataError(f"input {file.path} is given twice; name each {kinds} once")
+    if chunks:
+        wanted = parse_chunks(chunks)
+        if missing := sorted(wanted - {chunk_of(file.name) for file in files}):
+            raise DataError(f"--chunks: no input lies in a directory chunk{missing[0]}/")
+        files = [file for file in files if chunk_of(file.name) in wanted]
+    return Inputs(files, tuple(sorted(passed_over, key=lambda entry: entry.name)))
 
 
 def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
@@ -158,24 +201,170 @@ def chunk_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def select_chunks(files: list[InputFile], chunks: frozenset[int]) -> list[InputFile]:
-    """Return the files of these chunks.
+def unread(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
+    """Return the entries that somebody may have meant to be read."""
+    return [entry for entry in passed_over if entry.reason != COMPANION]
 
-    Raises:
-        DataError: a chunk has no file.
+
+def companions(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
+    """Return the entries that nobody expects to be read."""
+    return [entry for entry in passed_over if entry.reason == COMPANION]
+
+
+def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:
+    """Describe entries by reason, with the first names, in lines for the console."""
+    entries = list(passed_over)
+    lines = []
+    for reason, count in sorted(Counter(entry.reason for entry in entries).items()):
+        names = [entry.name for entry in entries if entry.reason == reason]
+        rest = f" and {count - at_most:,} more" if count > at_most else ""
+        title = "left out" if reason == COMPANION else f"not read ({reason})"
+        lines.append(f"{title}: {', '.join(names[:at_most])}{rest}")
+    return lines
+
+
+def _why_not(name: str, size: int) -> str | None:
+    """Return why a file or object of this name is not read; None if it is."""
+    if not name.lower().endswith(SUFFIXES):
+        return "unknown ending"
+    return "empty" if size == 0 else None
+
+
+def _is_companion(name: str) -> bool:
+    return name.startswith(".") or _COMPANIONS.fullmatch(name) is not None
+
+
+def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
+    """Find the files among paths of this machine and below the directories among them."""
+    paths: list[Path] = []
+    passed_over: list[PassedOver] = []
+    for entry in inputs:
+        if entry.is_dir():
+            below = list(_entries_below(entry))
+            paths += [path for path in below if isinstance(path, Path)]
+            passed_over += [other for other in below if isinstance(other, PassedOver)]
+            continue
+        reason = _why_not_file(entry)
+        if reason == "broken link" or not entry.exists():
+            raise DataError(f"input {entry} does not exist; give a file or a directory of files")
+        if reason == "unknown ending":
+            raise DataError(f"input {entry} has an unknown ending; known are {KNOWN_ENDINGS}")
+        if reason is not None:
+            passed_over.append(PassedOver(str(entry), reason))
+        else:
+            paths.append(entry)
+    # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
+    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs] or ["/"])
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    return [InputFile(p, p.relative_to(root).as_posix(), p.stat().st_size) for p in absolute], passed_over
+
+
+def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
+    """Yield the files below a directory, and the entries that are not read.
+
+    Links to directories are followed, and a directory reached twice is read once. Links wait until there are
+    no real directories left, so that no link takes the place of one.
     """
-    if missing := sorted(chunks - {chunk_of(file.name) for file in files}):
-        raise DataError(f"--chunks: no input lies in a directory chunk{missing[0]}/")
-    return [file for file in files if chunk_of(file.name) in chunks]
+    read_as: dict[tuple[int, int], str] = {}
+    real, links = [root], list[Path]()
+    while real or links:
+        place = real.pop() if real else links.pop(0)
+        name = place.relative_to(root).as_posix()
+        try:
+            status = os.stat(place)
+            first = read_as.setdefault((status.st_dev, status.st_ino), name)
+            if first != name:
+                yield PassedOver(name, f"the same directory as {first}")
+                continue
+            with os.scandir(place) as scanned:
+                children = sorted(scanned, key=lambda entry: entry.name)
+        except OSError as error:
+            yield PassedOver(name, (error.strerror or str(error)).lower())
+            continue
+        for entry in children:
+            path = place / entry.name
+            if _is_companion(entry.name):
+                yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
+            elif entry.is_dir():
+                (links if entry.is_symlink() else real).append(path)
+            elif (reason := _why_not_file(path)) is not None:
+                yield PassedOver(path.relative_to(root).as_posix(), reason)
+            else:
+                yield path
 
 
-def select_all_inputs(inputs: Sequence[str | Path], chunks: str) -> Inputs:
-    """Find inputs as `find_all_inputs`, with only the files of `chunks` (as for `parse_chunks`; empty: all).
+def _why_not_file(path: Path) -> str | None:
+    """Return why a file is not read; None if it is. Nothing is opened: a pipe would never answer."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return "broken link"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if not stat.S_ISREG(status.st_mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+        return kinds.get(stat.S_IFMT(status.st_mode), "a device")
+    return _why_not(path.name, status.st_size)
 
-    Raises:
-        DataError: as `find_all_inputs`, `parse_chunks` and `select_chunks`.
+
+def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
+    """Find objects: a URL names one, all below a prefix, or all that a pattern fits.
+
+    A web server has no listing: of https:// every file is named.
     """
-    everything = find_all_inputs(inputs)
-    if not chunks:
-        return everything
-    return Inputs(select_chunks(everything.files, parse_chunks(chunks)), everything.passed_over)
+    for url in urls:
+        if "@" in url.split("/")[2]:
+            raise DataError(
+                f"an input's URL holds credentials, which would be written down; leave them out: "
+                f"{scheme_of(url)}://…"
+            )
+    urls = [pinned(url) for url in urls]
+    roots = [_root_of(url) for url in urls]
+    places = {"/".join(root.split("/")[: 5 if root.startswith("hf://") else 3]) for root in roots}
+    if len(places) > 1:
+        raise DataError(
+            f"inputs lie in several places ({' and '.join(sorted(places))}); tokenise each into a directory "
+            f"of its own and train on a blend of them"
+        )
+    root = os.path.commonpath([root.partition("://")[2] for root in roots])
+    root = f"{scheme_of(urls[0])}://{root}/"
+    files: list[InputFile] = []
+    passed_over: list[PassedOver] = []
+    for url in urls:
+        for entry in _objects(url):
+            name = entry.url.removeprefix(root)
+            if any(_is_companion(part) for part in name.split("/")):
+                passed_over.append(PassedOver(name, COMPANION))
+            elif (reason := _why_not(name, entry.size)) is None:
+                files.append(InputFile(entry, name, entry.size))
+            elif entry.url == url and reason == "unknown ending":
+                raise DataError(f"input {url} has an unknown ending; known are {KNOWN_ENDINGS}")
+            else:
+                passed_over.append(PassedOver(name, reason))
+    return files, passed_over
+
+
+def _root_of(url: str) -> str:
+    """Return the prefix of a URL's objects: the URL itself, or the directory of an object or pattern."""
+    if has_pattern(url) or url.lower().endswith(SUFFIXES):
+        return re.split(r"[*?\[]", url)[0].rpartition("/")[0]
+    return url.rstrip("/")
+
+
+def _objects(url: str) -> list[RemoteObject]:
+    scheme, named = scheme_of(url), not has_pattern(url) and url.lower().endswith(SUFFIXES)
+    if scheme in ("http", "https") or named:
+        entry = information(url)
+        if scheme in ("http", "https") or entry["type"] == "file":
+            return [_object(url, entry)]
+    entries = listing(url)
+    if not entries:
+        raise DataError(f"input {url} does not exist; give an object, a prefix or a pattern")
+    return [_object(f"{scheme}://{path}", entry) for path, entry in entries.items()]
+
+
+def _object(url: str, entry: dict[str, object]) -> RemoteObject:
+    size, version = stated(entry)
+    if size is None:
+        raise DataError(f"cannot read {url}: its server does not say how long it is; download it first")
+    return RemoteObject(url, size, version)

@@ -8,29 +8,113 @@ checks everything anew.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_pipeline.errors import DataError, needs_extra
-from data_pipeline.io.files import sha256_file
-from data_pipeline.sources.catalogue import SOURCES, HubSource, Wanted
-from data_pipeline.sources.origin import (
-    DOWNLOAD_NAME,
-    UNFINISHED_NAME,
-    Download,
-    RemoteFile,
-    read_download,
-    write_download,
-)
+from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.sources.discovery import chunk_of
 
+DOWNLOAD_NAME = "download.json"
+# The same for a download that has not finished, which goes on with the commit that it began with.
+UNFINISHED_NAME = "download.unfinished.json"
+# `tokenize` is given the download's directory, or one of a split or a chunk below it.
+_LEVELS = 3
 _READ_BYTES = 1 << 22
 
 # (files done, bytes done, bytes in all)
 _Report = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Corpus on the hub. `patterns` are those of fnmatch, where * goes over / too."""
+
+    repository: str
+    patterns: tuple[str, ...]
+
+
+SOURCES = {
+    "slimpajama": HubSource("cerebras/SlimPajama-627B", ("{split}/*.jsonl.zst",)),
+    "openwebtext": HubSource("Skylion007/openwebtext", ("*{split}*.parquet",)),
+    "tinystories": HubSource("roneneldan/TinyStories", ("data/{split}-*.parquet",)),
+}
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """File as the hub lists it: a SHA-256 where the hub knows one, else git's blob id (a SHA-1)."""
+
+    name: str
+    size: int
+    sha256: str
+    blob_id: str
+
+
+@dataclass(frozen=True)
+class Download:
+    """Content of download.json. `revision` is a commit, never a branch; empty for a plain directory."""
+
+    source: str
+    repository: str
+    revision: str
+    files: tuple[RemoteFile, ...]
+
+    def origin(self) -> dict[str, Any]:
+        """Return the entry `origin` of a shard directory's manifest."""
+        return {"source": self.source, "repository": self.repository, "revision": self.revision}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Choice of a repository's files.
+
+    include: patterns in place of the source's own; chunks: only these of SlimPajama's, all if empty.
+    fraction: share of the files of every directory, chosen by the hash of their names.
+    """
+
+    splits: tuple[str, ...] = ("train",)
+    include: tuple[str, ...] = ()
+    chunks: frozenset[int] = frozenset()
+    fraction: float = 1.0
+
+    def choose(self, files: list[RemoteFile], source: HubSource, where: str) -> list[RemoteFile]:
+        """Return the wanted files, sorted by name.
+
+        Raises:
+            DataError: a pattern matches nothing, a chunk is missing, or the fraction is impossible.
+        """
+        if not 0 < self.fraction <= 1:
+            raise DataError(f"--fraction {self.fraction} must be above 0 and at most 1")
+        patterns = self.include or tuple(
+            pattern.format(split=split) for pattern in source.patterns for split in self.splits
+        )
+        chosen: dict[str, RemoteFile] = {}
+        for pattern in patterns:
+            matching = {file.name: file for file in files if fnmatch.fnmatchcase(file.name, pattern)}
+            if not matching:
+                raise DataError(
+                    f"{where} has no file that matches {pattern}; give --include or another --splits"
+                )
+            chosen |= matching
+        if self.chunks:
+            if missing := sorted(self.chunks - {chunk_of(name) for name in chosen}):
+                raise DataError(f"{where} has no chunk{missing[0]}; see --chunks")
+            chosen = {name: file for name, file in chosen.items() if chunk_of(name) in self.chunks}
+        by_directory: defaultdict[str, list[str]] = defaultdict(list)
+        for name in sorted(chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
+            by_directory[name.rpartition("/")[0]].append(name)
+        names = [
+            n for group in by_directory.values() for n in group[: -int(-len(group) * self.fraction // 1)]
+        ]
+        return [chosen[name] for name in sorted(names)]
 
 
 def download(
@@ -51,8 +135,7 @@ def download(
     Raises:
         DataError: no network or repository, a file that is not what the hub lists, or no room.
     """
-    source = _source(name, hub_id)
-    _check(directory, workers)
+    source = _source(name, hub_id, directory, workers)
     with needs_extra("download", "hub"):
         import huggingface_hub
         from huggingface_hub.utils import disable_progress_bars
@@ -112,8 +195,7 @@ def take_from_mirror(
     Raises:
         DataError: the mirror lacks the files, or has others than its own download.json says.
     """
-    source = _source(name, None)
-    _check(directory, workers)
+    source = _source(name, None, directory, workers)
     if not mirror.is_dir():
         raise DataError(f"--mirror {mirror} is not a directory")
     known = read_download(mirror)
@@ -144,17 +226,49 @@ def take_from_mirror(
     return result
 
 
-def _source(name: str, hub_id: str | None) -> HubSource:
+def _source(name: str, hub_id: str | None, directory: Path, workers: int) -> HubSource:
+    """Return the source of this name, after checking what `download` and `take_from_mirror` are given."""
     if name not in SOURCES:
         raise DataError(f"source {name!r} is unknown; known are {', '.join(SOURCES)}")
-    return replace(SOURCES[name], repository=hub_id) if hub_id else SOURCES[name]
-
-
-def _check(directory: Path, workers: int) -> None:
     if workers < 1:
         raise DataError(f"--workers {workers} must be at least 1")
     if directory.exists() and not directory.is_dir():
         raise DataError(f"--out {directory} is a file; give a directory")
+    return replace(SOURCES[name], repository=hub_id) if hub_id else SOURCES[name]
+
+
+def write_download(directory: Path, download: Download, finished: bool) -> None:
+    """Write DIR/download.json when the download is finished, and DIR/download.unfinished.json until then."""
+    content = to_json(asdict(download))
+    path = directory / (DOWNLOAD_NAME if finished else UNFINISHED_NAME)
+    if not path.exists() or path.read_bytes() != content:
+        write_atomically(path, content)
+    if finished:
+        (directory / UNFINISHED_NAME).unlink(missing_ok=True)
+
+
+def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None:
+    """Read DIR/download.json; None if there is none.
+
+    Raises:
+        DataError: the file is no such record.
+    """
+    path = directory / name
+    if not path.is_file():
+        return None
+    value = read_json(path)
+    try:
+        return Download(**(value | {"files": tuple(RemoteFile(**entry) for entry in value["files"])}))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path} is not what `download` writes ({error}); download again") from error
+
+
+def find_origin(root: Path) -> dict[str, Any] | None:
+    """Return the origin of the inputs below `root`: from its download.json, or one a few directories up."""
+    for directory in [root, *root.parents][:_LEVELS]:
+        if download := read_download(directory):
+            return download.origin()
+    return None
 
 
 def _begun_with(directory: Path) -> Download | None:

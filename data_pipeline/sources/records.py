@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.io.files import refusing
 from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of
 from data_pipeline.sources.discovery import Piece, RecordKeys
 
@@ -64,14 +65,6 @@ class Reject:
         return self.reason in LOST
 
 
-class _BadRecordError(ValueError):
-    """Reason and detail of a `Reject`, raised."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
-
-
 class RecordReader:
     """Iterable over one piece: `Document`s and `Reject`s, in order. Blank lines are skipped.
 
@@ -107,7 +100,7 @@ class RecordReader:
     def __iter__(self) -> Iterator[Document | Reject]:
         path = self._piece.file.path
         name = path.name.lower()
-        try:
+        with refusing(f"read {path}"):
             if name.endswith(".parquet"):
                 with self._whole() as file:
                     yield from self._parquet(file)
@@ -118,8 +111,6 @@ class RecordReader:
                     yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
                     self._sha256 = stream.hexdigest()
             self._piece.file.check_unchanged()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         self._position = lambda: self._piece.end
 
     def _json_lines(self, stream: HashedStream) -> Iterator[Document | Reject]:
@@ -216,10 +207,14 @@ class RecordReader:
             yield from self._checked(record)
 
     def _checked(self, record: Any) -> list[Document | Reject]:
-        try:
-            text, source = _fields_of(record, self._text_path, self._source_path)
-        except _BadRecordError as error:
-            return [Reject(self.lines, error.reason, error.detail)]
+        text, source = _look_up(record, self._text_path), _look_up(record, self._source_path)
+        if text is None:
+            return [Reject(self.lines, "missing_text", f'no "{self._keys.text}" in the record')]
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            return [Reject(self.lines, "text_not_string", f'"{self._keys.text}" is {kind}, not a string')]
+        if source is not None and (not isinstance(source, str) or not source):
+            return [Reject(self.lines, "bad_source", f'"{self._keys.source}" is not a non-empty string')]
         return self._checked_text(text, source or self._keys.default_source)
 
     def _checked_text(self, text: str, source: str) -> list[Document | Reject]:
@@ -238,20 +233,6 @@ def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
         DataError: the file cannot be read.
     """
     return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
-
-
-def _fields_of(record: Any, text_path: list[str], source_path: list[str]) -> tuple[str, str | None]:
-    """Return (text, source or None) of a record."""
-    text = _look_up(record, text_path)
-    if text is None:
-        raise _BadRecordError("missing_text", f'no "{".".join(text_path)}" in the record')
-    if not isinstance(text, str):
-        kind = type(text).__name__
-        raise _BadRecordError("text_not_string", f'"{".".join(text_path)}" is {kind}, not a string')
-    source = _look_up(record, source_path)
-    if source is not None and (not isinstance(source, str) or not source):
-        raise _BadRecordError("bad_source", f'"{".".join(source_path)}" is not a non-empty string')
-    return text, source
 
 
 def _look_up(record: Any, path: list[str]) -> Any:

@@ -1,28 +1,30 @@
 """Tokenizers as the pipeline uses them: load, identify, encode, decode, and find lost text.
 
 A tokenizer that `train-tokenizer` made loses nothing (see `train`). Any other SentencePiece model, or a
-`tokenizer.json` of Hugging Face (see `huggingface`), can be chosen too, and text may only be lost
-deliberately.
+`tokenizer.json` of Hugging Face, can be chosen too, and text may only be lost deliberately.
 """
 
 from __future__ import annotations
 
+import abc
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from data_pipeline.errors import DataError
-from data_pipeline.io.files import read_json, sha256_file
-from data_pipeline.tokenizer.identity import IdArray, TokenizerIdentity
+from data_pipeline.errors import DataError, needs_extra
+from data_pipeline.io.files import read_json, refusing, sha256_file
+from data_pipeline.tokenizer.identity import HUGGING_FACE, IdArray, TokenizerIdentity
 
 _SPACE_SIGN = "\u2581"
+_CONFIG_NAME = "tokenizer_config.json"
 
 
-class Tokenizer(Protocol):
+class Tokenizer(abc.ABC):
     """Tokenizer in its own program: the reference for every faster encoder.
 
     label: the program and its version.
@@ -30,26 +32,27 @@ class Tokenizer(Protocol):
     """
 
     label: str
-    lossless: bool
+    lossless = False
 
+    @abc.abstractmethod
     def encode(self, texts: list[str]) -> list[IdArray]:
         """Encode every text, in one thread, without an end-of-document id."""
-        ...
 
+    @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
-        ...
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """Return the numbers of the texts, with these ids, that lose something."""
-        ...
+        """Return the numbers of the texts, with these ids, that do not decode to themselves."""
+        pairs = enumerate(zip(texts, ids, strict=True))
+        return [number for number, (text, document) in pairs if self.decode(document.tolist()) != text]
 
     def survivor(self, text: str) -> str:
         """Return the part of a text that encoding and decoding keeps."""
-        ...
+        return self.decode(self.encode([text])[0].tolist())
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(Tokenizer):
     """SentencePiece's own encoder."""
 
     def __init__(self, path: Path) -> None:
@@ -65,35 +68,50 @@ class SentencePieceTokenizer:
         self.lossless = self._keeps_text and proto.trainer_spec.byte_fallback
 
     def encode(self, texts: list[str]) -> list[IdArray]:
-        """Encode every text, in one thread."""
         ids: list[IdArray] = self._processor.encode(texts, return_type="numpy", num_threads=1)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids."""
         text: str = self._processor.decode(list(ids))
         return text
 
     def lost(self, texts: list[str], ids: list[IdArray]) -> list[int]:
-        """Return the numbers of the texts that lose something.
+        """Return the numbers of the texts, with these ids, that lose something.
 
         Without a normaliser the pieces are the text itself, so only text that became the unknown id is lost.
-        With a normaliser the decoded text is compared.
         """
         if self._keeps_text:
             unknown = self._processor.unk_id()
             return [number for number, document in enumerate(ids) if np.any(document == unknown)]
-        return [
-            number
-            for number, (text, document) in enumerate(zip(texts, ids, strict=True))
-            if self.decode(document.tolist()) != text.replace(_SPACE_SIGN, " ")
-        ]
+        return super().lost([text.replace(_SPACE_SIGN, " ") for text in texts], ids)
 
     def survivor(self, text: str) -> str:
-        """Return the part of a text that encoding and decoding keeps."""
-        if self.lossless:
-            return text.replace(_SPACE_SIGN, " ")
-        return self.decode(self._processor.encode(text))
+        return text.replace(_SPACE_SIGN, " ") if self.lossless else super().survivor(text)
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """Tokenizer of a tokenizer.json, by the package `tokenizers` (an extra).
+
+    Its rules are not known, so every text is compared to see what is lost. Special tokens that are written
+    out in a text stay text, and none is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Load the file.
+
+        Raises:
+            DataError: the package is missing, or the file is no tokenizer.json.
+        """
+        self._tokenizer, version = _load_huggingface(path)
+        self.label = f"tokenizers {version}"
+
+    def encode(self, texts: list[str]) -> list[IdArray]:
+        encode = self._tokenizer.encode  # one after the other: a batch would start a thread for every core
+        return [np.array(encode(text, add_special_tokens=False).ids, dtype=np.int32) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
@@ -102,11 +120,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
     Raises:
         DataError: the file cannot be loaded.
     """
-    if path.suffix == ".json":
-        from data_pipeline.tokenizer.huggingface import HuggingFaceTokenizer
-
-        return HuggingFaceTokenizer(path)
-    return SentencePieceTokenizer(path)
+    return HuggingFaceTokenizer(path) if path.suffix == ".json" else SentencePieceTokenizer(path)
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
@@ -115,10 +129,10 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
     Raises:
         DataError: the file is missing, is no SentencePiece model, or has no end-of-document id.
     """
+    with refusing(f"read tokenizer {path}"):
+        content = path.read_bytes()
     try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read tokenizer {path}: {error.strerror or error}") from error
+        processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, TypeError) as error:
         raise DataError(f"{path} is not a SentencePiece model; train one with train-tokenizer") from error
     if processor.eos_id() < 0:
@@ -152,9 +166,7 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
         DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
     """
     if path.suffix == ".json":
-        from data_pipeline.tokenizer.huggingface import identify_huggingface
-
-        return identify_huggingface(path, eod_token)
+        return _identify_huggingface(path, eod_token)
     processor, proto = load_tokenizer(path), read_model(path)
     if changes_text(proto) and not allow_lossy:
         raise DataError(
@@ -175,6 +187,60 @@ def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> Toke
         pad_id=processor.pad_id(),
         eod_id=eod_id,
     )
+
+
+def _identify_huggingface(path: Path, eod_token: str) -> TokenizerIdentity:
+    """Identify a tokenizer.json; `eod_token` or tokenizer_config.json names the token that ends documents."""
+    tokenizer, _ = _load_huggingface(path)
+    names = _named(path.with_name(_CONFIG_NAME))
+    if not (eod := eod_token or names.get("eos_token", "")):
+        raise DataError(f"no {_CONFIG_NAME} beside {path} names an eos_token; give --eod-token")
+
+    def number(token: str) -> int:
+        known = tokenizer.token_to_id(token) if token else None
+        return -1 if known is None else int(known)
+
+    if number(eod) < 0:
+        raise DataError(f"--eod-token {eod!r} is no token of {path}")
+    ids = {f"{kind}_id": number(names.get(f"{kind}_token", "")) for kind in ("unk", "bos", "eos", "pad")}
+    return TokenizerIdentity(
+        file=path.name,
+        sha256=sha256_file(path),
+        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+        model_type=HUGGING_FACE,
+        **ids,
+        eod_id=number(eod),
+    )
+
+
+def _load_huggingface(path: Path) -> tuple[Any, str]:
+    """Return (the tokenizer, the package's version)."""
+    with needs_extra(str(path), "tokenizers"):
+        import tokenizers
+    try:
+        with refusing(f"read tokenizer {path}"):
+            tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except DataError:
+        raise
+    except Exception as error:  # the package raises nothing more special
+        raise DataError(f"{path} is not a Hugging Face tokenizer.json: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer, str(tokenizers.__version__)
+
+
+def _named(path: Path) -> dict[str, str]:
+    """Return the special tokens that a tokenizer_config.json names."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+        items = content.items()
+    except (ValueError, AttributeError) as error:
+        raise DataError(f"{path} is not a JSON object") from error
+    names = {key: value.get("content") if isinstance(value, dict) else value for key, value in items}
+    return {key: value for key, value in names.items() if isinstance(value, str)}
 
 
 def check_report(model: Path, identity: TokenizerIdentity) -> None:

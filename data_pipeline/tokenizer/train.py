@@ -23,7 +23,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import read_json, sha256_file, to_json, write_atomically
+from data_pipeline.io.files import as_json, read_json, sha256_file, to_json, write_atomically
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
 from data_pipeline.sources.records import read_documents
@@ -63,7 +63,11 @@ _SAMPLED_ONE_IN = 4
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Options that decide a tokenizer, besides the text."""
+    """Options that decide a tokenizer, besides the text.
+
+    Raises:
+        DataError: a setting has an impossible value.
+    """
 
     vocab_size: int
     model_type: str = "bpe"
@@ -72,16 +76,7 @@ class TrainerSettings:
     sources: tuple[str, ...] = ()
     exclude_sources: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the options as reading their JSON returns them."""
-        return asdict(self) | {"sources": list(self.sources), "exclude_sources": list(self.exclude_sources)}
-
-    def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            DataError: a setting has an impossible value.
-        """
+    def __post_init__(self) -> None:
         if self.model_type not in MODEL_TYPES:
             known = ", ".join(MODEL_TYPES)
             raise DataError(f"--model-type {self.model_type!r} is unknown; known are {known}")
@@ -102,11 +97,10 @@ def train_tokenizer(
     Raises:
         DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
     """
-    settings.check()
     model_path, report_path = (prefix.with_name(prefix.name + ending) for ending in (".model", ".json"))
     pieces = _pieces(files, settings)
     made_from: dict[str, Any] = {
-        "settings": settings.as_json() | {"keys": asdict(keys), "trainer": _settings(settings)},
+        "settings": as_json(settings) | {"keys": asdict(keys), "trainer": _settings(settings)},
         "inputs": [
             {"name": p.file.name, "start": p.start, "end": p.end}
             | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})

@@ -24,12 +24,11 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
     TEMPORARY_SUFFIX,
-    publish,
+    Draft,
     read_checked_json,
+    refusing,
     sha256_file,
-    sync,
     sync_directory,
-    temporary_path,
     to_checked_json,
     utf8,
 )
@@ -42,6 +41,7 @@ from data_pipeline.shards.manifest import (
     Shard,
     file_problem,
     from_dict,
+    shard_files,
     shard_from_json,
     write_manifest,
 )
@@ -56,95 +56,6 @@ _Groups = dict[tuple[str, str], UnitGroup]
 
 
 @dataclass(frozen=True)
-class Assembler:
-    """Assembler of a directory's units. `verify`: shards that are there are hashed, not only measured."""
-
-    directory: Path
-    workers: int
-    report: Report
-    verify: bool = False
-
-    def make_shards(self, units: list[Unit], records: list[Record]) -> list[Shard]:
-        """Make the shards of all units.
-
-        Raises:
-            DataError: there is no usable text, a unit's ids are damaged, or something cannot be written.
-        """
-        plan, _ = read_plan(self.directory)
-        tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
-        if sha256_file(self.directory / tokenizer.stored_as) != tokenizer.sha256:
-            raise DataError(
-                f"{self.directory / tokenizer.stored_as} is not the tokenizer of {self.directory}/plan.json; "
-                f"restore it"
-            )
-        if not any(record["groups"] for record in records):
-            counts = _sum(records, "rejects")
-            counts |= {f"of source {n}": c for n, c in _sum(records, "excluded_documents").items()}
-            why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
-            raise DataError(
-                f"the {len(plan['inputs'])} inputs hold no usable text ({why}); check --text-key and --source"
-            )
-        plans, dtype = _shards_of(units, records), dtype_for(tokenizer.vocab_size)
-        return join_all(plans, self.directory, dtype, self.workers, self.report, self.verify)
-
-    def finish(self, units: list[Unit], records: list[Record]) -> Manifest:
-        """Make the shards and the manifest of all units, and remove what was under way.
-
-        Raises:
-            DataError: as `make_shards`.
-        """
-        shards = self.make_shards(units, records)
-        sync_directory(self.directory)
-        plan, _ = read_plan(self.directory)
-        tokenizer = from_dict(TokenizerIdentity, plan["tokenizer"])
-        inputs = tuple(from_dict(InputRecord, entry) for record in records for entry in record["inputs"])
-        manifest = Manifest(
-            directory=self.directory,
-            format_version=FORMAT_VERSION,
-            name=plan["options"]["name"],
-            tokenizer=tokenizer,
-            dtype=dtype_for(tokenizer.vocab_size),
-            options=plan["options"],
-            inputs=inputs,
-            shards=tuple(shards),
-            rejects=_sum(records, "rejects"),
-            unusual=_sum(records, "unusual"),
-            excluded_documents=_sum(records, "excluded_documents"),
-            origin=plan["origin"],
-            passed_over=tuple(plan["passed_over"]),
-            rejects_sha256=_write_rejects(self.directory, inputs, units, records),
-            encoding=sum_counts(records),
-        )
-        write_manifest(manifest)
-        clean(self.directory)
-        return manifest
-
-
-def clean(directory: Path) -> None:
-    """Remove what was under way in a finished directory, and what killed runs left."""
-    for stale in directory.glob(f"*{TEMPORARY_SUFFIX}"):
-        stale.unlink(missing_ok=True)
-    shutil.rmtree(directory / UNITS_NAME, ignore_errors=True)
-
-
-def units_to_join(units: list[Unit], records: list[Record], hash_files: bool = False) -> set[int]:
-    """Return the units whose ids are needed: those of shards that are not finished.
-
-    Args:
-        hash_files: as in `done_shard`.
-    """
-    plans, directory = _shards_of(units, records), units[0].directory
-    unfinished = (plan for plan in plans if done_shard(plan, directory, hash_files) is None)
-    return {part.unit for plan in unfinished for part in plan.parts}
-
-
-def _shards_of(units: list[Unit], records: list[Record]) -> list[ShardPlan]:
-    dtype = dtype_for(units[0].tokenizer.vocab_size)
-    groups = [unit_groups(r, u.data_path, dtype) for u, r in zip(units, records, strict=True)]
-    return plan_shards(groups, units[0].options, dtype)
-
-
-@dataclass(frozen=True)
 class ShardPlan:
     """Shard to be made of parts of units."""
 
@@ -155,12 +66,15 @@ class ShardPlan:
     parts: tuple[UnitGroup, ...]
 
     @property
-    def documents(self) -> int:
-        return sum(part.documents for part in self.parts)
-
-    @property
-    def tokens(self) -> int:
-        return sum(part.tokens for part in self.parts)
+    def counts(self) -> dict[str, Any]:
+        """Return what the finished shard states of its documents."""
+        return {
+            "documents": sum(part.documents for part in self.parts),
+            "tokens": sum(part.tokens for part in self.parts),
+            "text_bytes": sum(part.text_bytes for part in self.parts),
+            "units": tuple(part.unit for part in self.parts),
+            "unit_documents": tuple(part.documents for part in self.parts),
+        }
 
 
 def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) -> list[ShardPlan]:
@@ -193,160 +107,181 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
     return plans
 
 
-def done_shard(plan: ShardPlan, directory: Path, hash_files: bool = False) -> Shard | None:
-    """Return the shard, if it has been made of these units and its files are as they were written.
+class Assembler:
+    """Assembler of all units of a directory, from their records.
 
     Args:
-        hash_files: compare the files' content, not only their sizes.
+        workers: threads that make shards.
+        verify: hash the shards that are there, in place of believing their sizes.
     """
-    path = _note(plan, directory)
-    try:
-        shard = shard_from_json(read_checked_json(path, "delete it")) if path.is_file() else None
-    except (DataError, KeyError, TypeError):
-        return None  # a damaged note is none: the shard is made again
-    if shard is None:
-        return None
-    units = tuple(part.unit for part in plan.parts)
-    if (shard.units, shard.documents, shard.tokens) != (units, plan.documents, plan.tokens):
-        return None
-    for ending, size, digest in (
-        ("bin", shard.bin_bytes, shard.bin_sha256),
-        ("idx", shard.idx_bytes, shard.idx_sha256),
-    ):
-        if file_problem(directory / f"{shard.name}.{ending}", size, digest if hash_files else None):
-            return None
-    return shard
 
+    def __init__(
+        self, units: list[Unit], records: list[Record], workers: int, report: Report, verify: bool = False
+    ) -> None:
+        self._units, self._records = units, records
+        self._workers, self._report, self._verify = workers, report, verify
+        self._directory = units[0].directory
+        self._dtype = dtype_for(units[0].tokenizer.vocab_size)
+        groups = [unit_groups(r, u.data_path, self._dtype) for u, r in zip(units, records, strict=True)]
+        self._plans = plan_shards(groups, units[0].options, self._dtype)
 
-def join(plan: ShardPlan, directory: Path, dtype: str, report: Report) -> Shard:
-    """Make one shard, and its note.
+    def needed_units(self) -> set[int]:
+        """Return the units whose ids are needed: those of shards that are not finished."""
+        unfinished = (plan for plan in self._plans if self._finished(plan) is None)
+        return {part.unit for plan in unfinished for part in plan.parts}
 
-    Raises:
-        DataError: a unit's ids are damaged or gone, or the shard cannot be written.
-    """
-    writer = None
-    try:
-        writer = ShardWriter(directory / plan.name, dtype)
-        for part in plan.parts:
-            copy_group(part, writer)
-            report(Progress("", joined_tokens=part.tokens))
-        made: dict[str, Any] = writer.finish()
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; run the same tokenize command again") from error
-    except OSError as error:
-        raise DataError(
-            f"cannot write the shard {plan.name} to {directory}: {error.strerror or error}; finished units "
-            f"and shards are kept, run the same command again to continue"
-        ) from error
-    finally:
-        if writer is not None:
-            writer.discard()
-    shard = Shard(
-        name=plan.name,
-        number=plan.number,
-        split=plan.split,
-        source=plan.source,
-        text_bytes=sum(part.text_bytes for part in plan.parts),
-        units=tuple(part.unit for part in plan.parts),
-        unit_documents=tuple(part.documents for part in plan.parts),
-        **made,
-    )
-    _write_note(_note(plan, directory), to_checked_json(asdict(shard)))
-    return shard
+    def make_shards(self) -> list[Shard]:
+        """Return every shard, in the order of the plan; those that are not finished are made now.
 
+        Threads make them: reading, hashing and writing let go of Python's lock.
 
-def join_all(
-    plans: list[ShardPlan],
-    directory: Path,
-    dtype: str,
-    workers: int,
-    report: Report,
-    hash_files: bool = False,
-) -> list[Shard]:
-    """Return every shard, in the order of the plans; those that are not finished are made now.
-
-    Threads make them: reading, hashing and writing let go of Python's lock.
-
-    Raises:
-        DataError: as `join`; the shards under way are finished first.
-    """
-    done = {plan.name: done_shard(plan, directory, hash_files) for plan in plans}
-    left: dict[Path, int] = {}
-    for plan in plans:
-        for part in plan.parts:
-            left[part.path] = left.get(part.path, 0) + (done[plan.name] is None)
-    # In the order of their first units: when one begins at a unit, all units before it are used up.
-    todo = sorted((plan for plan in plans if done[plan.name] is None), key=lambda p: p.parts[0].unit)
-    report(Progress("", tokens_to_join=sum(plan.tokens for plan in todo)))
-
-    with ThreadPoolExecutor(workers, "join") as pool:
-        running = {pool.submit(join, plan, directory, dtype, report): plan for plan in todo}
-        try:
-            while running:
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    plan = running.pop(future)
-                    done[plan.name] = future.result()
-                    for part in plan.parts:
-                        left[part.path] -= 1
-                        if left[part.path] == 0:
-                            part.path.unlink(missing_ok=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return [shard for plan in plans if (shard := done[plan.name]) is not None]
-
-
-def _write_note(path: Path, content: bytes) -> None:
-    """Write a note, not flushed to the disk: losing one only costs its shard another making."""
-    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _note(plan: ShardPlan, directory: Path) -> Path:
-    return directory / UNITS_NAME / f"{plan.name}.shard"
-
-
-def _write_rejects(
-    directory: Path, inputs: tuple[InputRecord, ...], units: list[Unit], records: list[Record]
-) -> str:
-    """Write rejects.jsonl from those of the units; return its SHA-256, or nothing if there are no rejects.
-
-    Lines of a file that was read in parts are counted from its beginning.
-
-    Raises:
-        DataError: a unit's file is damaged, or rejects.jsonl cannot be written.
-    """
-    path, digest = directory / REJECTS_NAME, hashlib.sha256()
-    stated = zip(units, (record["rejects_sha256"] for record in records), strict=True)
-    sources = [(unit, sha256) for unit, sha256 in stated if sha256]
-    if not sources:
-        path.unlink(missing_ok=True)
-        return ""
-    for unit, sha256 in sources:
-        if file_problem(unit.rejects_path, None, sha256):
+        Raises:
+            DataError: there is no usable text, a unit's ids are damaged, or something cannot be written; the
+            shards under way are finished first.
+        """
+        tokenizer = self._units[0].tokenizer
+        if sha256_file(self._directory / tokenizer.stored_as) != tokenizer.sha256:
             raise DataError(
-                f"{unit.rejects_path} is missing or damaged; delete {unit.record_path.name} beside it and "
-                f"run the same tokenize command again"
+                f"{self._directory / tokenizer.stored_as} is not the tokenizer of "
+                f"{self._directory}/plan.json; restore it"
             )
-    temporary = temporary_path(path)
-    try:
-        with open(temporary, "wb") as stream:
-            for line in _reject_lines(inputs, [unit for unit, _ in sources]):
-                digest.update(line)
-                stream.write(line)
-            sync(stream)
-        publish(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-    return digest.hexdigest()
+        if not self._plans:
+            counts = self._sum("rejects")
+            counts |= {f"of source {n}": c for n, c in self._sum("excluded_documents").items()}
+            why = ", ".join(f"{count:,} {reason}" for reason, count in counts.items()) or "no lines"
+            inputs = sum(piece.start == 0 for unit in self._units for piece in unit.pieces)
+            raise DataError(f"the {inputs} inputs hold no usable text ({why}); check --text-key and --source")
+        done = {plan.name: self._finished(plan) for plan in self._plans}
+        left: Counter[Path] = Counter()
+        for plan in self._plans:
+            left.update({part.path: int(done[plan.name] is None) for part in plan.parts})
+        # In the order of their first units: when one begins at a unit, all units before it are used up.
+        todo = [plan for plan in self._plans if done[plan.name] is None]
+        todo.sort(key=lambda plan: plan.parts[0].unit)
+        self._report(Progress("", tokens_to_join=sum(part.tokens for plan in todo for part in plan.parts)))
+        with ThreadPoolExecutor(self._workers, "join") as pool:
+            running = {pool.submit(self._make, plan): plan for plan in todo}
+            try:
+                while running:
+                    ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        plan = running.pop(future)
+                        done[plan.name] = future.result()
+                        for part in plan.parts:
+                            left[part.path] -= 1
+                            if left[part.path] == 0:
+                                part.path.unlink(missing_ok=True)
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return [shard for plan in self._plans if (shard := done[plan.name]) is not None]
+
+    def finish(self) -> Manifest:
+        """Make the shards and the manifest, and remove what was under way.
+
+        Raises:
+            DataError: as `make_shards`.
+        """
+        shards = self.make_shards()
+        sync_directory(self._directory)
+        plan, _ = read_plan(self._directory)
+        inputs = tuple(
+            from_dict(InputRecord, entry) for record in self._records for entry in record["inputs"]
+        )
+        manifest = Manifest(
+            directory=self._directory,
+            format_version=FORMAT_VERSION,
+            name=plan["options"]["name"],
+            tokenizer=from_dict(TokenizerIdentity, plan["tokenizer"]),
+            dtype=self._dtype,
+            options=plan["options"],
+            inputs=inputs,
+            shards=tuple(shards),
+            rejects=self._sum("rejects"),
+            unusual=self._sum("unusual"),
+            excluded_documents=self._sum("excluded_documents"),
+            origin=plan["origin"],
+            passed_over=tuple(plan["passed_over"]),
+            rejects_sha256=self._write_rejects(inputs),
+            encoding=sum_counts(self._records),
+        )
+        write_manifest(manifest)
+        clean(self._directory)
+        return manifest
+
+    def _sum(self, key: str) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for record in self._records:
+            counts.update(record[key])
+        return dict(sorted(counts.items()))
+
+    def _note(self, plan: ShardPlan) -> Path:
+        return self._directory / UNITS_NAME / f"{plan.name}.shard"
+
+    def _finished(self, plan: ShardPlan) -> Shard | None:
+        """Return the shard, if it has been made of these units and its files are as they were written."""
+        path = self._note(plan)
+        try:
+            shard = shard_from_json(read_checked_json(path, "delete it")) if path.is_file() else None
+        except (DataError, KeyError, TypeError):
+            return None  # a damaged note is none: the shard is made again
+        if shard is None or any(getattr(shard, key) != value for key, value in plan.counts.items()):
+            return None
+        files = shard_files(self._directory / plan.name, shard, hash_bin=self._verify, hash_idx=self._verify)
+        return None if any(file_problem(*file) for file in files) else shard
+
+    def _make(self, plan: ShardPlan) -> Shard:
+        """Make one shard, and its note."""
+        try:
+            with ShardWriter(self._directory / plan.name, self._dtype) as writer:
+                for part in plan.parts:
+                    copy_group(part, writer)
+                    self._report(Progress("", joined_tokens=part.tokens))
+                made = writer.finish()
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing; run the same tokenize command again") from error
+        except OSError as error:
+            raise DataError(
+                f"cannot write the shard {plan.name} to {self._directory}: {error.strerror or error}; "
+                f"finished units and shards are kept, run the same command again to continue"
+            ) from error
+        shard = Shard(plan.name, plan.number, plan.split, plan.source, **plan.counts | made)
+        path = self._note(plan)
+        temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+        with refusing(f"write {path}"):
+            # Not flushed to the disk: losing a note only costs its shard another making.
+            temporary.write_bytes(to_checked_json(asdict(shard)))
+            os.replace(temporary, path)
+        return shard
+
+    def _write_rejects(self, inputs: tuple[InputRecord, ...]) -> str:
+        """Write rejects.jsonl from those of the units; return its SHA-256, empty if there are no rejects.
+
+        Raises:
+            DataError: a unit's file is damaged, or rejects.jsonl cannot be written.
+        """
+        path, digest = self._directory / REJECTS_NAME, hashlib.sha256()
+        stated = zip(self._units, (record["rejects_sha256"] for record in self._records), strict=True)
+        sources = [(unit, sha256) for unit, sha256 in stated if sha256]
+        if not sources:
+            path.unlink(missing_ok=True)
+            return ""
+        for unit, sha256 in sources:
+            if file_problem(unit.rejects_path, None, sha256):
+                raise DataError(
+                    f"{unit.rejects_path} is missing or damaged; delete {unit.record_path.name} beside it "
+                    f"and run the same tokenize command again"
+                )
+        with refusing(f"write {path}"):
+            with Draft(path) as stream:
+                for line in _reject_lines(inputs, [unit for unit, _ in sources]):
+                    digest.update(line)
+                    stream.write(line)
+            sync_directory(self._directory)
+        return digest.hexdigest()
 
 
-def _reject_lines(inputs: tuple[InputRecord, ...], units: Iterable[Unit]) -> Iterator[bytes]:
+def _reject_lines(inputs: tuple[InputRecord, ...], units: list[Unit]) -> Iterator[bytes]:
+    """Yield the units' rejects; lines of a file that was read in parts are counted from its beginning."""
     before: dict[tuple[str, int], int] = {}
     lines = 0
     for record in inputs:
@@ -361,8 +296,8 @@ def _reject_lines(inputs: tuple[InputRecord, ...], units: Iterable[Unit]) -> Ite
                 yield utf8(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def _sum(records: list[Record], key: str) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for record in records:
-        counts.update(record[key])
-    return dict(sorted(counts.items()))
+def clean(directory: Path) -> None:
+    """Remove what was under way in a finished directory, and what killed runs left."""
+    for stale in directory.glob(f"*{TEMPORARY_SUFFIX}"):
+        stale.unlink(missing_ok=True)
+    shutil.rmtree(directory / UNITS_NAME, ignore_errors=True)

@@ -6,19 +6,18 @@ source and on a sample of the others. A document that would lose text stops the 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import publish, sync, temporary_path, utf8
+from data_pipeline.io.files import Draft, sync_directory, utf8
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import InputRecord
 from data_pipeline.shards.writing import dtype_for
@@ -56,9 +55,8 @@ class UnitMaker:
         self._rejects: Counter[str] = Counter()
         self._unusual: Counter[str] = Counter()
         self._excluded: Counter[str] = Counter()
-        self._log: BinaryIO | None = None
+        self._log: Draft | None = None
         self._log_digest = hashlib.sha256()
-        self._log_path = temporary_path(unit.rejects_path)
         self._tokens = self._limit = 0
 
     def read(self, piece: Piece, number: int) -> InputRecord:
@@ -147,19 +145,17 @@ class UnitMaker:
             )
         (self._unusual if reject.kept else self._rejects)[reject.reason] += 1
         if self._log is None:
-            self._log_path.parent.mkdir(parents=True, exist_ok=True)
-            self._log = open(self._log_path, "wb")  # noqa: SIM115 - closed by finish or discard
+            self._log = Draft(self._unit.rejects_path)
         entry = {"file": piece.file.name, "start": piece.start} | asdict(reject)
         content = utf8(json.dumps(entry, ensure_ascii=False) + "\n")
-        self._log.write(content)
+        self._log.stream.write(content)
         self._log_digest.update(content)
 
     def finish(self) -> list[dict[str, Any]]:
         """Publish the unit's rejects and ids; return the groups of its record."""
         if self._log is not None:
-            sync(self._log)
-            self._log.close()
-            publish(self._log_path, self._unit.rejects_path)
+            self._log.publish()
+            sync_directory(self._unit.rejects_path.parent)
         return self._data.finish()
 
     def counts(self) -> dict[str, Any]:
@@ -177,9 +173,7 @@ class UnitMaker:
         """Remove what was not published."""
         self._data.discard()
         if self._log is not None:
-            with contextlib.suppress(OSError):  # on a full disk closing tries to write once more
-                self._log.close()
-            self._log_path.unlink(missing_ok=True)
+            self._log.discard()
 
 
 def _sampled_share(documents: Iterable[Document], tokens: int, encoder: Encoder) -> float:
@@ -200,14 +194,9 @@ def _sampled_share(documents: Iterable[Document], tokens: int, encoder: Encoder)
 
 
 def _lines_before(piece: Piece) -> int:
-    return _lines_in(Piece(piece.file, 0, piece.start)) if piece.start else 0
-
-
-def _lines_in(piece: Piece) -> int:
-    """Count the lines that begin in a part of a plain file: at the file's beginning, or after a newline."""
+    """Count the lines that begin before a part of a plain file."""
+    lines, left = int(piece.start > 0), piece.start - 1
     with piece.file.open() as stream:
-        stream.seek(max(0, piece.start - 1))
-        lines, left = int(piece.start == 0), piece.end - 1 - stream.tell()
         while left > 0 and (chunk := stream.read(min(left, 1 << 22))):
             left -= len(chunk)
             lines += chunk.count(b"\n")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
     TEMPORARY_SUFFIX,
+    as_json,
     read_checked_json,
     read_json,
     sha256_file,
@@ -25,16 +25,16 @@ from data_pipeline.io.files import (
     write_atomically,
 )
 from data_pipeline.shards.manifest import FORMAT_VERSION, MANIFEST_NAME
-from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
-from data_pipeline.sources.origin import find_origin
+from data_pipeline.sources.discovery import InputFile, Inputs, Piece, RecordKeys, cut_into_pieces, is_wanted
+from data_pipeline.sources.hub import find_origin
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.survey import PassedOver
 from data_pipeline.tokenizer.identity import STORED_NAMES, TokenizerIdentity
 
 PLAN_NAME = "plan.json"
 UNITS_NAME = "units"
 # Where the inputs were when they were last tokenised: for `verify`, and no part of the result.
 LOCATION_NAME = "location.json"
+_OURS = (PLAN_NAME, LOCATION_NAME, UNITS_NAME, *STORED_NAMES)
 _REMEDY = "restore it, or delete {} and run the same tokenize command again"
 
 
@@ -49,6 +49,9 @@ class TokenizeOptions:
     shard_bytes: whole units make a shard up to this size, .bin and .idx together.
     allow_lossy: the tokenizer may lose text.
     eod_token: the token that ends documents; empty: the one that the tokenizer itself names.
+
+    Raises:
+        DataError: an option has an impossible value.
     """
 
     name: str
@@ -64,10 +67,23 @@ class TokenizeOptions:
     allow_lossy: bool = False
     eod_token: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the options as reading their JSON returns them."""
-        value = asdict(self)
-        return value | {key: list(value[key]) for key in ("sources", "exclude_sources")}
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9._]{1,100}", self.name):
+            raise DataError(
+                f"--name {self.name!r} may hold letters, digits, dots and underscores only, and 100 at most"
+            )
+        for option in ("validation_fraction", "test_fraction"):
+            if not 0 <= (value := getattr(self, option)) <= 1 or math.isnan(value):
+                raise DataError(f"--{option.replace('_', '-')} {value} must be from 0 to 1")
+        if self.validation_fraction + self.test_fraction > 1:
+            raise DataError("--validation-fraction and --test-fraction are more than 1 together")
+        least_values = {"files_per_shard": 1, "max_tokens": 0, "range_bytes": 1, "shard_bytes": 1}
+        for option, least in least_values.items():
+            if getattr(self, option) < least:
+                name = option.replace("_", "-")
+                raise DataError(f"--{name} {getattr(self, option)} must be at least {least}")
+        if both := sorted(set(self.sources) & set(self.exclude_sources)):
+            raise DataError(f"source {both[0]!r} is given to both --source and --exclude-source")
 
     def takes(self, source: str) -> bool:
         """Return whether documents of this source are wanted."""
@@ -84,69 +100,25 @@ class TokenizeOptions:
             return "validation"
         return "test" if value >= 1 - self.test_fraction else "train"
 
-    def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            DataError: an option has an impossible value.
-        """
-        if not re.fullmatch(r"[A-Za-z0-9._]{1,100}", self.name):
-            raise DataError(
-                f"--name {self.name!r} may hold letters, digits, dots and underscores only, and 100 at most"
-            )
-        for option in ("validation_fraction", "test_fraction"):
-            if not 0 <= (value := getattr(self, option)) <= 1 or math.isnan(value):
-                raise DataError(f"--{option.replace('_', '-')} {value} must be from 0 to 1")
-        if self.validation_fraction + self.test_fraction > 1:
-            raise DataError("--validation-fraction and --test-fraction are more than 1 together")
-        for option, least in (
-            ("files_per_shard", 1),
-            ("max_tokens", 0),
-            ("range_bytes", 1),
-            ("shard_bytes", 1),
-        ):
-            if getattr(self, option) < least:
-                name = option.replace("_", "-")
-                raise DataError(f"--{name} {getattr(self, option)} must be at least {least}")
-        if both := sorted(set(self.sources) & set(self.exclude_sources)):
-            raise DataError(f"source {both[0]!r} is given to both --source and --exclude-source")
-
 
 @dataclass(frozen=True)
 class Task:
-    """Share of the work that one job does: task `index` (from 0) of `count`."""
+    """Share of the work that one job does: task `index` (from 0) of `count`.
+
+    Raises:
+        DataError: not one of `count` tasks.
+    """
 
     index: int
     count: int
 
-    def check(self) -> None:
-        """Refuse an index outside of the count.
-
-        Raises:
-            DataError: not one of `count` tasks.
-        """
+    def __post_init__(self) -> None:
         if self.count < 1:
             raise DataError(f"--num-tasks {self.count} must be at least 1")
         if not 0 <= self.index < self.count:
             raise DataError(
                 f"--task {self.index} must be from 0 to {self.count - 1} where --num-tasks is {self.count}"
             )
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Inputs, tokenizer, options and shard directory of a tokenise run.
-
-    passed_over: entries beside the files that are not read.
-    engine: one of `encoder.ENGINES`; the shards do not depend on it.
-    """
-
-    files: list[InputFile]
-    tokenizer: Path
-    directory: Path
-    options: TokenizeOptions
-    passed_over: Sequence[PassedOver] = ()
-    engine: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -220,27 +192,27 @@ def plan_units(
     return units
 
 
-def begin(corpus: Corpus, tokenizer: TokenizerIdentity) -> None:
+def begin(
+    directory: Path, inputs: Inputs, options: TokenizeOptions, model: Path, tokenizer: TokenizerIdentity
+) -> None:
     """Write the plan and a copy of the tokenizer, or check that the directory was begun with this very plan.
 
     Raises:
         DataError: the directory was begun with another plan, or holds other things.
     """
-    directory, files = corpus.directory, corpus.files
-    root = str(files[0].path)[: -len(files[0].name)]
+    root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
+    remote = {"source": root, "repository": "", "revision": ""}
     plan = {
         "format_version": FORMAT_VERSION,
-        "options": corpus.options.as_json(),
+        "options": as_json(options),
         "tokenizer": asdict(tokenizer),
-        "origin": {"source": root, "repository": "", "revision": ""}
-        if is_url(root)
-        else find_origin(Path(root)),
+        "origin": remote if is_url(root) else find_origin(Path(root)),
         # Only an object of a store has a version.
         "inputs": [
             {"name": file.name, "size": file.size} | ({"version": file.version} if file.version else {})
-            for file in files
+            for file in inputs.files
         ],
-        "passed_over": [asdict(entry) for entry in corpus.passed_over],
+        "passed_over": [asdict(entry) for entry in inputs.passed_over],
     }
     path = directory / PLAN_NAME
     if path.exists():
@@ -252,26 +224,19 @@ def begin(corpus: Corpus, tokenizer: TokenizerIdentity) -> None:
         raise DataError(f"--out {directory} is a file; give a directory")
     elif (directory / MANIFEST_NAME).exists():
         raise DataError(f"{path} is missing; {_REMEDY.format(directory)}")
-    elif directory.exists() and not all(_is_ours(entry) for entry in directory.iterdir()):
+    # Another task of the same run may be a moment ahead, writing the very same plan.
+    elif directory.exists() and not all(
+        entry.name in _OURS or entry.name.endswith(TEMPORARY_SUFFIX) for entry in directory.iterdir()
+    ):
         raise DataError(f"--out {directory} is not empty and was not made by tokenize; choose another")
     else:
         write_atomically(path, to_checked_json(plan))
     copy = directory / tokenizer.stored_as
     if not copy.exists() or sha256_file(copy) != tokenizer.sha256:
-        write_atomically(copy, corpus.tokenizer.read_bytes())
+        write_atomically(copy, model.read_bytes())
     location = to_checked_json({"inputs": root if is_url(root) else str(Path(root))})
     if not (directory / LOCATION_NAME).exists() or (directory / LOCATION_NAME).read_bytes() != location:
         write_atomically(directory / LOCATION_NAME, location)
-
-
-def _is_ours(entry: Path) -> bool:
-    # Another task of the same run may be a moment ahead, writing the very same plan.
-    return entry.name.endswith(TEMPORARY_SUFFIX) or entry.name in (
-        PLAN_NAME,
-        *STORED_NAMES,
-        LOCATION_NAME,
-        UNITS_NAME,
-    )
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -309,16 +274,14 @@ def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[s
     lists = {key: tuple(stated[key]) for key in ("sources", "exclude_sources")}
     options = TokenizeOptions(**(stated | lists | {"keys": RecordKeys(**stated["keys"])}))
     root = inputs or directory
-    files = [_input_of(entry, root) for entry in plan["inputs"]]
+    files = []
+    for entry in plan["inputs"]:
+        place: Path | RemoteObject = Path(root, entry["name"])
+        if is_url(root):
+            url = f"{str(root).rstrip('/')}/{entry['name']}"
+            place = RemoteObject(url, entry["size"], entry.get("version", ""))
+        files.append(InputFile(place, entry["name"], entry["size"]))
     return plan, plan_units(files, directory, options, TokenizerIdentity(**plan["tokenizer"]))
-
-
-def _input_of(entry: dict[str, Any], root: str | Path) -> InputFile:
-    name, size = entry["name"], entry["size"]
-    if is_url(root):
-        url = f"{str(root).rstrip('/')}/{name}"
-        return InputFile(RemoteObject(url, size, entry.get("version", "")), name, size)
-    return InputFile(Path(root) / name, name, size)
 
 
 def _read_plan_file(path: Path) -> dict[str, Any]:

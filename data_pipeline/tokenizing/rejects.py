@@ -20,30 +20,31 @@ class Limits:
 
     strict: stop at the first line that is no document, and at any entry that is not read.
     max_reject_rate: largest share of all lines that may be rejected.
+
+    Raises:
+        DataError: an impossible rate.
     """
 
     strict: bool = False
     max_reject_rate: float = 0.01
 
-    def check(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            DataError: an impossible rate.
-        """
+    def __post_init__(self) -> None:
         if not 0 <= self.max_reject_rate <= 1:
             raise DataError(f"--max-reject-rate {self.max_reject_rate} must be from 0 to 1")
 
 
 class RejectWatch:
-    """Counter of rejected lines over units as they come."""
+    """Counter of rejected lines over units as they come.
+
+    damaged: the files that could not be read to their end, each with what was lost.
+    """
 
     def __init__(self, limits: Limits, directory: Path) -> None:
         self._limits = limits
         self._directory = directory
         self._lines = self._rejected = 0
         self._files: dict[str, list[int]] = {}
-        self._damaged: list[str] = []
+        self.damaged: list[str] = []
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a unit's record.
@@ -59,7 +60,7 @@ class RejectWatch:
                 counts[0] += entry["rejected"]
                 counts[1] += entry["lines"]
             if entry["damaged"]:
-                self._damaged.append(f"{entry['name']}: {entry['damaged']}")
+                self.damaged.append(f"{entry['name']}: {entry['damaged']}")
         if self._lines >= _ENOUGH_LINES:
             self.check()
 
@@ -80,15 +81,6 @@ class RejectWatch:
             f"{self._directory}/units/*.rejects.jsonl, mend the files "
             f"and choose another --out, or allow a higher rate and run the same command again"
         )
-
-    def damaged(self) -> tuple[str, ...]:
-        """Return the files that could not be read to their end, each with what was lost."""
-        return tuple(self._damaged)
-
-
-def damaged_inputs(manifest: Manifest) -> tuple[str, ...]:
-    """Return the same as `RejectWatch.damaged`, of a finished directory."""
-    return tuple(f"{entry.name}: {entry.damaged}" for entry in manifest.damaged)
 
 
 def notes(manifest: Manifest) -> list[str]:

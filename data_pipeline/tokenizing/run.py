@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
@@ -29,14 +28,12 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import InputFile
-from data_pipeline.sources.survey import PassedOver, describe, unread
+from data_pipeline.sources.discovery import Inputs, describe, unread
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
-from data_pipeline.tokenizing.assemble import Assembler, clean, units_to_join
+from data_pipeline.tokenizing.assemble import Assembler, clean
 from data_pipeline.tokenizing.plan import (
     UNITS_NAME,
-    Corpus,
     Task,
     TokenizeOptions,
     Unit,
@@ -59,62 +56,6 @@ class Made:
     units: int
     now: int
     damaged: tuple[str, ...] = ()
-
-
-def tokenize(
-    files: list[InputFile],
-    tokenizer_path: Path,
-    directory: Path,
-    options: TokenizeOptions,
-    workers: int,
-    report: Report,
-    limits: Limits = Limits(),  # noqa: B008 - it is frozen
-    passed_over: Sequence[PassedOver] = (),
-    verify: bool = False,
-    engine: str = "auto",
-) -> tuple[Manifest, int]:
-    """Make a shard directory, or finish one that the same call began.
-
-    Args:
-        verify: hash the shards that are there already, in place of believing their sizes.
-        engine: one of `encoder.ENGINES`; the shards do not depend on it.
-
-    Returns:
-        (the manifest, how many units were made now; the others were finished before).
-
-    Raises:
-        DataError: bad options, input or tokenizer; the directory was begun with others, or is finished and
-        damaged; too many lines were rejected; a worker failed; another process is at it.
-    """
-    corpus = Corpus(files, tokenizer_path, directory, options, passed_over, engine)
-    run = _Run(corpus, workers, report, limits, verify)
-    made = run.make(Task(0, 1))
-    return run.finish(), made.now
-
-
-def make_task(
-    files: list[InputFile],
-    tokenizer_path: Path,
-    directory: Path,
-    options: TokenizeOptions,
-    workers: int,
-    report: Report,
-    task: Task,
-    limits: Limits = Limits(),  # noqa: B008 - it is frozen
-    passed_over: Sequence[PassedOver] = (),
-    verify: bool = False,
-    engine: str = "auto",
-) -> Made:
-    """Make the units of one task; if they were the last, the shards too, but not the manifest.
-
-    Raises:
-        DataError: as `tokenize`.
-    """
-    corpus = Corpus(files, tokenizer_path, directory, options, passed_over, engine)
-    run = _Run(corpus, workers, report, limits, verify)
-    made = run.make(task)
-    run.join_if_all_are_there()
-    return made
 
 
 def merge_manifests(
@@ -143,13 +84,14 @@ def merge_manifests(
         for record in records:
             watch.add(record)
         watch.check()
-        for number in sorted(units_to_join(units, records)):
+        assembler = Assembler(units, records, workers, report)
+        for number in sorted(assembler.needed_units()):
             if not has_data(units[number], records[number]):
                 raise DataError(
                     f"{units[number].data_path} is missing or cut short; run the tokenize command again, or "
                     f"copy the file here"
                 )
-        return Assembler(directory, workers, report).finish(units, records)
+        return assembler.finish()
 
 
 def _finished(directory: Path, hash_files: bool = False) -> Manifest:
@@ -171,37 +113,58 @@ def _finished(directory: Path, hash_files: bool = False) -> Manifest:
     return manifest
 
 
-class _Run:
-    """Call of tokenize on a directory."""
+class Run:
+    """Run of tokenize on a shard directory, which it begins or continues.
 
-    def __init__(self, corpus: Corpus, workers: int, report: Report, limits: Limits, verify: bool) -> None:
-        corpus.options.check()
-        limits.check()
+    Args:
+        tokenizer: a SentencePiece model or a tokenizer.json.
+        verify: hash the shards that are there already, in place of believing their sizes.
+        engine: one of `encoder.ENGINES`; the shards do not depend on it.
+
+    Raises:
+        DataError: bad input or tokenizer; the directory was begun with others, or is finished and damaged.
+    """
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        tokenizer: Path,
+        directory: Path,
+        options: TokenizeOptions,
+        workers: int,
+        report: Report,
+        limits: Limits = Limits(),  # noqa: B008 - it is frozen
+        verify: bool = False,
+        engine: str = "auto",
+    ) -> None:
         if workers < 1:
             raise DataError(f"--workers {workers} must be at least 1")
-        if limits.strict and (entries := unread(corpus.passed_over)):
+        if limits.strict and (entries := unread(inputs.passed_over)):
             raise DataError(
                 f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
             )
-        identity = identify(corpus.tokenizer, corpus.options.allow_lossy, corpus.options.eod_token)
-        why_not_fast(corpus.tokenizer, corpus.engine)
-        check_report(corpus.tokenizer, identity)
-        self._directory, self._engine = corpus.directory, corpus.engine
+        identity = identify(tokenizer, options.allow_lossy, options.eod_token)
+        why_not_fast(tokenizer, engine)
+        check_report(tokenizer, identity)
+        self._directory, self._engine = directory, engine
         self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
-        begin(corpus, identity)
-        self._units = plan_units(corpus.files, corpus.directory, corpus.options, identity, limits.strict)
+        begin(directory, inputs, options, tokenizer, identity)
+        self._units = plan_units(inputs.files, directory, options, identity, limits.strict)
         self._finished: Manifest | None = None
-        if (corpus.directory / MANIFEST_NAME).exists():
-            self._finished = _finished(corpus.directory, verify)
+        if (directory / MANIFEST_NAME).exists():
+            self._finished = _finished(directory, verify)
             if limits.strict and self._finished.rejects:
                 raise DataError(
-                    f"{corpus.directory / REJECTS_NAME} names rejected lines of an earlier run without "
+                    f"{directory / REJECTS_NAME} names rejected lines of an earlier run without "
                     f"--strict; mend them and choose another --out"
                 )
 
-    def make(self, task: Task) -> Made:
-        """Make the units of a task; in a finished directory only check that the inputs are what they were."""
-        task.check()
+    def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
+        """Make the units of a task; in a finished directory only check that the inputs are what they were.
+
+        Raises:
+            DataError: too many lines were rejected; a worker failed; another process is at it.
+        """
         jobs = self._jobs(self._units[task.index :: task.count])
         if self._finished is not None:
             return self._make(jobs)  # and write nothing, not even a lock
@@ -210,16 +173,13 @@ class _Run:
             what = f"making task {task.index} of {task.count} of {self._directory}"
         path = self._directory / UNITS_NAME / f"task_{task.index}_of_{task.count}.lock"
         with held(path, what):
-            self._remove_stale(jobs)
+            # What killed runs of this task left is removed for all units at once: that reads every name.
+            mine = {job.unit.record_path.stem for job in jobs}
+            for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
+                match = _OF_A_UNIT.match(path.name)
+                if match is not None and match[1] in mine:
+                    path.unlink(missing_ok=True)
             return self._make(jobs)
-
-    def _remove_stale(self, jobs: list[UnitJob]) -> None:
-        """Remove what killed runs of this task left, for all units at once: that reads every name."""
-        mine = {job.unit.record_path.stem for job in jobs}
-        for path in (self._directory / UNITS_NAME).glob(f"*{TEMPORARY_SUFFIX}"):
-            match = _OF_A_UNIT.match(path.name)
-            if match is not None and match[1] in mine:
-                path.unlink(missing_ok=True)
 
     def _make(self, jobs: list[UnitJob]) -> Made:
         """Make units; where another process is at one, wait only for a machine that may be dead."""
@@ -235,27 +195,24 @@ class _Run:
             for number, outcome in zip(busy, self._run([jobs[n] for n in busy], watch), strict=True):
                 outcomes[number] = outcome
         watch.check()
-        return Made(len(jobs), sum(outcome.made for outcome in outcomes), watch.damaged())
+        return Made(len(jobs), sum(outcome.made for outcome in outcomes), tuple(watch.damaged))
 
     def finish(self) -> Manifest:
         """Return the manifest; make the shards first, if that is still to do. All units must be there."""
         if self._finished is not None:
             return self._finished
         with self._lease():
-            return self._assembler().finish(self._units, [read_record(unit) for unit in self._units])
+            return self._assembler().finish()
 
-    def join_if_all_are_there(self) -> None:
+    def make_shards_if_all_units_are_there(self) -> None:
         """Make the shards, unless a unit is missing or another process is at it; merging does it then."""
-        if self._finished is not None or not all(unit.record_path.is_file() for unit in self._units):
-            return
-        try:
-            with self._lease():
-                self._assembler().make_shards(self._units, [read_record(unit) for unit in self._units])
-        except BusyError:
-            return
+        if self._finished is None and all(unit.record_path.is_file() for unit in self._units):
+            with contextlib.suppress(BusyError), self._lease():
+                self._assembler().make_shards()
 
     def _assembler(self) -> Assembler:
-        return Assembler(self._directory, self._workers, self._report, self._verify)
+        records = [read_record(unit) for unit in self._units]
+        return Assembler(self._units, records, self._workers, self._report, self._verify)
 
     def _lease(self) -> Lease:
         return Lease(self._directory / UNITS_NAME / _JOINING, f"finishing {self._directory}")
@@ -269,13 +226,14 @@ class _Run:
 
     def _jobs(self, units: list[Unit]) -> list[UnitJob]:
         if (manifest := self._finished) is not None:
-            known = {(entry.name, entry.start): entry for entry in manifest.inputs}
-            inputs = [tuple(known[p.file.name, p.start] for p in unit.pieces) for unit in units]
-            return [UnitJob(unit, False, known) for unit, known in zip(units, inputs, strict=True)]
+            known = {(entry.name, entry.start): asdict(entry) for entry in manifest.inputs}
+            return [
+                UnitJob(unit, False, [known[piece.file.name, piece.start] for piece in unit.pieces])
+                for unit in units
+            ]
         # Ids that are gone have become shards, if every unit has been made; else they are lost.
         gone = [unit for unit in units if unit.record_path.is_file() and not unit.data_path.is_file()]
         if gone and all(unit.record_path.is_file() for unit in self._units):
-            records = [read_record(unit) for unit in self._units]
-            wanted = units_to_join(self._units, records, self._verify)
+            wanted = self._assembler().needed_units()
             return [UnitJob(unit, unit.number in wanted) for unit in units]
         return [UnitJob(unit) for unit in units]

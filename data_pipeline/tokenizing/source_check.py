@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import read_checked_json, sha256_file
+from data_pipeline.io.files import read_checked_json
 from data_pipeline.shards.manifest import InputRecord, Manifest, Shard
 from data_pipeline.shards.reading import open_shard
 from data_pipeline.sources.containers import hash_of
@@ -93,14 +93,13 @@ def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> 
                 path.check_unchanged()
             except DataError as error:
                 return str(error)
-            if not path.version and hash_of(piece) != record.sha256:
-                return f"{path} is not the object that was tokenised"
-            continue
-        if not path.is_file():
+            same = bool(path.version) or hash_of(piece) == record.sha256
+        elif not path.is_file():
             return f"{path} is missing"
-        same_size = path.stat().st_size == record.size
-        if not same_size or sha256_file(path, piece.start, piece.end) != record.sha256:
-            return f"{path} is not the file that was tokenised"
+        else:
+            same = path.stat().st_size == record.size and hash_of(piece) == record.sha256
+        if not same:
+            return f"{path} is not the {'object' if is_url(path) else 'file'} that was tokenised"
     return None
 
 

@@ -7,19 +7,18 @@ by group, the length of every document (int32), and every run of ids (first id a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import sync, temporary_path
+from data_pipeline.io.files import Draft
 from data_pipeline.shards.writing import ShardWriter, pack
 from data_pipeline.tokenizer.encoder import Encoded
 
@@ -41,13 +40,11 @@ class UnitData:
     """Writer of a unit's file, under a temporary name until `finish`. Memory: four bytes a document."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
         self._dtype = np.dtype(dtype)
         self._groups: dict[Group, _Content] = {}
         self._tokens = 0
-        self._temporary = temporary_path(path)
-        self._stream: BinaryIO = open(self._temporary, "wb")  # noqa: SIM115 - closed by finish or discard
+        self._draft = Draft(path)
+        self._stream = self._draft.stream
 
     def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
         """Append documents in one write.
@@ -93,16 +90,12 @@ class UnitData:
             )
         for _, content in groups:
             self._stream.write(np.array(content.runs, dtype="<i8").data)
-        sync(self._stream)
-        self._stream.close()
-        os.replace(self._temporary, self._path)
+        self._draft.publish()
         return stated
 
     def discard(self) -> None:
         """Remove an unfinished file; after `finish`, do nothing."""
-        with contextlib.suppress(OSError):  # on a full disk closing tries once more to write what is buffered
-            self._stream.close()
-        self._temporary.unlink(missing_ok=True)
+        self._draft.discard()
 
 
 @dataclass(frozen=True)

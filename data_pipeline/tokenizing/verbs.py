@@ -21,10 +21,16 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources.discovery import RecordKeys, select_all_inputs
+from data_pipeline.sources.discovery import (
+    PassedOver,
+    RecordKeys,
+    companions,
+    describe,
+    find_all_inputs,
+    unread,
+)
 from data_pipeline.sources.remote import is_url
-from data_pipeline.sources.survey import PassedOver, companions, describe, unread
-from data_pipeline.tokenizing.rejects import Limits, damaged_inputs, notes
+from data_pipeline.tokenizing.rejects import Limits, notes
 
 if TYPE_CHECKING:
     from data_pipeline.shards.manifest import Manifest
@@ -129,11 +135,10 @@ def tokenize(
     from data_pipeline.io.progress import ProgressLine
     from data_pipeline.tokenizer.encoder import why_not_fast
     from data_pipeline.tokenizing.plan import TokenizeOptions
-    from data_pipeline.tokenizing.run import make_task
-    from data_pipeline.tokenizing.run import tokenize as make_shards
+    from data_pipeline.tokenizing.run import Run
 
     refuse_out(inputs, out)
-    selected = select_all_inputs(inputs, chunks)
+    selected = find_all_inputs(inputs, chunks)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,
@@ -151,11 +156,13 @@ def tokenize(
     chosen = which_task(task, num_tasks, os.environ)
     limits = Limits(strict, max_reject_rate)
     with ProgressLine(sum(file.size for file in selected.files)) as line:
-        what = (selected.files, tokenizer, out, options, workers, line.update)
+        run = Run(selected, tokenizer, out, options, workers, line.update, limits, verify, engine)
         if chosen is None:
-            manifest, now = make_shards(*what, limits, selected.passed_over, verify, engine)
+            now = run.make().now
+            manifest = run.finish()
         else:
-            made = make_task(*what, chosen, limits, selected.passed_over, verify, engine)
+            made = run.make(chosen)
+            run.make_shards_if_all_units_are_there()
     if chosen is None:
         units = len({number for shard in manifest.shards for number in shard.units})
         typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
@@ -163,7 +170,7 @@ def tokenize(
         if now and (reason := why_not_fast(tokenizer, engine)):
             typer.echo(f"  not encoded by gigatoken: {reason}")
         show_passed_over(selected.passed_over)
-        _end_with_damage(damaged_inputs(manifest), allow_damaged)
+        _end_with_damage(manifest.damaged, allow_damaged)
     else:
         summary = line.summary() if made.now else f"already up to date ({made.units} units)"
         typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
@@ -192,12 +199,12 @@ def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
             typer.echo(f"  {line}", err=loud)
 
 
-def _show_damage(damaged: tuple[str, ...]) -> None:
+def _show_damage(damaged: Sequence[str]) -> None:
     for entry in damaged:
         typer.echo(f"damaged input {entry}", err=True)
 
 
-def _end_with_damage(damaged: tuple[str, ...], allowed: bool) -> None:
+def _end_with_damage(damaged: Sequence[str], allowed: bool) -> None:
     """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS."""
     _show_damage(damaged)
     if damaged and not allowed:
@@ -226,7 +233,7 @@ def merge_manifests(
         manifest = merge(directory, workers, line.update, Limits(max_reject_rate=max_reject_rate))
     typer.echo(f"{directory}: {len(manifest.shards)} shards")
     _show(manifest)
-    _end_with_damage(damaged_inputs(manifest), allow_damaged)
+    _end_with_damage(manifest.damaged, allow_damaged)
 
 
 def _show(manifest: Manifest) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import (
+    as_json,
     read_checked_json,
     sha256_file,
     to_checked_json,
@@ -21,7 +22,6 @@ from data_pipeline.io.files import (
 )
 from data_pipeline.io.lease import BusyError, Lease
 from data_pipeline.io.pool import Progress
-from data_pipeline.shards.manifest import InputRecord
 from data_pipeline.shards.writing import dtype_for
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.tokenizer.encoder import Encoder, open_encoder
@@ -40,12 +40,12 @@ class UnitJob:
     """Order to make a unit, or only to check its inputs.
 
     needs_data: the ids are wanted, for shards that are not there yet.
-    finished: the unit's inputs as a finished directory's manifest has them; then they are only checked.
+    finished: records of the unit's inputs, from a finished directory's manifest; then they are only checked.
     """
 
     unit: Unit
     needs_data: bool = True
-    finished: tuple[InputRecord, ...] | None = None
+    finished: list[Record] | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _there_already(job: UnitJob, report: Report) -> Outcome | None:
     """Return the outcome of a unit of which nothing has to be made; None if something has."""
     unit, record = job.unit, None
     if job.finished is not None:
-        _check_inputs(unit, [asdict(entry) for entry in job.finished])
+        _check_inputs(unit, job.finished)
     elif unit.record_path.exists():
         record = read_record(unit)
         _check_inputs(unit, record["inputs"])
@@ -134,7 +134,7 @@ def _there_already(job: UnitJob, report: Report) -> Outcome | None:
 
 
 def _identity(unit: Unit) -> Record:
-    return {"unit": unit.number, "options": unit.options.as_json(), "tokenizer": unit.tokenizer.sha256}
+    return {"unit": unit.number, "options": as_json(unit.options), "tokenizer": unit.tokenizer.sha256}
 
 
 def read_record(unit: Unit) -> Record:

@@ -201,7 +201,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         begins = phases_of_layers(policy.unfreeze, num_layers)[self.layer]
         self.trains_from_bank = begins is not None
         count = sum(len(self.heads.trainable[role]) for role in ROLES)
-        if not count or policy.init == "low_rank":
+        if not count or not policy.has_rows:
             return
         rows = count * self.head_dim
         if policy.trains_factors:

@@ -39,7 +39,7 @@ def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = N
     right, left = factors
     pieces, blocks, width = right.shape
     if tile is not None:
-        rows = two_products(hidden_states.flatten(0, -2), right, left, None, [], 1, [*tile])
+        rows = two_products(hidden_states.flatten(0, -2), right, left, None, [*tile])
         return rows.view(*hidden_states.shape[:-1], blocks * pieces)
     inputs = hidden_states.reshape(-1, pieces, width)
     between = torch.bmm(right, inputs.permute(1, 2, 0))  # [a, m, tokens]
@@ -59,7 +59,7 @@ def add_input_grad(
     """
     right, left = factors
     if tile is not None:
-        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, [], 1, [*tile])
+        return two_products(grad.flatten(0, -2), left.mT, right.mT, total, [*tile])
     pieces, blocks, width = right.shape
     outputs = grad.reshape(-1, blocks, pieces)
     between = grad.new_empty(pieces, blocks, len(outputs))

@@ -3,8 +3,8 @@
 On CUDA it launches the Triton kernel of `monarch_triton`; on the CPU, for tests, it computes the same by two
 batched products in float32. The products with the rows of `monarch.Factors`, and their input gradient:
 
-    two_products(x, right, left, None, [], 1, tile)              [tokens, a * b] -> [tokens, m * a]
-    two_products(grad, left.mT, right.mT, total, [], 1, tile)    [tokens, m * a] -> total + [tokens, a * b]
+    two_products(x, right, left, None, tile)              [tokens, a * b] -> [tokens, m * a]
+    two_products(grad, left.mT, right.mT, total, tile)    [tokens, m * a] -> total + [tokens, a * b]
 
 The setting `performance.structured_products` decides where the operator is used.
 """
@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-
-from megatron_patches.bank.structured import is_power_of_two
 
 LARGEST_BLOCK = 128
 """A program holds 16 blocks' results for all of its tokens in registers."""
@@ -52,24 +50,13 @@ def why_not(right: torch.Tensor) -> str | None:
     return None
 
 
-def rotates(block: int, head_dim: int) -> bool:
-    """Return whether the pass that makes heads out of blocks of so many rows can rotate them too."""
-    half = head_dim // 2
-    if half % block == 0:
-        return is_power_of_two(half // block) and head_dim // block <= GROUP
-    return block == head_dim and block >= GROUP and is_power_of_two(block)
-
-
 @torch.library.custom_op("ora_pretrain::two_products", mutates_args=(), device_types="cpu")
 def two_products(
     x: torch.Tensor,
     first: torch.Tensor,
     second: torch.Tensor,
     addend: torch.Tensor | None,
-    angles: list[torch.Tensor],
-    batch: int,
     tile: list[int],
-    turn_back: bool = False,
 ) -> torch.Tensor:
     """Compute out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
 
@@ -77,21 +64,14 @@ def two_products(
         x: `[tokens, p * k]`.
         first, second: `[p, r, k]` and `[r, m, p]`, in x's type, with any strides.
         addend: `[tokens, r * m]`, contiguous, or None.
-        angles: cosine and sine `[positions, head_dim / 2]` by which heads are rotated as in `rotary`, a
-            token's position being its number // batch; or none. Only where `rotates` is true.
         tile: a `Tile`.
-        turn_back: rotate x, the gradient by rotated heads, the other way first; else rotate the result.
 
     Returns:
         `[tokens, r * m]`, contiguous.
     """
-    inputs = x.float()
-    if turn_back and angles:
-        inputs = _turned(inputs, angles, batch, sign=-1).to(x.dtype).float()
-    between = torch.einsum("prk,tpk->rtp", first.float(), inputs.unflatten(1, (first.size(0), -1)))
+    inputs = x.float().unflatten(1, (first.size(0), -1))
+    between = torch.einsum("prk,tpk->rtp", first.float(), inputs)
     out = torch.bmm(between, second.float().mT).transpose(0, 1).flatten(1)
-    if angles and not turn_back:
-        out = _turned(out, angles, batch, sign=1)
     if addend is not None:
         out = out + addend
     return out.to(x.dtype, memory_format=torch.contiguous_format)
@@ -103,10 +83,7 @@ def _(
     first: torch.Tensor,
     second: torch.Tensor,
     addend: torch.Tensor | None,
-    angles: list[torch.Tensor],
-    batch: int,
     tile: list[int],
-    turn_back: bool = False,
 ) -> torch.Tensor:
     return x.new_empty(x.size(0), second.size(0) * second.size(1))
 
@@ -117,10 +94,7 @@ def launch(
     first: torch.Tensor,
     second: torch.Tensor,
     addend: torch.Tensor | None,
-    angles: list[torch.Tensor],
-    batch: int,
     tile: list[int],
-    turn_back: bool = False,
 ) -> torch.Tensor:
     """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets."""
     from triton import cdiv
@@ -130,8 +104,6 @@ def launch(
     num_r, rows, _ = second.shape
     x = x if x.stride(1) == 1 else x.contiguous()
     out = x.new_empty(len(x), num_r * rows)
-    cosine, sine = angles or (x, x)
-    half = sine.size(1) if angles else 0
     tokens, warps = tile
     monarch_triton.two_products[(cdiv(len(x), tokens) * cdiv(num_r, GROUP),)](
         x,
@@ -142,49 +114,32 @@ def launch(
         *second.stride(),
         out if addend is None else addend,
         out,
-        cosine,
-        cosine.stride(0),
-        sine,
-        sine.stride(0),
-        batch,
         len(x),
-        **kernel_constants(first.shape, rows, tokens, half, turn_back, addend is not None),
+        **kernel_constants(first.shape, rows, tokens, addend is not None),
         INTERPRETED=x.device.type == "cpu",
         num_warps=warps,
-        num_stages=kernel_stages(x.element_size(), half, turn_back),
+        num_stages=kernel_stages(x.element_size()),
     )
     return out
 
 
-def kernel_constants(
-    first: Sequence[int], rows: int, tokens: int, half: int, turn_back: bool, add: bool
-) -> dict[str, int | bool]:
+def kernel_constants(first: Sequence[int], rows: int, tokens: int, add: bool) -> dict[str, int | bool]:
     """Return the constants of a compilation: the kernel's arguments in capitals, without INTERPRETED.
 
     Args:
         first: shape of `first`.
         rows: rows of a block of the result.
-        half: half of head_dim where heads are rotated, else 0.
     """
     num_p, num_r, width = first
     # The smallest tile of the tensor cores is 16; what is beyond the sizes is masked.
     padded = {"K_PADDED": max(16, _next_power_of_two(width)), "M_PADDED": max(16, _next_power_of_two(rows))}
-    turns = {"HALF_IN": half if turn_back else 0, "HALF_OUT": 0 if turn_back else half, "ADD": add}
     sizes = {"P": num_p, "R": num_r, "K": width, "M": rows}
-    return {**sizes, **padded, **turns, "TOKENS": tokens, "GROUP": GROUP, "CHUNK": GROUP}
+    return {**sizes, **padded, "ADD": add, "TOKENS": tokens, "GROUP": GROUP, "CHUNK": GROUP}
 
 
-def kernel_stages(element_bytes: int, half: int, turn_back: bool) -> int:
+def kernel_stages(element_bytes: int) -> int:
     """Return 2, to load a step ahead, if the shared memory of an A100 has room for that, else 1."""
-    return 1 if element_bytes > 2 or (half and turn_back) else 2
-
-
-def _turned(heads: torch.Tensor, angles: list[torch.Tensor], batch: int, sign: int) -> torch.Tensor:
-    """Rotate each head of `[tokens, heads * head_dim]`, float32, by the angles of its position."""
-    cosine, sine = (angle.float().repeat_interleave(batch, dim=0)[: len(heads), None] for angle in angles)
-    first, second = heads.unflatten(1, (-1, 2 * sine.size(-1))).chunk(2, dim=-1)
-    turned = (first * cosine - sign * second * sine, second * cosine + sign * first * sine)
-    return torch.cat(turned, dim=-1).flatten(1)
+    return 1 if element_bytes > 2 else 2
 
 
 def _next_power_of_two(number: int) -> int:

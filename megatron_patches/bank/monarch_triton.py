@@ -51,11 +51,6 @@ def two_products(
     second_p,
     addend,
     out,
-    cosine,
-    cosine_row,
-    sine,
-    sine_row,
-    batch,
     num_tokens,
     P: tl.constexpr,
     R: tl.constexpr,
@@ -63,8 +58,6 @@ def two_products(
     M: tl.constexpr,
     K_PADDED: tl.constexpr,
     M_PADDED: tl.constexpr,
-    HALF_IN: tl.constexpr,
-    HALF_OUT: tl.constexpr,
     ADD: tl.constexpr,
     TOKENS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -76,10 +69,6 @@ def two_products(
     Args:
         x_row: stride of x; its last dimension is contiguous, and so are all of addend and out.
         first_p, first_r, first_k, second_r, second_m, second_p: strides of first[p, r, k], second[r, m, p].
-        cosine, sine: `[positions, head_dim / 2]` with strides cosine_row, sine_row; a token's position is its
-            number // batch.
-        HALF_IN: head_dim / 2 where x is a gradient by rotated heads, which is turned back first; else 0.
-        HALF_OUT: head_dim / 2 where out is heads that are to be rotated; else 0.
         ADD: add `addend`, of the shape of out.
     """
     groups = tl.cdiv(R, GROUP)
@@ -92,18 +81,7 @@ def two_products(
         p = start + tl.arange(0, CHUNK)
         here = (p[:, None, None] < P) & (t[None, :, None] < num_tokens) & (k[None, None, :] < K)
         row = x + t[None, :, None].to(tl.int64) * x_row
-        column = p[:, None, None] * K + k[None, None, :]
-        inputs = tl.load(row + column, mask=here, other=0.0)  # [p, t, k]
-        if HALF_IN > 0:
-            is_second = column % (2 * HALF_IN) >= HALF_IN
-            other = tl.where(is_second, column - HALF_IN, column + HALF_IN)
-            partner = tl.load(row + other, mask=here, other=0.0)
-            position = t[None, :, None] // batch
-            angle = column % HALF_IN
-            cos = tl.load(cosine + position * cosine_row + angle, mask=here, other=0.0).to(tl.float32)
-            sin = tl.load(sine + position * sine_row + angle, mask=here, other=0.0).to(tl.float32)
-            turned = inputs.to(tl.float32) * cos + partner.to(tl.float32) * tl.where(is_second, -sin, sin)
-            inputs = _rounded(turned, x.dtype.element_ty, INTERPRETED)
+        inputs = tl.load(row + p[:, None, None] * K + k[None, None, :], mask=here, other=0.0)  # [p, t, k]
         left = tl.load(  # [p, k, r]
             first + p[:, None, None] * first_p + k[None, :, None] * first_k + r[None, None, :] * first_r,
             mask=(p[:, None, None] < P) & (k[None, :, None] < K) & (r[None, None, :] < R),
@@ -126,49 +104,11 @@ def two_products(
                 high, low, right = high.to(tl.float32), low.to(tl.float32), right.to(tl.float32)
             total = tl.dot(high, right, total)
             total = tl.dot(low, right, total)
-    if HALF_OUT > 0:
-        cosine_rows = cosine + t // batch * cosine_row
-        sine_rows = sine + t // batch * sine_row
-        total = _rotated(total, cosine_rows, sine_rows, t < num_tokens, M, HALF_OUT)
     places = t[None, :, None].to(tl.int64) * (R * M) + r[:, None, None] * M + m[None, None, :]
     wanted = (t[None, :, None] < num_tokens) & (r[:, None, None] < R) & (m[None, None, :] < M)
     if ADD:
         total += tl.load(addend + places, mask=wanted, other=0.0).to(tl.float32)
     tl.store(out + places, _rounded(total, out.dtype.element_ty, INTERPRETED), mask=wanted)
-
-
-@triton.jit
-def _rotated(total, cosine, sine, known, M: tl.constexpr, HALF: tl.constexpr):
-    """Rotate each head of blocks `[r, t, m]`, which are whole heads, by the angles of its position.
-
-    A head's component c goes with c + HALF: the same place of a block HALF / M further on, or one block's two
-    halves where HALF < M.
-
-    Args:
-        cosine, sine: pointers `[t]` to the angles of each token, of those that are `known`.
-    """
-    GROUP: tl.constexpr = total.shape[0]
-    TOKENS: tl.constexpr = total.shape[1]
-    PADDED: tl.constexpr = total.shape[2]
-    APART: tl.constexpr = HALF // M if HALF >= M else 1
-    # [pairs of blocks, 2, APART, t, m] or [r, t, 2, m]; the two of a pair come last.
-    if HALF >= M:
-        paired = tl.reshape(total, (GROUP // (2 * APART), 2, APART, TOKENS, PADDED))
-        paired = tl.permute(paired, (0, 2, 3, 4, 1))
-        m = tl.arange(0, PADDED)[None, None, :]
-        angle = tl.arange(0, APART)[:, None, None] * M + m
-        here = known[None, :, None] & (m < M)
-        cos = tl.load(cosine[None, :, None] + angle, mask=here, other=0.0).to(tl.float32)[None]
-        sin = tl.load(sine[None, :, None] + angle, mask=here, other=0.0).to(tl.float32)[None]
-    else:
-        paired = tl.permute(tl.reshape(total, (GROUP, TOKENS, 2, HALF)), (0, 1, 3, 2))
-        angle = tl.arange(0, HALF)[None, :]
-        cos = tl.load(cosine[:, None] + angle, mask=known[:, None], other=0.0).to(tl.float32)[None]
-        sin = tl.load(sine[:, None] + angle, mask=known[:, None], other=0.0).to(tl.float32)[None]
-    one, other = tl.split(paired)
-    turned = tl.join(one * cos - other * sin, other * cos + one * sin)
-    turned = tl.permute(turned, (0, 4, 1, 2, 3) if HALF >= M else (0, 1, 3, 2))
-    return tl.reshape(turned, (GROUP, TOKENS, PADDED))
 
 
 @triton.jit

@@ -51,29 +51,20 @@ def gpt_block_spec(
         MethodError: the policy names layers or heads that the model does not have.
     """
     layers = [
-        _layer_spec(policy, recipe, frozen_groups, rotary)
+        ModuleSpec(
+            module=Layer,
+            submodules=TransformerLayerSubmodules(
+                input_layernorm=LayerNorm,
+                self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
+                self_attn_bda=get_bias_dropout_add,
+                pre_mlp_layernorm=LayerNorm,
+                mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
+                mlp_bda=get_bias_dropout_add,
+            ),
+        )
         for frozen_groups in policy.frozen_groups(num_layers, num_query_groups, phase)
     ]
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=LayerNorm)
-
-
-def _layer_spec(
-    policy: QKPolicy,
-    recipe: BankRecipe | ScoreRecipe | None,
-    frozen_groups: tuple[int, ...],
-    rotary: RotaryAngles | None,
-) -> ModuleSpec:
-    return ModuleSpec(
-        module=Layer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=LayerNorm,
-            self_attention=_self_attention_spec(policy, recipe, frozen_groups, rotary),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=LayerNorm,
-            mlp=mlp_spec(ColumnParallelLinear, RowParallelLinear),
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
 
 
 def _self_attention_spec(

@@ -248,7 +248,7 @@ class QKPolicy:
             )
         if len(set(self.adapters)) < len(self.adapters):
             raise MethodError(f"attention.adapters names one twice: {', '.join(self.adapters)}")
-        if self.init == "low_rank" and "low_rank" in self.adapters:
+        if not self.has_rows and "low_rank" in self.adapters:
             raise MethodError("attention.adapters names low_rank, which variant low_rank is made of already")
         if self.low_rank < 1:
             raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
@@ -265,6 +265,11 @@ class QKPolicy:
         return factored and (self.trains_factors or not self.trainable)
 
     @property
+    def has_rows(self) -> bool:
+        """Return whether there are rows W_Q and W_K at all; without, low_rank makes queries and keys."""
+        return self.init != "low_rank"
+
+    @property
     def may_share(self) -> bool:
         """Return whether keys can have the rows of queries."""
         other = self.synthesizer or self.penalty or self.unfreeze or self.init in ("pretrained", "low_rank")
@@ -273,12 +278,13 @@ class QKPolicy:
     @property
     def corrections(self) -> tuple[Adapter, ...]:
         """Return the adapters in the order in which they are applied, that of variant low_rank included."""
-        return in_order((*self.adapters, "low_rank") if self.init == "low_rank" else self.adapters)
+        return in_order(self.adapters if self.has_rows else (*self.adapters, "low_rank"))
 
     def adapter_sizes(self, hidden_size: int, head_dim: int) -> AdapterSizes:
         """Return what the weights of adapters depend on."""
-        alone = self.init == "low_rank"
-        return AdapterSizes(hidden_size, head_dim, self.low_rank, alone, self.taps, self.convolved)
+        return AdapterSizes(
+            hidden_size, head_dim, self.low_rank, not self.has_rows, self.taps, self.convolved
+        )
 
     @property
     def frozen_row_roles(self) -> tuple[Role, ...]:

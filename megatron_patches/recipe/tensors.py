@@ -152,7 +152,7 @@ def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:
     """
     if policy.synthesizer:
         return False
-    other_rows = policy.shared or policy.trains_factors or policy.init == "low_rank"
+    other_rows = policy.shared or policy.trains_factors or not policy.has_rows
     adapted = policy.trainable and bool(policy.adapters)
     return bool(frozen_groups or policy.unfreeze or other_rows or adapted)
 
@@ -245,7 +245,7 @@ def _query_key(
         return tuple((f"{stream}.{role}", count) for role, count in counts.items() if count)
 
     held = {role: sum(frozen) if role in policy.frozen_row_roles else 0 for role in heads}
-    left = {role: len(every) - held[role] if policy.init != "low_rank" else 0 for role in heads}
+    left = {role: len(every) - held[role] if policy.has_rows else 0 for role in heads}
     if parts := parts_of(left, head_dim):
         begins = phases_of_layers(policy.unfreeze, shape.num_layers)[layer] or 0
         groups = tuple(not one or policy.frozen_roles != "both" for one in frozen)

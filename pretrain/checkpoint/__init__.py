@@ -6,8 +6,7 @@ deferred_error  errors of one rank for which all ranks must stop
 resuming        the newest checkpoint, verified, as the start of a run
 format          files, their content, and checks for damage
 writing         snapshot in host memory, then files, without collectives
-reading         any range of any block of any parameter
-loading         a checkpoint into a model and an engine, or as plain tensors
+loading         a checkpoint of any layout into a model and an engine, or as plain tensors
 blocks          this rank's parameters as blocks of the whole model's
 slices          this rank's slices in the optimizer (DeepSpeed's internals)
 verify          sizes and SHA-256 of the files

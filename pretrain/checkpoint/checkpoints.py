@@ -97,10 +97,12 @@ class Checkpoints:
                 shutil.rmtree(path)
         self.errors.raise_if_recorded()
         snapshot = take_snapshot(engine, self.context, self._buffer)
+        layout = Layout.of(self.config, self.context).as_dict()
+        about = About(**self.identity, position=position, counters=counters_of(engine), layout=layout)
         self._saving = Saving(
             path,
             snapshot,
-            self._about(engine, position) if self.context.is_first else None,
+            about if self.context.is_first else None,
             self.context.world_size,
             self.config.parallel.timeout_seconds,
             self._on_complete,
@@ -144,7 +146,7 @@ class Checkpoints:
         Raises:
             UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
         """
-        path = self._path_in_progress()
+        path = None if self._saving is None else self._saving.path
         waited, someone_failed = self._wait_for_all()
         if someone_failed:
             self._clear(path)
@@ -161,7 +163,7 @@ class Checkpoints:
             return False
         if saving.error is None and saving.good and self.context.is_first:
             try:
-                self._mark_good_late(saving.path)
+                self._mark_good(saving.path)
             except OSError as error:
                 saving.error = error
         if saving.error is not None:
@@ -182,7 +184,7 @@ class Checkpoints:
             abandoned: discard the save even if committed, and leave its files: the directory now belongs to
                 another run.
         """
-        path = self._path_in_progress()
+        path = None if self._saving is None else self._saving.path
         if self._saving is not None and (abandoned or not self._saving.may_count):
             self._saving.abandon()
         self._wait_for_all()
@@ -206,9 +208,6 @@ class Checkpoints:
             someone_waits, someone_failed = agree([float(waiting), float(failed)], self.context.device)
             if someone_failed > 0 or someone_waits == 0:
                 return waited, someone_failed > 0
-
-    def _path_in_progress(self) -> Path | None:
-        return self._saving.path if self._saving is not None else None
 
     def _clear(self, path: Path | None) -> None:
         """Remove the checkpoint `path` if it is not complete (collective)."""
@@ -276,10 +275,6 @@ class Checkpoints:
             path.unlink()
         return [path.name for path in left]
 
-    def _about(self, engine: Any, position: Position) -> About:
-        layout = Layout.of(self.config, self.context).as_dict()
-        return About(**self.identity, position=position, counters=counters_of(engine), layout=layout)
-
     def _record(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
             needed = saving.bytes * self.context.world_size
@@ -290,16 +285,10 @@ class Checkpoints:
             raise error
 
     def _mark_good(self, checkpoint: Path) -> None:
-        write_text_atomically(checkpoint / GOOD, "")
-        self._remove_oldest()
-
-    def _mark_good_late(self, checkpoint: Path) -> None:
-        """Mark a complete checkpoint whose thread ended before the checkpoint was known good.
-
-        An abandoned save leaves an incomplete checkpoint, which gets no mark.
-        """
+        """Mark a complete checkpoint; an abandoned save leaves an incomplete one, which gets no mark."""
         if (checkpoint / MARKER).exists() and not (checkpoint / GOOD).exists():
-            self._mark_good(checkpoint)
+            write_text_atomically(checkpoint / GOOD, "")
+            self._remove_oldest()
 
     def _on_complete(self, checkpoint: Path) -> None:
         """Name the new checkpoint and remove old ones; runs on the thread of the save."""

@@ -227,16 +227,13 @@ def read_sidecar(file: Path) -> tuple[StoredFile, dict[str, StoredParameter]]:
     return _FILE.validate_python(content["file"]), _INDEX.validate_python(content["parameters"])
 
 
-def index_json(parameters: Mapping[str, StoredParameter]) -> str:
-    return json.dumps({name: asdict(parameter) for name, parameter in sorted(parameters.items())}, indent=1)
+def entries_json(entries: Mapping[str, Any]) -> str:
+    """Return the content of parameters.json, or of COMPLETE, of the data classes that they hold."""
+    return json.dumps({name: asdict(entry) for name, entry in sorted(entries.items())}, indent=1)
 
 
 def about_json(about: About) -> str:
     return json.dumps(asdict(about), indent=1)
-
-
-def marker_json(files: Mapping[str, StoredFile]) -> str:
-    return json.dumps({name: asdict(file) for name, file in sorted(files.items())}, indent=1)
 
 
 def _read_json(checkpoint: Path, name: str) -> dict[str, Any]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.format import About, StoredFile, damaged, read_about, read_index, read_marker
-from pretrain.checkpoint.verify import check_size, sha256_of
+from pretrain.checkpoint.format import About, StoredFile, read_about, read_index, read_marker
+from pretrain.checkpoint.verify import check_hash, check_size
 from pretrain.errors import UserError
 from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
 
@@ -96,20 +97,28 @@ def _listed(path: Path) -> Listed:
     sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
     marker = path / MARKER
     saved = (marker if marker.exists() else path).stat().st_mtime
-    about, files, problems = None, {}, []
-    try:
+    problems: list[str] = []
+    about, files = None, {}
+    with _noting(problems):
         about = read_about(path)
-    except UserError as error:
-        problems.append(_problem(error))
     if marker.exists():
-        try:
+        with _noting(problems):
             files = read_marker(path)
             read_index(path)
-        except UserError as error:
-            problems.append(_problem(error))
-        problems += _size_problems(path, files)
+        for name, expected in files.items():
+            with _noting(problems):
+                check_size(path / name, expected)
     unique = tuple(dict.fromkeys(problems))
     return Listed(path, _state(path, bool(unique)), sum(sizes), saved, about, files, unique)
+
+
+@contextmanager
+def _noting(problems: list[str]) -> Iterator[None]:
+    """Add an error that is raised inside to `problems`, without its remedy, which only concerns training."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error).partition("; ")[0])
 
 
 def _state(path: Path, has_problems: bool) -> State:
@@ -135,35 +144,20 @@ def verify_all(
     """
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         for checkpoint in checkpoints:
-            hashing = {
-                pool.submit(_hash_problem, checkpoint.path / name, file, progress): name
+            problems: list[str] = []
+            hashing = [
+                pool.submit(check_hash, checkpoint.path / name, file, progress)
                 for name, file in checkpoint.files.items()
-                if (checkpoint.path / name).is_file()
-            }
-            problems = [problem for future in as_completed(hashing) if (problem := future.result())]
+                if _has_size(checkpoint.path / name, file)  # else it is among the problems already
+            ]
+            for future in hashing:
+                with _noting(problems):
+                    future.result()
             yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(problems)]))
 
 
-def _hash_problem(file: Path, expected: StoredFile, progress: Callable[[int], None]) -> str | None:
-    try:
-        if file.stat().st_size == expected.bytes and sha256_of(file, progress) != expected.sha256:
-            return _problem(damaged(file, "does not have the SHA-256 that it was saved with"))
-    except UserError as error:
-        return _problem(error)
-    return None
-
-
-def _size_problems(checkpoint: Path, files: dict[str, StoredFile]) -> Iterator[str]:
-    for name, expected in files.items():
-        try:
-            check_size(checkpoint / name, expected)
-        except UserError as error:
-            yield _problem(error)
-
-
-def _problem(error: UserError) -> str:
-    """Return an error's text without its remedy, which only concerns training."""
-    return str(error).partition("; ")[0]
+def _has_size(file: Path, expected: StoredFile) -> bool:
+    return file.is_file() and file.stat().st_size == expected.bytes
 
 
 def age_text(seconds: float) -> str:
@@ -174,10 +168,8 @@ def age_text(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def layout_text(layout: dict[str, Any] | None) -> str:
+def layout_text(layout: dict[str, Any]) -> str:
     """Return a layout as text: `4 ranks: TP 2 x DP 2, ZeRO 1, fp32`."""
-    if layout is None:
-        return ""
     ranks = layout.get("world_size")
     return (
         f"{ranks} rank{'' if ranks == 1 else 's'}: TP {layout.get('tensor_model_parallel_size')} x "

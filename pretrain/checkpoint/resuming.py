@@ -15,8 +15,7 @@ import torch.distributed as dist
 from pretrain.checkpoint.format import About, DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.checkpoint.layout import Layout, layout_line
-from pretrain.checkpoint.loading import StoredState
-from pretrain.checkpoint.reading import StoredCheckpoint
+from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change
 from pretrain.config.tree import Config
@@ -112,7 +111,10 @@ def _check_permissions(run: RunDirectory) -> None:
 def _keep_aside(
     run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
 ) -> str:
-    """Rename a damaged checkpoint so that it no longer counts (collective); return a note for the user.
+    """Rename a damaged checkpoint to `step_X.damaged`, or `step_X.damaged-N` where that exists (collective).
+
+    Returns:
+        A note for the user.
 
     Raises:
         UserError: on every rank, if there is no checkpoint before it.
@@ -123,7 +125,8 @@ def _keep_aside(
             f"{problem}, and there is no checkpoint before it to go on from; restore the file, or choose "
             "another run.name to start afresh"
         )
-    aside = _free_name(checkpoint)
+    names = chain([f"{checkpoint.name}.damaged"], (f"{checkpoint.name}.damaged-{n}" for n in count(2)))
+    aside = next(path for path in map(checkpoint.with_name, names) if not path.exists())
     dist.barrier()  # every rank has looked
 
     def rename() -> None:
@@ -132,12 +135,6 @@ def _keep_aside(
 
     together(rename)
     return f"damaged and kept aside as {aside.name}: {problem}"
-
-
-def _free_name(checkpoint: Path) -> Path:
-    """Return the path `step_X.damaged`, or `step_X.damaged-N` where that exists."""
-    names = chain([f"{checkpoint.name}.damaged"], (f"{checkpoint.name}.damaged-{n}" for n in count(2)))
-    return next(path for path in map(checkpoint.with_name, names) if not path.exists())
 
 
 def together(action: Callable[[], T]) -> T:

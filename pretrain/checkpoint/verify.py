@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,10 +36,22 @@ def verify(
     files = read_marker(checkpoint)
     for name, expected in files.items():
         check_size(checkpoint / name, expected)
-    if by_hash:
-        rank, size = share
-        largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
-        _check_hashes(checkpoint, {name: files[name] for name in largest_first[rank::size]}, say)
+    if not by_hash:
+        return
+    rank, size = share
+    largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
+    own = {name: files[name] for name in largest_first[rank::size]}
+    total, done, last_line = sum(file.bytes for file in own.values()), 0, time.monotonic()
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        hashing = {name: pool.submit(check_hash, checkpoint / name, file) for name, file in own.items()}
+        for name, future in hashing.items():
+            if future.exception() is not None:
+                pool.shutdown(cancel_futures=True)
+            future.result()
+            done += own[name].bytes
+            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
+                say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank")
 
 
 def check_size(file: Path, expected: StoredFile) -> None:
@@ -54,28 +66,15 @@ def check_size(file: Path, expected: StoredFile) -> None:
         raise damaged(file, f"is {size} bytes, but was saved with {expected.bytes} bytes")
 
 
-def _check_hashes(checkpoint: Path, files: Mapping[str, StoredFile], say: Callable[[str], None]) -> None:
-    total = sum(file.bytes for file in files.values())
-    done, last_line = 0, time.monotonic()
-    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        hashing = {name: pool.submit(sha256_of, checkpoint / name) for name in files}
-        for name, future in hashing.items():
-            if future.result() != files[name].sha256:
-                pool.shutdown(cancel_futures=True)
-                raise damaged(checkpoint / name, "does not have the SHA-256 that it was saved with")
-            done += files[name].bytes
-            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                last_line = time.monotonic()
-                say(f"verifying {checkpoint.name}: {done / 1e9:.1f} of {total / 1e9:.1f} GB of this rank")
-
-
-def sha256_of(file: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file as hex; `progress` is called with the bytes of every chunk.
+def check_hash(file: Path, expected: StoredFile, progress: Callable[[int], None] | None = None) -> None:
+    """Check a file's SHA-256; `progress` is called with the bytes of every chunk.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or has another content.
     """
     try:
-        return hash_file(file, progress=progress)
+        digest = hash_file(file, progress=progress)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror})") from None
+    if digest != expected.sha256:
+        raise damaged(file, "does not have the SHA-256 that it was saved with")

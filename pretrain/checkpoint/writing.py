@@ -36,8 +36,7 @@ from pretrain.checkpoint.format import (
     StoredParameter,
     StoredSlice,
     about_json,
-    index_json,
-    marker_json,
+    entries_json,
     merged,
     rank_file,
     read_sidecar,
@@ -168,12 +167,14 @@ def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -
     digest, size = hashlib.sha256(), 0
     content = snapshot.values.view(torch.uint8).numpy().data
     with naming(file), open(file, "wb", buffering=0) as output:
-        for chunk in (memoryview(_header(snapshot)), *_chunks(content)):
+        chunks = (content[start : start + CHUNK] for start in range(0, len(content), CHUNK))
+        for chunk in (memoryview(_header(snapshot)), *chunks):
             if abandoned.is_set():
                 raise Abandoned
             digest.update(chunk)
             size += len(chunk)
-            _write_all(output.fileno(), chunk)
+            while chunk:  # one write to a nearly full disk may write a part of it without an error
+                chunk = chunk[output.write(chunk) :]
         os.fsync(output.fileno())
     sidecar = {
         "file": asdict(StoredFile(size, digest.hexdigest())),
@@ -190,18 +191,6 @@ def _header(snapshot: Snapshot) -> bytes:
         for name, length in lengths.items()
     )
     return safetensors_header(tensors, {"format": "pt"})
-
-
-def _chunks(content: Any) -> Iterator[memoryview]:
-    for start in range(0, len(content), CHUNK):
-        yield content[start : start + CHUNK]
-
-
-def _write_all(descriptor: int, content: memoryview) -> None:
-    """Write all bytes: one write to a nearly full disk may write a part of them without an error."""
-    left = content
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def join_parts(
@@ -230,7 +219,7 @@ def join_parts(
         sidecars.append(read_sidecar(sidecar_of(path, rank)))
     files = {rank_file(rank): file for rank, (file, _) in enumerate(sidecars)}
     parameters = merged(path, [parameters for _, parameters in sidecars])
-    for name, text in ((PARAMETERS, index_json(parameters)), (ABOUT, about_json(about))):
+    for name, text in ((PARAMETERS, entries_json(parameters)), (ABOUT, about_json(about))):
         write_text_atomically(path / name, text)
         files[name] = StoredFile(len(text.encode()), hashlib.sha256(text.encode()).hexdigest())
     for rank in range(world_size):
@@ -241,7 +230,7 @@ def join_parts(
 def declare_complete(path: Path, files: Mapping[str, StoredFile]) -> None:
     """Write COMPLETE, durably and after everything else (rank 0)."""
     sync_directory(path)
-    replace_file(path / MARKER, marker_json(files).encode())  # durable: older checkpoints may go then
+    replace_file(path / MARKER, entries_json(files).encode())  # durable: older checkpoints may go then
 
 
 def sidecar_of(path: Path, rank: int) -> Path:

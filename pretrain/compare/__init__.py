@@ -7,8 +7,10 @@ cost           speed, parameters and memory of the runs
 theory         the same by formula
 trend          change of the gap with a subject that is a number
 tables         tables for the report and the terminal
-plots          figures of gap, memory and throughput
+plots          figures of gap, trend, memory and throughput
 loss_plot      figure of the training loss
 content        JSON and CSV
 report         report.md, the terminal's summary, TensorBoard links; writes everything
 """
+
+import pretrain.study.packages  # noqa: F401  # before any module that imports them

@@ -16,11 +16,8 @@ EXPECTED_TO_DIFFER = frozenset(name for name, key in KEYS.items() if not key.not
 
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size", "position_embedding")
 
-# Facts that follow from another one: naming that one as the subject releases these too.
-_FOLLOWS = {
-    "data.validation_tokens": "data.fingerprint",
-    "data.validation_sources": "data.fingerprint",
-}
+_FOLLOWS = {"data.validation_tokens": "data.fingerprint", "data.validation_sources": "data.fingerprint"}
+"""{fact: fact that it follows from}: naming that one as the subject releases this one too."""
 
 
 def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -62,13 +59,12 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
     facts = [_facts(run) for run in runs]
     differences, names = [], []
     for name, value in facts[0].items():
-        if name in subjects or _follows(name, subjects, runs) or _is_derived(name, runs):
-            continue
         other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
-        if other is not None:
-            names.append(name)
-            ours, theirs = setting_text(value), setting_text(facts[other][name])
-            differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
+        if other is None or name in subjects or _follows(name, subjects, runs, facts):
+            continue
+        names.append(name)
+        ours, theirs = setting_text(value), setting_text(facts[other][name])
+        differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
     if differences:
         options = " ".join(f"--subject {name}" for name in names)
         raise UserError(
@@ -77,11 +73,14 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
         )
 
 
-def _follows(name: str, subjects: Mapping[str, Any], runs: Sequence[FinishedRun]) -> bool:
-    """Return whether a fact differs only because one that is named as the subject does."""
+def _follows(
+    name: str, subjects: Mapping[str, Any], runs: Sequence[FinishedRun], facts: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return whether a fact differs only because one that is named, or judged by itself, does."""
     if name == "data.validation_samples" and "data.sequence_length" in subjects:
         return len(_validated(runs)) == 1
-    return _FOLLOWS.get(name) in subjects
+    derived = [_derived(run.config["model"]).get(name) for run in runs]
+    return _FOLLOWS.get(name) in subjects or derived == [fact[name] for fact in facts]
 
 
 def _validated(runs: Sequence[FinishedRun]) -> set[int]:
@@ -109,7 +108,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "data.fingerprint": run.data_fingerprint,
         "tokens": run.result.tokens,
         **{f"model.{key}": model[key] for key in _SHAPE},
-        **{f"model.{key}": model.get(key) or value for key, value in _derived(model).items()},
+        **{key: model.get(key.rpartition(".")[2]) or value for key, value in _derived(model).items()},
         "model.rotary_base": model.get("rotary_base") if model["position_embedding"] == "rope" else None,
         "model.tied_embeddings": model.get("tied_embeddings", True),
         "data.sequence_length": data["sequence_length"],
@@ -121,17 +120,13 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 
 
 def _derived(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the values of these keys where a config leaves them open."""
+    """Return the values of these settings where a config leaves them open."""
     heads, hidden = model["num_attention_heads"], model["hidden_size"]
-    return {"num_query_groups": heads, "head_dim": hidden // heads, "ffn_hidden_size": 4 * hidden}
-
-
-def _is_derived(name: str, runs: Sequence[FinishedRun]) -> bool:
-    """Return whether the fact follows, in every run, from another one that is judged by itself."""
-    key = name.removeprefix("model.")
-    if key not in ("num_query_groups", "head_dim", "ffn_hidden_size"):
-        return False
-    return all(_facts(run)[name] == _derived(run.config["model"])[key] for run in runs)
+    return {
+        "model.num_query_groups": heads,
+        "model.head_dim": hidden // heads,
+        "model.ffn_hidden_size": 4 * hidden,
+    }
 
 
 def settings_notes(groups: Groups[FinishedRun], subjects: Mapping[str, Any]) -> list[str]:
@@ -160,11 +155,8 @@ def seed_notes(groups: Groups[FinishedRun]) -> list[str]:
     notes = []
     for group in groups.groups:
         base = {run.seed: run for run in groups.baseline_of(group).runs}
-        unequal = [
-            run.name
-            for run in group.runs
-            if run.seed in base and _data_seed(run) != _data_seed(base[run.seed])
-        ]
+        paired = [run for run in group.runs if run.seed in base]
+        unequal = [run.name for run in paired if _data_seed(run) != _data_seed(base[run.seed])]
         if unequal:
             notes.append(
                 f"{_list(unequal)} and the baseline's run of the same run.seed have different data.seed: "
@@ -179,14 +171,11 @@ def _data_seed(run: FinishedRun) -> Any:
 
 
 def _other_settings(run: FinishedRun) -> dict[str, Any]:
-    facts = _facts(run)
-    settings = {
-        key: value
-        for key, value in settings_of(run).items()
-        if key not in facts and key not in EXPECTED_TO_DIFFER
+    judged = EXPECTED_TO_DIFFER | _facts(run).keys()
+    return {
+        **{key: value for key, value in settings_of(run).items() if key not in judged},
+        "environment.device": run.device,
+        "environment.world_size": run.environment.get("world_size"),
+        "environment.tensor_model_parallel_size": run.environment.get("tensor_model_parallel_size"),
+        "audit.zero_stage": run.zero_stage,  # what deepspeed.config=auto was for this run
     }
-    settings["environment.device"] = run.device
-    for key in ("world_size", "tensor_model_parallel_size"):
-        settings[f"environment.{key}"] = run.environment.get(key)
-    settings["audit.zero_stage"] = run.zero_stage  # what deepspeed.config=auto was for this run
-    return settings

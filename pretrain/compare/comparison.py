@@ -95,9 +95,8 @@ class Comparison:
 def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] = ()) -> Comparison:
     """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
 
-    Args:
-        subjects: facts or settings whose difference is what is compared; other runs must agree in data,
-            tokens, model shape and evaluation.
+    They must agree in data, tokens, model shape and evaluation, but for the facts or settings in `subjects`,
+    whose difference is what is compared.
 
     Raises:
         UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
@@ -131,28 +130,26 @@ def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 
 def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
     base = groups.baseline_of(group)
-    is_base = base.name == group.name
-    sources = sorted(group.runs[0].result.perplexity_by_source)
-    by_source = {source: _source_losses(group, source) for source in sources}
+    losses = _losses(group)
+    by_source = {name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)}
+    perplexities = [run.result.validation_perplexity for run in group.runs]
+
+    def gap(own: Mapping[int, float], others: Mapping[int, float]) -> PairedGap | None:
+        return None if base.name == group.name else paired_gap(base.name, own, others, NATS)
+
     return Variant(
         name=group.name,
         label=group.label,
         stratum=group.stratum,
         baseline=base.name,
         runs=group.runs,
-        validation_loss=spread(list(_losses(group).values())),
-        validation_perplexity=spread(
-            [p for run in group.runs if (p := run.result.validation_perplexity) is not None]
-        ),
+        validation_loss=spread(list(losses.values())),
+        validation_perplexity=spread([value for value in perplexities if value is not None]),
         perplexity_by_source={
-            source: spread([math.exp(loss) for loss in losses.values()])
-            for source, losses in by_source.items()
+            source: spread([math.exp(loss) for loss in own.values()]) for source, own in by_source.items()
         },
-        gap=None if is_base else paired_gap(base.name, _losses(group), _losses(base), NATS),
-        source_gaps={
-            source: None if is_base else paired_gap(base.name, losses, _source_losses(base, source), NATS)
-            for source, losses in by_source.items()
-        },
+        gap=gap(losses, _losses(base)),
+        source_gaps={source: gap(own, _losses(base, source)) for source, own in by_source.items()},
         reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),
         stability=stability(group.runs),
         cost=measured_cost(group.runs),
@@ -170,7 +167,7 @@ def _trends(
     numbers = subject_numbers(subjects)
     if numbers is None:
         return (), []
-    value_of = {run.path: number for run, number in zip(runs, numbers, strict=True)}
+    value_of = dict(zip((run.path for run in runs), numbers, strict=True))
     stratum_of = {variant.name: variant.stratum for variant in variants}
     gaps: dict[str, dict[float, PairedGap]] = {}
     for variant in variants:
@@ -179,35 +176,31 @@ def _trends(
     return fit_trends(next(iter(subjects)), gaps)
 
 
-def _losses(group: Group[FinishedRun]) -> dict[int, float]:
-    """Return {seed: validation loss}, without the runs whose loss is not finite."""
-    losses = {run.seed: run.result.validation_loss for run in group.runs}
-    return {seed: loss for seed, loss in losses.items() if loss is not None}
-
-
-def _source_losses(group: Group[FinishedRun], source: str) -> dict[int, float]:
-    values = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
-    return {seed: math.log(value) for seed, value in values.items() if value}
+def _losses(group: Group[FinishedRun], source: str | None = None) -> dict[int, float]:
+    """Return {seed: validation loss}, of all sources or of one, without what is not finite."""
+    if source is None:
+        known = {run.seed: run.result.validation_loss for run in group.runs}
+        return {seed: loss for seed, loss in known.items() if loss is not None}
+    perplexities = {run.seed: run.result.perplexity_by_source.get(source) for run in group.runs}
+    return {seed: math.log(value) for seed, value in perplexities.items() if value}
 
 
 def _sample_notes(variants: Sequence[Variant]) -> list[str]:
     """Return notes on the number of seeds, what they allow to claim, and runs that could not be used."""
     notes = []
-    pairs = {
-        variant.name: variant.gap.n if variant.gap else 0 for variant in variants if not variant.is_baseline
-    }
+    others = [variant for variant in variants if not variant.is_baseline]
+    pairs = {variant.name: variant.gap.n if variant.gap else 0 for variant in others}
     few = {name: n for name, n in pairs.items() if n < FEWEST_SEEDS}
     if not pairs:
         notes.append("Only the baseline was given: there is nothing to compare it with.")
     elif few:
-        counts = sorted(set(few.values()))
-        sizes = " and ".join(f"n = {n}" for n in counts)
+        sizes = " and ".join(f"n = {n}" for n in sorted(set(few.values())))
         which = "any variant" if len(few) == len(pairs) else ", ".join(few)
         notes.append(
             f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}) for {which}: no statistical significance is "
             "claimed there."
         )
-    by_name = {variant.name: variant for variant in variants}
+    seeds = {variant.name: {run.seed for run in variant.runs} for variant in variants}
     for variant in variants:
         diverged = [run.name for run in variant.runs if run.result.validation_loss is None]
         if diverged:
@@ -215,20 +208,14 @@ def _sample_notes(variants: Sequence[Variant]) -> list[str]:
                 f"The validation loss of {', '.join(diverged)} is not finite: left out of the means and gaps "
                 f"of {variant.name}, which therefore look better than it is."
             )
-        notes += _unpaired_note(variant, by_name[variant.baseline])
+        alone = sorted(seeds[variant.name] ^ seeds[variant.baseline])
+        if alone:
+            notes.append(
+                f"Only one of {variant.name} and {variant.baseline} has a run with seed "
+                f"{', '.join(map(str, alone))}: such runs count in the means but not in the gap, which is "
+                "paired by seed."
+            )
     return notes
-
-
-def _unpaired_note(variant: Variant, base: Variant) -> list[str]:
-    seeds, others = {run.seed for run in variant.runs}, {run.seed for run in base.runs}
-    alone = sorted(seeds ^ others)
-    if not alone:
-        return []
-    listed = ", ".join(map(str, alone))
-    return [
-        f"Only one of {variant.name} and {base.name} has a run with seed {listed}: such runs count in the "
-        "means but not in the gap, which is paired by seed."
-    ]
 
 
 def _theory_notes(variants: Sequence[Variant]) -> list[str]:

@@ -71,13 +71,11 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 def _inlined(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _inlined(value) if key in ("size", "states") else {key: _inlined(value)}
-        else:
-            flat[key] = value
-    return flat
+        inner = _inlined(value) if isinstance(value, Mapping) else value
+        fields |= inner if key in ("size", "states") else {key: inner}
+    return fields
 
 
 def _variant_row(variant: Variant) -> dict[str, Any]:
@@ -116,12 +114,10 @@ def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return {prefix.key: number} of a mapping and of the mappings in it."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}.{key}")
-        else:
-            flat[f"{prefix}.{key}"] = value
+        flat |= _flat(value, f"{prefix}.{key}") if isinstance(value, Mapping) else {f"{prefix}.{key}": value}
     return flat
 
 

@@ -36,7 +36,7 @@ class Reach:
     """Steps and tokens to the smoothed loss that the baseline's run of the same seed had at `fraction`.
 
     `reached` of `pairs` runs got there at all; `steps`, `tokens` and `token_ratio` (to the tokens that the
-    baseline needed) are None unless all did, for a mean over the lucky ones would mislead.
+    baseline needed) are None unless all did.
     """
 
     fraction: float
@@ -89,16 +89,10 @@ def _reach(fraction: float, runs: Mapping[int, FinishedRun], base: Mapping[int, 
         own, theirs = _first_at_most(runs[seed].curves, target), _first_at_most(base[seed].curves, target)
         if own is not None and theirs is not None:
             hits.append((*own, own[1] / theirs[1]))
-    steps, tokens, ratios = (list(column) for column in zip(*hits, strict=True)) if hits else ([], [], [])
-    whole = bool(seeds) and len(hits) == len(seeds)
-    return Reach(
-        fraction=fraction,
-        pairs=len(seeds),
-        reached=len(hits),
-        steps=spread(steps) if whole else None,
-        tokens=spread(tokens) if whole else None,
-        token_ratio=spread(ratios) if whole else None,
-    )
+    columns = list(zip(*hits, strict=True)) or [(), (), ()]
+    # A mean over the lucky ones would mislead.
+    steps, tokens, ratios = (spread(column) if len(hits) == len(seeds) else None for column in columns)
+    return Reach(fraction, len(seeds), len(hits), steps, tokens, ratios)
 
 
 def _loss_at(curves: RunCurves, fraction: float) -> float:

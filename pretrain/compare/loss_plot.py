@@ -54,10 +54,11 @@ def loss_figure(comparison: Comparison) -> Figure | None:
         curves = {group.name: _curve(group) for group in members}
         for group in members:
             look = _look(labels.index(group.label), len(labels))
-            _draw_loss(axes[0][column], curves[group.name], look, f"{group.label} (n = {len(group.runs)})")
+            curve, title = curves[group.name], f"{group.label} (n = {len(group.runs)})"
+            axes[0][column].plot(curve.tokens, curve.mean, label=title, **look)
             base = comparison.groups.baseline_of(group)
             if with_gap and base.name != group.name:
-                _draw_distance(axes[1][column], curves[group.name], _curve(base), look, banded)
+                _draw_distance(axes[1][column], curve, _curve(base), look, banded)
         _finish(list(axes[:, column]), stratum, list(curves.values()))
     if with_gap:
         axes[1][0].set_ylabel(
@@ -65,20 +66,16 @@ def loss_figure(comparison: Comparison) -> Figure | None:
         )
     axes[0][0].set_ylabel(f"training loss, nats/token\n(mean of the last {share(SMOOTHING)})")
     handles = {h.get_label(): h for column in axes[0] for h in column.get_legend_handles_labels()[0]}
+    # About 0.08 inches a letter and 0.9 for the line.
+    fitting = int(figure.get_figwidth() / (0.08 * max(map(len, handles)) + 0.9))
     figure.legend(
         handles=list(handles.values()),
         loc="outside lower center",
-        ncols=_columns(list(handles), figure.get_figwidth()),
+        ncols=max(1, min(4, fitting, len(handles))),
         frameon=False,
         handlelength=4.5,
     )
     return figure
-
-
-def _columns(labels: Sequence[str], inches: float) -> int:
-    """Return the columns of a legend that fit the figure: about 0.08 inches a letter and 0.9 for the line."""
-    fitting = int(inches / (0.08 * max(map(len, labels)) + 0.9))
-    return max(1, min(4, fitting, len(labels)))
 
 
 def _curve(group: Group) -> _Curve:
@@ -105,10 +102,6 @@ def _look(index: int, count: int) -> dict[str, Any]:
     }
 
 
-def _draw_loss(axes: Axes, curve: _Curve, look: dict[str, Any], label: str) -> None:
-    axes.plot(curve.tokens, curve.mean, label=label, **look)
-
-
 def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], banded: bool) -> None:
     seeds = sorted(curve.losses.keys() & base.losses.keys())
     if not seeds:
@@ -122,8 +115,7 @@ def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any]
 
 def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
     top = column[0]
-    shown = [curve.mean[int(_POINTS * _SHOWN_FROM) :] for curve in curves]
-    values = np.concatenate(shown)
+    values = np.concatenate([curve.mean[int(_POINTS * _SHOWN_FROM) :] for curve in curves])
     values = values[np.isfinite(values)]
     if len(values):
         low, high = float(values.min()), float(values.max())

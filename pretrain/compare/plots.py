@@ -8,17 +8,22 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
-from pretrain.compare.trend import trend_figure
-from pretrain.reporting.plots import COLOURS, LABEL_WIDTH, WIDTH
-from pretrain.reporting.text import byte_count, percent, signed
+from pretrain.compare.trend import Trend
+from pretrain.reporting.plots import COLOURS, DASHES, LABEL_WIDTH, MARKERS, WIDTH, style_of
+from pretrain.reporting.text import byte_count, percent, share, signed
+from pretrain.study.gaps import CONFIDENCE
+
+_SHIFT = 0.015
+"""Between two variants' points of a trend, as a part of the axis, so that no interval hides another."""
 
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
@@ -57,6 +62,64 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
+def trend_figure(trends: Sequence[Trend], labels: Sequence[str], baseline: str) -> Figure | None:
+    """Draw the gaps over the subject with their intervals, and each variant's mean line.
+
+    `labels` are of all variants: a variant looks as in the plot of the loss.
+    """
+    if not trends:
+        return None
+    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axhline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    values = sorted({float(point.value) for trend in trends for point in trend.points})
+    for place, trend in enumerate(trends):
+        aside = (values[-1] / values[0]) ** (_SHIFT * (place - (len(trends) - 1) / 2))
+        _draw_trend(axes, trend, aside, labels.index(trend.label))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.xaxis.set_minor_locator(NullLocator())
+    many = EngFormatter() if values[-1] >= 1e5 else FuncFormatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(many)
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
+    axes.set_ylabel(f"gap to {baseline}, nats per token\n(up is worse; {share(CONFIDENCE)} interval)")
+    columns = 2 if max(len(trend.label) for trend in trends) < 20 and len(trends) > 1 else 1
+    figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=4.5)
+    return figure
+
+
+def _draw_trend(axes: Axes, trend: Trend, aside: float, index: int) -> None:
+    colour = style_of(index, COLOURS)
+    for point in trend.points:
+        if point.low is not None and point.high is not None:
+            x = point.value * aside
+            axes.plot([x, x], [point.low, point.high], color=colour, linewidth=2, solid_capstyle="butt")
+    axes.plot(
+        [point.value * aside for point in trend.points],
+        [point.mean for point in trend.points],
+        linestyle="none",
+        marker=style_of(index, MARKERS),
+        markersize=7,
+        markerfacecolor="white",
+        markeredgewidth=1.6,
+        color=colour,
+    )
+    ends = [trend.points[0].value, trend.points[-1].value]
+    slope = f"{signed(trend.slope.mean)} per doubling, n = {trend.slope.n}".replace("-", "−")
+    axes.plot(
+        [end * aside for end in ends],
+        [trend.line(end) for end in ends],
+        color=colour,
+        linestyle=style_of(index, DASHES),
+        linewidth=1.5,
+        marker=style_of(index, MARKERS),
+        markerfacecolor="white",
+        markevery=[],  # the marker is for the legend
+        label=f"{trend.label}: {slope}",
+    )
+
+
 def memory_figure(comparison: Comparison) -> Figure:
     """Draw the bytes of model states by kind, summed over ranks, as the live engine held them."""
     variants = list(comparison.variants)
@@ -70,17 +133,14 @@ def memory_figure(comparison: Comparison) -> Figure:
     left = [0.0] * len(variants)
     for title, colour, hatch, of in kinds:
         widths = [float(of(variant)) for variant in variants]
-        axes.barh(
-            range(len(variants)),
-            widths,
-            0.6,
-            left,
-            color=colour,
-            hatch=hatch,
-            label=title,
-            edgecolor="black",
-            linewidth=0.6,
-        )
+        bar: dict[str, Any] = {
+            "color": colour,
+            "hatch": hatch,
+            "label": title,
+            "edgecolor": "black",
+            "linewidth": 0.6,
+        }
+        axes.barh(range(len(variants)), widths, 0.6, left, **bar)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, (variant, total) in enumerate(zip(variants, left, strict=True)):
         base_total = comparison.variant(variant.baseline).cost.states.in_memory
@@ -150,11 +210,8 @@ def _note_at_right(axes: Axes, row: int, text: str) -> None:
 def _byte_ticks(axes: Axes, largest: float) -> None:
     """Set ticks at round numbers of the binary unit that suits the longest bar."""
     power = max(0, min(4, int(math.log(max(largest, 1), 1024))))
-    steps = [
-        step
-        for step in MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, largest / 1024**power)
-        if step >= 0
-    ]
+    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, largest / 1024**power)
+    steps = [step for step in ticks if step >= 0]
     axes.set_xticks([step * 1024**power for step in steps], [f"{step:g}" for step in steps])
     axes.set_xlim(0, largest * 1.02)
     unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
@@ -166,16 +223,8 @@ def _legend_below(
 ) -> None:
     """Draw a legend of `markers` (marker, colour, text, filled) and of a `line` (colour, text)."""
     handles = [
-        Line2D(
-            [],
-            [],
-            marker=marker,
-            color=colour,
-            linestyle="none",
-            label=text,
-            markerfacecolor=colour if filled else "white",
-        )
-        for marker, colour, text, filled in markers
+        Line2D([], [], marker=m, color=colour, ls="none", label=text, mfc=colour if filled else "white")
+        for m, colour, text, filled in markers
     ]
     handles.append(Line2D([], [], color=line[0], linewidth=4, label=line[1]))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

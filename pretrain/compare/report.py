@@ -47,8 +47,7 @@ _TAIL = (1 - CONFIDENCE) / 2
 def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
     """Write all files into `out` (made if missing), each whole or not at all.
 
-    Args:
-        command: the command that made the report, cut where a line may break.
+    `command` is the one that made the report, cut where a line may break.
     """
     write(comparison_document(comparison, command), out)
     link_event_files(comparison, out / "tensorboard")
@@ -56,12 +55,11 @@ def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequen
 
 def comparison_document(comparison: Comparison, command: Sequence[Sequence[str]]) -> Document:
     """Return everything that is written, but for the links."""
-    files = {"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)}
     return Document(
         page=report_page(comparison, command),
         content=as_json(comparison),
         figures=figures(comparison),
-        files=files,
+        files={"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)},
         content_file="comparison.json",
     )
 
@@ -153,22 +151,28 @@ def _cost(comparison: Comparison) -> list[Block]:
 
 def _origins(runs: Sequence[FinishedRun]) -> list[str]:
     """Return commit, versions and devices that trained the runs, the most frequent first."""
-    origins = Counter(map(_origin, runs))
+    origins: Counter[str] = Counter()
+    for run in runs:
+        facts = run.environment
+        commit, versions = facts.get("git_commit"), facts.get("packages", {})
+        parts = [f"commit {commit[:12]}" if commit else "no commit recorded"]
+        parts += [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
+        parts += [f"Python {facts['python']}"] if "python" in facts else []
+        origins[", ".join([*parts, f"{run.device} × {facts['world_size']}"])] += 1
     return [f"{count} of {len(runs)} runs: {origin}" for origin, count in origins.most_common()]
-
-
-def _origin(run: FinishedRun) -> str:
-    environment = run.environment
-    commit, versions = environment.get("git_commit"), environment.get("packages", {})
-    parts = [f"commit {commit[:12]}" if commit else "no commit recorded"]
-    parts += [f"{name} {versions[name]}" for name in PACKAGES if name in versions]
-    if "python" in environment:
-        parts.append(f"Python {environment['python']}")
-    return ", ".join([*parts, f"{run.device} × {environment['world_size']}"])
 
 
 def definitions(comparisons: int, trends: int = 0) -> list[str]:
     """Return one paragraph for each kind of number, for a report with so many gaps and trends."""
+    line = (
+        "Change per doubling: for each seed that has a gap at every value x of the subject where the variant "
+        "has any, least squares over that seed's gaps gives gap = a + b log2(x). Mean, interval and t-test "
+        "of b are over these seeds, so pairs stay pairs and gaps at different values are not taken to be "
+        f"independent. Holm adjusts over all {trends} slopes of this report; significance is claimed as for "
+        "gaps. Off the line: the largest distance of these seeds' mean gaps from the mean line. An "
+        "extrapolation is the mean of what the seeds' lines give there, its interval by Student's t over "
+        "seeds. Gaps at a value are over all pairs there, as in the table of gaps."
+    )
     return [
         "Validation loss is the mean over all tokens of the held-out text, in nats per token; perplexity is "
         "its exponential. ± is the standard deviation over seeds (n - 1 in the denominator).",
@@ -188,7 +192,7 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "this report. A difference is called significant if the adjusted p of the t-test is below "
         f"{LEVEL} with at least {FEWEST_SEEDS} pairs. With n pairs the Wilcoxon test cannot give less than "
         "2 / 2ⁿ, which is 0.0625 for 5.",
-        *(_trend_definitions(trends) if trends else []),
+        *([line] if trends else []),
         f"Convergence: training losses are smoothed over the last {share(convergence.SMOOTHING)} of the "
         "run's records; a loss is reached at the first record that is at most it. A mean is given only if "
         "every run got there.",
@@ -209,42 +213,22 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
     ]
 
 
-def _trend_definitions(trends: int) -> list[str]:
-    return [
-        "Change per doubling: for each seed that has a gap at every value x of the subject where the variant "
-        "has any, least squares over that seed's gaps gives gap = a + b log2(x). Mean, interval and t-test "
-        "of b are over these seeds, so pairs stay pairs and gaps at different values are not taken to be "
-        f"independent. Holm adjusts over all {trends} slopes of this report; significance is claimed as for "
-        "gaps. Off the line: the largest distance of these seeds' mean gaps from the mean line. An "
-        "extrapolation is the mean of what the seeds' lines give there, its interval by Student's t over "
-        "seeds. Gaps at a value are over all pairs there, as in the table of gaps.",
-    ]
-
-
 def link_event_files(comparison: Comparison, directory: Path) -> None:
     """Link the runs' event files below `directory`; runs without any are left out.
 
     Only links are removed from an older `directory`, and folders that are then empty.
     """
-    _remove_links(directory)
+    for folder in sorted(directory.glob("*")):
+        if folder.is_dir() and not folder.is_symlink():
+            for link in filter(Path.is_symlink, sorted(folder.iterdir())):
+                link.unlink()
+            if not any(folder.iterdir()):
+                folder.rmdir()
     for group in comparison.groups.groups:
         for run in group.runs:
             events = RunDirectory(run.path).tensorboard
             if events.is_dir():
-                link = directory / _file_name(group.name) / f"seed-{run.seed}"
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(os.path.relpath(events.resolve(), link.parent.resolve()))
-
-
-def _remove_links(directory: Path) -> None:
-    for folder in sorted(directory.glob("*")) if directory.is_dir() else []:
-        if folder.is_dir() and not folder.is_symlink():
-            for link in folder.iterdir():
-                if link.is_symlink():
-                    link.unlink()
-            if not any(folder.iterdir()):
-                folder.rmdir()
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", name)
+                folder = directory / re.sub(r"[^A-Za-z0-9+=._,%-]+", "_", group.name)
+                folder.mkdir(parents=True, exist_ok=True)
+                target = os.path.relpath(events.resolve(), folder.resolve())
+                (folder / f"seed-{run.seed}").symlink_to(target)

@@ -65,7 +65,9 @@ def expected_cost(run: FinishedRun) -> Theory | None:
     size, model_flops, executed = _counts(config, phases)
     tensor_parallel = config.parallel.tensor_model_parallel_size
     replicas = int(run.environment.get("world_size", tensor_parallel)) // tensor_parallel
-    held = size.trainable_parameters + (tensor_parallel - 1) * _not_split(config, phases[-1])
+    every = tensors(config.shape(), config.policy(), phases[-1].number)
+    whole = sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)
+    held = size.trainable_parameters + (tensor_parallel - 1) * whole
     stage, weight = run.zero_stage, _BYTES[config.precision.dtype]
     gradient = _BYTES[config.precision.grad_accum_dtype if weight == 2 else "fp32"]
     master = 0 if stage == 0 and weight == 4 else _MASTER_WEIGHT
@@ -95,9 +97,3 @@ def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float
     count = count_parameters(shape, policy, phases[-1].number)
     size = ModelSize(count.trainable, count.frozen)
     return size, model_flops_per_token(shape, policy), sum(flops) / config.total_steps
-
-
-def _not_split(config: Config, phase: Phase) -> int:
-    """Return the parameters that every tensor-parallel rank holds whole."""
-    every = tensors(config.shape(), config.policy(), phase.number)
-    return sum(tensor.elements for tensor in every if tensor.trains and tensor.cut is None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,10 @@ from pretrain.reporting.text import NOTHING, interval, number, share, signed
 from pretrain.study.gaps import CONFIDENCE, SCORES, PairedGap, adjust, paired_gap
 from pretrain.study.tables import judged, p_value
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 TARGET_TOKENS = 100e9
 """Tokens of the pretraining that small runs are to say something about: lines over `tokens` go so far."""
 _ROUNDING = 12
 """Decimals kept of a seed's line: losses have no more, so the rest is no spread between seeds."""
-_SHIFT = 0.015
-"""Between two variants' points, as a part of the axis, so that their intervals do not hide each other."""
 
 
 @dataclass(frozen=True)
@@ -98,26 +92,23 @@ def fit_trends(
     """
     fitted, notes = [], []
     for label, by_value in gaps.items():
-        if len(by_value) < 2:
-            continue
         trend = _fit(label, subject, dict(sorted(by_value.items())))
-        if trend is None:
+        if trend is not None:
+            fitted.append(trend)
+        elif len(by_value) > 1:
             notes.append(
                 f"No line over {subject} for {label}: fewer than two seeds have a gap at each of its "
                 f"{len(by_value)} values."
             )
-        else:
-            fitted.append(trend)
     slopes = adjust([trend.slope for trend in fitted])
-    return tuple(
-        replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope
-    ), notes
+    adjusted = [replace(trend, slope=slope) for trend, slope in zip(fitted, slopes, strict=True) if slope]
+    return tuple(adjusted), notes
 
 
 def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | None:
     by_seed = [dict(zip(gap.seeds, gap.differences, strict=True)) for gap in gaps.values()]
     seeds = sorted(set.intersection(*map(set, by_seed)))
-    if len(seeds) < 2:
+    if len(gaps) < 2 or len(seeds) < 2:
         return None
     x = np.log2(np.array(list(gaps), dtype=np.float64))
     y = np.array([[at_value[seed] for seed in seeds] for at_value in by_seed])  # [values, seeds]
@@ -155,15 +146,24 @@ def value_text(value: float) -> str:
 
 def trend_sentences(trends: Sequence[Trend]) -> list[str]:
     """Return a sentence for each variant, and a caution on extrapolations if there are any."""
-    return [*map(_sentence, trends), *_caution(trends)]
+    sentences = list(map(_sentence, trends))
+    beyond = sorted({trend.extrapolation.doublings for trend in trends if trend.extrapolation})
+    if beyond:
+        span = " or ".join(dict.fromkeys(f"{doublings:.1f}" for doublings in beyond))
+        sentences.append(
+            f"What a line gives there is an extrapolation over {span} doublings beyond the longest runs. "
+            "Runs of different length each have their own warm-up and decay of the learning rate, and the "
+            "interval holds only if the line does, which these runs cannot show."
+        )
+    return sentences
 
 
 def _sentence(trend: Trend) -> str:
     slope, first, last = trend.slope, trend.points[0].value, trend.points[-1].value
     parts = [
         f"{trend.label}, {trend.subject} {value_text(first)} to {value_text(last)}: with each doubling the "
-        f"gap changes by {signed(slope.mean)} nats per token{_interval(slope.low, slope.high)}, by one line "
-        f"for each of {slope.n} seeds that have a gap at all {len(trend.points)} values",
+        f"gap changes by {signed(slope.mean)} nats per token{_interval(slope)}, by one line for each of "
+        f"{slope.n} seeds that have a gap at all {len(trend.points)} values",
         _slope_verdict(slope),
     ]
     if trend.residual is None:
@@ -173,8 +173,8 @@ def _sentence(trend: Trend) -> str:
     there = trend.extrapolation
     if there is not None:
         parts.append(
-            f"at {there.value:,.0f} tokens the line gives {signed(there.mean)}"
-            f"{_interval(there.low, there.high)}, extrapolated over {there.doublings:.1f} doublings"
+            f"at {there.value:,.0f} tokens the line gives {signed(there.mean)}{_interval(there)}, "
+            f"extrapolated over {there.doublings:.1f} doublings"
         )
     return "; ".join(parts) + "."
 
@@ -184,20 +184,8 @@ def _slope_verdict(slope: PairedGap) -> str:
     return judged(slope, "slopes", f"the gap {direction} significantly", "no significant change")
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return f" ({share(CONFIDENCE)} interval {signed(low)} to {signed(high)})"
-
-
-def _caution(trends: Sequence[Trend]) -> list[str]:
-    beyond = sorted({trend.extrapolation.doublings for trend in trends if trend.extrapolation})
-    if not beyond:
-        return []
-    span = " or ".join(dict.fromkeys(f"{doublings:.1f}" for doublings in beyond))
-    return [
-        f"What a line gives there is an extrapolation over {span} doublings beyond the longest runs. Runs of "
-        "different length each have their own warm-up and decay of the learning rate, and the interval holds "
-        "only if the line does, which these runs cannot show."
-    ]
+def _interval(of: PairedGap | Extrapolation) -> str:
+    return f" ({share(CONFIDENCE)} interval {signed(of.low)} to {signed(of.high)})"
 
 
 def trend_table(trends: Sequence[Trend]) -> Table:
@@ -243,69 +231,3 @@ def _cell(point: Point | None) -> str:
     if point is None:
         return NOTHING
     return signed(point.mean) + ("" if point.low is None else f" {interval(point.low, point.high)}")
-
-
-def trend_figure(trends: Sequence[Trend], labels: Sequence[str], baseline: str) -> Figure | None:
-    """Draw the gaps over the subject with their intervals, and each variant's mean line.
-
-    Args:
-        labels: of all variants; a variant looks as in the plot of the loss.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLocator
-
-    from pretrain.reporting.plots import WIDTH
-
-    if not trends:
-        return None
-    figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axhline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
-    values = sorted({float(point.value) for trend in trends for point in trend.points})
-    for place, trend in enumerate(trends):
-        aside = (values[-1] / values[0]) ** (_SHIFT * (place - (len(trends) - 1) / 2))
-        _draw(axes, trend, aside, labels.index(trend.label))
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    many = EngFormatter() if values[-1] >= 1e5 else FuncFormatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_major_formatter(many)
-    axes.grid(axis="x", visible=False)
-    axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
-    axes.set_ylabel(f"gap to {baseline}, nats per token\n(up is worse; {share(CONFIDENCE)} interval)")
-    columns = 2 if max(len(trend.label) for trend in trends) < 20 and len(trends) > 1 else 1
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=4.5)
-    return figure
-
-
-def _draw(axes: Axes, trend: Trend, aside: float, index: int) -> None:
-    from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, style_of
-
-    colour = style_of(index, COLOURS)
-    for point in trend.points:
-        if point.low is not None and point.high is not None:
-            x = point.value * aside
-            axes.plot([x, x], [point.low, point.high], color=colour, linewidth=2, solid_capstyle="butt")
-    axes.plot(
-        [point.value * aside for point in trend.points],
-        [point.mean for point in trend.points],
-        linestyle="none",
-        marker=style_of(index, MARKERS),
-        markersize=7,
-        markerfacecolor="white",
-        markeredgewidth=1.6,
-        color=colour,
-    )
-    ends = [trend.points[0].value, trend.points[-1].value]
-    slope = f"{signed(trend.slope.mean)} per doubling, n = {trend.slope.n}".replace("-", "−")
-    axes.plot(
-        [end * aside for end in ends],
-        [trend.line(end) for end in ends],
-        color=colour,
-        linestyle=style_of(index, DASHES),
-        linewidth=1.5,
-        marker=style_of(index, MARKERS),
-        markerfacecolor="white",
-        markevery=[],  # the marker is for the legend
-        label=f"{trend.label}: {slope}",
-    )

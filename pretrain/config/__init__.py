@@ -4,6 +4,7 @@ setting     declaration of a key: meaning, range, and how the rest of the progra
 sections    the sections but attention; `types`: their base class and the types of values
 attention   the attention section, from the policy's axes
 tree        the whole configuration, and the values that follow from others
+arguments   CONFIG and overrides on the command line
 keys        all keys with their records; changes at a resume
 sources     YAML files, overrides, and where each value came from
 refusals    combinations that cannot be

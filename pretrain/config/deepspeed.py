@@ -6,14 +6,12 @@ Leans on DeepSpeed 0.19: its key names, and what it does with data types at each
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pretrain.config.sources import is_file
+from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -69,9 +67,6 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 def zero_stage(config: Config, world_size: int) -> int:
     """Return the ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
 
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
-
     Raises:
         UserError: as `deepspeed_settings`.
     """
@@ -110,8 +105,7 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
         if key in REFUSED:
             raise UserError(f"deepspeed key '{key}': {REFUSED[key]}")
         if key not in PASSED_ON:
-            close = difflib.get_close_matches(key, sorted(PASSED_ON), n=1, cutoff=0.5)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
+            hint = did_you_mean(key, sorted(PASSED_ON))
             raise UserError(f"deepspeed key '{key}' is not one that DeepSpeed knows{hint}")
     for section in ("zero_optimization", "bf16", "data_types", "checkpoint"):
         if not isinstance(settings.get(section, {}), Mapping):
@@ -127,14 +121,23 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """Return the argument of `deepspeed.initialize(config=...)`.
 
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
-
     Raises:
-        UserError: as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it.
+        UserError: as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it: later that
+            would be a traceback in every rank.
     """
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from pydantic import ValidationError
+
     settings = filled_settings(config, world_size)
-    _check_zero_section(settings.get("zero_optimization", {}))
+    try:
+        DeepSpeedZeroConfig(**settings.get("zero_optimization", {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        fields = DeepSpeedZeroConfig.model_fields
+        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
+        hint = did_you_mean(key, known, cutoff=0.6) if first["type"] == "extra_forbidden" else ""
+        raise UserError(f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}") from None
     return settings
 
 
@@ -177,16 +180,13 @@ def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[A
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
-    shipped = files("ds_configs")
-    names = sorted(entry.name[: -len(".json")] for entry in shipped.iterdir() if entry.name.endswith(".json"))
-    if name_or_path not in names and not is_file(Path(name_or_path)):
-        known = ", ".join([AUTO, *names])
+    shipped = shipped_files("ds_configs", ".json")
+    path = shipped.get(name_or_path, Path(name_or_path))
+    if not is_file(path):
+        known = ", ".join([AUTO, *shipped])
         raise UserError(f"deepspeed.config '{name_or_path}' is neither a file nor one of: {known}")
     try:
-        if name_or_path in names:
-            settings = json.loads(shipped.joinpath(f"{name_or_path}.json").read_text(encoding="utf-8"))
-        else:
-            settings = json.loads(Path(name_or_path).read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
         raise UserError(f"deepspeed.config '{name_or_path}' nests too deeply to be settings") from None
     except (OSError, ValueError) as error:
@@ -198,29 +198,10 @@ def _read(name_or_path: str) -> dict[str, Any]:
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `changes` laid over it, sections merged key by key; neither is modified."""
-    merged = {key: _merge(value, {}) if isinstance(value, Mapping) else value for key, value in base.items()}
+    merged = dict(base)
     for key, value in changes.items():
-        under = merged.get(key)
-        merged[key] = (
-            _merge(under if isinstance(under, Mapping) else {}, value)
-            if isinstance(value, Mapping)
-            else value
-        )
+        if isinstance(value, Mapping):
+            under = base.get(key)
+            value = _merge(under if isinstance(under, Mapping) else {}, value)
+        merged[key] = value
     return merged
-
-
-def _check_zero_section(section: Mapping[str, Any]) -> None:
-    """Let DeepSpeed's own model check the section now; later a mistake would be a traceback in every rank."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from pydantic import ValidationError
-
-    try:
-        DeepSpeedZeroConfig(**section)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        fields = DeepSpeedZeroConfig.model_fields
-        known = [*fields, *(info.alias for info in fields.values() if info.alias)]
-        close = difflib.get_close_matches(key, known, n=1) if first["type"] == "extra_forbidden" else []
-        hint = f"; did you mean '{close[0]}'?" if close else ""
-        raise UserError(f"deepspeed key 'zero_optimization.{key}': {first['msg'].lower()}{hint}") from None

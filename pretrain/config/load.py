@@ -8,7 +8,6 @@ Relative paths start from the working directory. `sections` judges types and ran
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,15 @@ from pydantic import ValidationError
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
-from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, locate, read_yaml
+from pretrain.config.sources import (
+    OVERRIDE,
+    Draft,
+    KeyPath,
+    apply_overrides,
+    did_you_mean,
+    locate,
+    read_yaml,
+)
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -135,13 +142,12 @@ def _where(draft: Draft, path: KeyPath) -> str:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+    return did_you_mean(word, known) or f"; known: {', '.join(known)}"
 
 
 def _nearest_key(section: str, key: str, keys: Mapping[str, Sequence[str]]) -> str:
     """Name the nearest key of the section; else the same word in another section; else the section's keys."""
-    if difflib.get_close_matches(key, keys[section], n=1, cutoff=0.6):
+    if did_you_mean(key, keys[section], cutoff=0.6):
         return _nearest(f"{section}.{key}", [f"{section}.{name}" for name in keys[section]])
     elsewhere = [f"{other}.{name}" for other, names in keys.items() for name in names if name == key]
     if elsewhere:

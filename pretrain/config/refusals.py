@@ -28,25 +28,17 @@ def check_tree(config: Config) -> None:
     _check_heads(config)
     _check_tensor_parallel(config)
     _check_schedule(config)
-    _check_divides(
-        "data.global_batch_size",
-        config.data.global_batch_size,
-        "data.micro_batch_size",
-        config.data.micro_batch_size,
-    )
+    batch, micro_batch = config.data.global_batch_size, config.data.micro_batch_size
+    _check_divides("data.global_batch_size", batch, "data.micro_batch_size", micro_batch)
     _check_query_key(config)
     _check_rate_factors(config)
     _check_recompute(config)
-    _check_profile(config)
-    _check_prompts(config)
+    _check_telemetry(config)
     _check_initial_weights(config)
 
 
 def check_layout(config: Config, world_size: int) -> None:
     """Refuse what this number of ranks, or DeepSpeed at this ZeRO stage, cannot do.
-
-    Args:
-        world_size: ranks in total, over tensor and data parallelism.
 
     Raises:
         UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
@@ -70,11 +62,7 @@ def check_layout(config: Config, world_size: int) -> None:
             "change either batch size or the number of processes"
         )
     filled_settings(config, world_size)
-    stage = zero_stage(config, world_size)
-    _check_zero_stage(config, stage)
-    _check_adapters(config, stage)
-    _check_unfreeze_stage(config, stage)
-    _check_compiled_stage(config, stage)
+    _check_stage(config, zero_stage(config, world_size))
     if config.telemetry.wandb:
         _require_wandb()
 
@@ -116,12 +104,8 @@ def _check_tensor_parallel(config: Config) -> None:
             raise UserError(
                 f"parallel.sequence_parallel=true has nothing to split at {key}=1; set it to false"
             )
-        _check_divides(
-            "data.sequence_length",
-            config.data.sequence_length,
-            f"{key} (with parallel.sequence_parallel)",
-            size,
-        )
+        with_sequence = f"{key} (with parallel.sequence_parallel)"
+        _check_divides("data.sequence_length", config.data.sequence_length, with_sequence, size)
 
 
 def _check_schedule(config: Config) -> None:
@@ -186,18 +170,15 @@ def _check_recompute(config: Config) -> None:
         )
 
 
-def _check_profile(config: Config) -> None:
-    section = config.telemetry.profile
-    if section is not None and section.at + section.steps - 1 > config.total_steps:
+def _check_telemetry(config: Config) -> None:
+    """Check the profiled steps, and what can be known of prompts without a tokenizer."""
+    section, length = config.telemetry, config.data.sequence_length
+    profile = section.profile
+    if profile is not None and profile.at + profile.steps - 1 > config.total_steps:
         raise UserError(
-            f"telemetry.profile: {section.steps} steps from step {section.at} on do not fit into the "
+            f"telemetry.profile: {profile.steps} steps from step {profile.at} on do not fit into the "
             f"{config.total_steps} steps of the run; set at or steps lower"
         )
-
-
-def _check_prompts(config: Config) -> None:
-    """Check what can be known of prompts without a tokenizer."""
-    section, length = config.telemetry, config.data.sequence_length
     if not section.sample_prompts:
         return
     if not section.tensorboard:
@@ -235,15 +216,27 @@ def _check_initial_weights(config: Config) -> None:
             )
 
 
-def _check_unfreeze_stage(config: Config, stage: int) -> None:
-    if config.policy().unfreeze and stage not in (1, 2):
+def _check_stage(config: Config, stage: int) -> None:
+    """Refuse what a ZeRO stage cannot do."""
+    policy, size = config.policy(), config.parallel.tensor_model_parallel_size
+    if config.precision.dtype == "bf16" and stage == 0:
+        if size > 1:  # under tensor parallelism DeepSpeed takes a rank's norm for the model's
+            raise UserError(
+                "precision.dtype=bf16 with ZeRO stage 0 would clip by a wrong gradient norm at "
+                f"parallel.tensor_model_parallel_size={size}; set deepspeed.config=auto"
+            )
+        if config.precision.grad_accum_dtype == "fp32":
+            raise UserError(
+                "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does "
+                "at ZeRO stage 0; set deepspeed.config=auto"
+            )
+    if stage == 3 and policy.adapters:
+        _check_adapters(config)
+    if policy.unfreeze and stage not in (1, 2):
         raise UserError(
             "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
             f"under ZeRO stage {stage}; set deepspeed.config=auto, zero1 or zero2"
         )
-
-
-def _check_compiled_stage(config: Config, stage: int) -> None:
     if config.performance.compile == "layers" and stage == 3:
         raise UserError(
             "performance.compile=layers is not possible under ZeRO stage 3, whose hooks fetch the weights of "
@@ -251,21 +244,19 @@ def _check_compiled_stage(config: Config, stage: int) -> None:
         )
 
 
-def _check_zero_stage(config: Config, stage: int) -> None:
-    """Refuse stage 0 in bf16: under tensor parallelism DeepSpeed takes a rank's norm for the model's."""
-    if config.precision.dtype != "bf16" or stage != 0:
-        return
+def _check_adapters(config: Config) -> None:
+    """Refuse ZeRO-3 where a rank has no frozen head: it does not gather adapters of no elements."""
     size = config.parallel.tensor_model_parallel_size
-    if size > 1:
-        raise UserError(
-            "precision.dtype=bf16 with ZeRO stage 0 would clip by a wrong gradient norm at "
-            f"parallel.tensor_model_parallel_size={size}; set deepspeed.config=auto"
-        )
-    if config.precision.grad_accum_dtype == "fp32":
-        raise UserError(
-            "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does at "
-            "ZeRO stage 0; set deepspeed.config=auto"
-        )
+    groups_per_rank = config.num_query_groups // size
+    frozen_groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups)
+    for layer, frozen in enumerate(frozen_groups):
+        holding = {group // groups_per_rank for group in frozen}
+        if frozen and len(holding) < size:
+            raise UserError(
+                "ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: "
+                f"layer {layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
+                "parallel.tensor_model_parallel_size or other attention.frozen_heads"
+            )
 
 
 def _require_wandb() -> None:
@@ -276,19 +267,3 @@ def _require_wandb() -> None:
             "telemetry.wandb=true but the package wandb is not installed; "
             "pip install 'ora-pretrain[wandb]', or set telemetry.wandb=false"
         )
-
-
-def _check_adapters(config: Config, stage: int) -> None:
-    """Refuse ZeRO-3 where a rank has no frozen head: it does not gather adapters of no elements."""
-    policy, size = config.policy(), config.parallel.tensor_model_parallel_size
-    if stage < 3 or not policy.adapters:
-        return
-    groups_per_rank = config.num_query_groups // size
-    for layer, frozen in enumerate(policy.frozen_groups(config.model.num_layers, config.num_query_groups)):
-        holding = {group // groups_per_rank for group in frozen}
-        if frozen and len(holding) < size:
-            raise UserError(
-                "ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: "
-                f"layer {layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
-                "parallel.tensor_model_parallel_size or other attention.frozen_heads"
-            )

@@ -28,15 +28,11 @@ MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 colu
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
     """Return the resolved configuration as text: each value with where it came from, and a summary.
 
-    Args:
-        name_or_path, overrides: as `load_config`.
-        meanings: also print the meaning of each key.
-
     Raises:
         UserError: as `load_config`.
     """
     loaded = load_config_with_origins(name_or_path, overrides)
-    columns = ("key", "value", "from", *(("meaning",) if meanings else ()))
+    columns = ("key", "value", "from", "meaning") if meanings else ("key", "value", "from")
     table = Table(box=None, pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=column == "key")
@@ -73,6 +69,11 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
+    what, factors = "freezing saves", []
+    if policy.structured:
+        what, (a, b) = "freezing and factors save", block_sizes(shape.hidden_size, shape.head_dim)
+        blocks = f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, for each of both"
+        factors = [("frozen Query/Key factors", blocks)]
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
         ("parameters, trainable", f"{count.trainable:,} ({count.trainable / 1e6:.1f} M)"),
@@ -84,22 +85,11 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
-        *_factor_rows(config),
-        ("training FLOPs per token", f"{model_flops:.4g}; {_what_saves(config)} {saved:.1%} of them"),
+        *factors,
+        ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]
-
-
-def _factor_rows(config: Config) -> list[tuple[str, str]]:
-    if not config.policy().structured:
-        return []
-    a, b = block_sizes(config.model.hidden_size, config.head_dim)
-    return [("frozen Query/Key factors", f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, for each of both")]
-
-
-def _what_saves(config: Config) -> str:
-    return "freezing and factors save" if config.policy().structured else "freezing saves"
 
 
 def _deepspeed_text(config: Config) -> str:

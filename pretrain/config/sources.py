@@ -6,9 +6,10 @@ boolean. This module knows nothing of what the keys mean; `load` does.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -204,18 +205,29 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def locate(name_or_path: str) -> tuple[Path, str]:
-    """Return the file of a config and its name in messages: a name from `pretrain/configs`, else a path.
+def shipped_files(package: str, ending: str) -> dict[str, Path]:
+    """Return {name without ending: path} of the files that a package ships, sorted by name."""
+    paths = (Path(str(entry)) for entry in files(package).iterdir() if entry.name.endswith(ending))
+    return {path.stem: path for path in sorted(paths)}
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `; did you mean '…'?` for the nearest word that is known, or "" where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def locate(name_or_path: str, kind: str = "config", package: str = "pretrain.configs") -> tuple[Path, str]:
+    """Return a YAML file and its name in messages: by the name of a file that `package` ships, else a path.
 
     Raises:
         UserError: there is neither.
     """
-    shipped = files("pretrain").joinpath("configs")
-    names = sorted(entry.name[: -len(".yaml")] for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
-    if name_or_path in names:
-        return Path(str(shipped.joinpath(f"{name_or_path}.yaml"))), f"{name_or_path}.yaml"
+    shipped = shipped_files(package, ".yaml")
+    if name_or_path in shipped:
+        return shipped[name_or_path], f"{name_or_path}.yaml"
     if is_file(Path(name_or_path)):
         return Path(name_or_path), name_or_path
     raise UserError(
-        f"config '{name_or_path}' is neither a file nor one of the shipped configs: {', '.join(names)}"
+        f"{kind} '{name_or_path}' is neither a file nor one of the shipped {kind}s: {', '.join(shipped)}"
     )

@@ -15,21 +15,8 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
+from pretrain.config import sections
 from pretrain.config.attention import AttentionSection, written_axes
-from pretrain.config.sections import (
-    CheckpointSection,
-    DataSection,
-    DeepSpeedSection,
-    ModelSection,
-    OptimizerSection,
-    ParallelSection,
-    PerformanceSection,
-    PrecisionSection,
-    RunSection,
-    ScheduleSection,
-    StabilitySection,
-    TelemetrySection,
-)
 from pretrain.config.sources import dump_yaml
 from pretrain.config.types import Section
 
@@ -37,37 +24,34 @@ from pretrain.config.types import Section
 class Config(Section):
     """The configuration of a run. Where a section holds None, the property of the same name has the value."""
 
-    run: RunSection
-    model: ModelSection
+    run: sections.RunSection
+    model: sections.ModelSection
     attention: AttentionSection
-    optimizer: OptimizerSection
-    schedule: ScheduleSection
-    data: DataSection
-    parallel: ParallelSection = ParallelSection()
-    precision: PrecisionSection
-    performance: PerformanceSection = PerformanceSection()
-    checkpoint: CheckpointSection
-    stability: StabilitySection = StabilitySection()
-    telemetry: TelemetrySection = TelemetrySection()
-    deepspeed: DeepSpeedSection = DeepSpeedSection()
+    optimizer: sections.OptimizerSection
+    schedule: sections.ScheduleSection
+    data: sections.DataSection
+    parallel: sections.ParallelSection = sections.ParallelSection()
+    precision: sections.PrecisionSection
+    performance: sections.PerformanceSection = sections.PerformanceSection()
+    checkpoint: sections.CheckpointSection
+    stability: sections.StabilitySection = sections.StabilitySection()
+    telemetry: sections.TelemetrySection = sections.TelemetrySection()
+    deepspeed: sections.DeepSpeedSection = sections.DeepSpeedSection()
 
     @property
     def num_query_groups(self) -> int:
         """Return the key/value heads of a layer."""
-        groups = self.model.num_query_groups
-        return self.model.num_attention_heads if groups is None else groups
+        return self.model.num_query_groups or self.model.num_attention_heads
 
     @property
     def head_dim(self) -> int:
         """Return the width of one head."""
-        given = self.model.head_dim
-        return self.model.hidden_size // self.model.num_attention_heads if given is None else given
+        return self.model.head_dim or self.model.hidden_size // self.model.num_attention_heads
 
     @property
     def ffn_hidden_size(self) -> int:
         """Return the inner width of the MLP."""
-        given = self.model.ffn_hidden_size
-        return 4 * self.model.hidden_size if given is None else given
+        return self.model.ffn_hidden_size or 4 * self.model.hidden_size
 
     @property
     def tokens_per_step(self) -> int:
@@ -101,8 +85,7 @@ class Config(Section):
     @property
     def sample_cache(self) -> Path:
         """Return the directory of sample orders, shared by all runs on the same data."""
-        given = self.data.cache_directory
-        return self.run.directory / "sample_order" if given is None else given
+        return self.data.cache_directory or self.run.directory / "sample_order"
 
     @property
     def run_path(self) -> Path:

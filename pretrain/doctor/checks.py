@@ -21,13 +21,16 @@ from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.data.inputs import check_inputs
 from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, shm_facts, version_facts
-from pretrain.doctor.rendezvous import RankInfo, bounded
+from pretrain.doctor.rendezvous import bounded
 from pretrain.doctor.request import Request
 from pretrain.model.build import DTYPES
 from pretrain.ranks.devices import ask_for
+from pretrain.ranks.environment import LaunchEnvironment
 
 
-def local_facts(request: Request, own: RankInfo, leader: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def local_facts(
+    request: Request, own: LaunchEnvironment, leader: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Make every check of this rank within `request.timeout`.
 
     Args:
@@ -43,7 +46,7 @@ def local_facts(request: Request, own: RankInfo, leader: bool, say: Callable[[st
 
     def read_config() -> dict[str, Any]:
         config.append(load_config(request.config, request.overrides))
-        return config_facts(config[0])
+        return {"sha256": hashlib.sha256(config[0].to_yaml().encode()).hexdigest()[:16]}
 
     def check_gpus() -> dict[str, Any]:
         if config:
@@ -68,11 +71,6 @@ def local_facts(request: Request, own: RankInfo, leader: bool, say: Callable[[st
         except Exception as error:  # whatever it is, it is this node's problem and must reach the table
             facts["failures"][name] = _clause(error)
     return facts
-
-
-def config_facts(config: Config) -> dict[str, Any]:
-    """Return a digest of the whole configuration."""
-    return {"sha256": hashlib.sha256(config.to_yaml().encode()).hexdigest()[:16]}
 
 
 def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, Any]:
@@ -108,10 +106,8 @@ def bank_facts(config: Config, seconds: float) -> dict[str, Any]:
     for layer, role, heads in units:
         rows = head_rows_in(recipe, layer, role, heads, DTYPES[config.precision.dtype])
         made = head_digests(rows, recipe.head_dim)
-        digests += [
-            [f"layer {layer} {role} head {head}", sha256[:16]]
-            for head, sha256 in zip(heads, made, strict=True)
-        ]
+        for head, sha256 in zip(heads, made, strict=True):
+            digests.append([f"layer {layer} {role} head {head}", sha256[:16]])
         if time.monotonic() > deadline:
             break
     return {"digests": digests, "heads": sum(len(heads) for _, _, heads in units)}

@@ -55,26 +55,16 @@ class Collectives:
         # failure is reported. The time limit here is our own.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         own = self.rendezvous.own
-        mine = self.nodes[own.node]
-        self.say("the all-reduce within the node")
-        self._step("node", f"node/{own.node}", mine, self.results["failures"], "all-reduce within the node")
-        self.rendezvous.post(f"node-step/{own.rank}", not self.results["failures"])
+        mine, failures = self.nodes[self.rendezvous.node], self.results["failures"]
+        self._step(f"node/{self.rendezvous.node}", mine, "all-reduce within the node", failures)
+        self.rendezvous.post(f"node-step/{own.rank}", not failures)
         self._links()
+        everybody = sorted(rank for ranks in self.nodes.values() for rank in ranks)
         if own.rank == 0:
-            fit = not self.results["link_failures"] and self._all_fit()
-            self.rendezvous.post("world-step", fit)
+            self.rendezvous.post("world-step", not self.results["link_failures"] and self._are_fit(everybody))
         limit = (self.seconds + 5) * (len(self.nodes) + 1)
         if self.rendezvous.read("world-step", limit) and len(self.nodes) > 1:
-            self.say("the all-reduce over all ranks")
-            everybody = sorted(rank for ranks in self.nodes.values() for rank in ranks)
-            self._step(
-                "world",
-                "world",
-                everybody,
-                self.results["failures"],
-                "all-reduce over all ranks",
-                key="world",
-            )
+            self._step("world", everybody, "all-reduce over all ranks", failures)
         return self.results
 
     def _links(self) -> None:
@@ -83,36 +73,29 @@ class Collectives:
         leaders = {node: ranks[0] for node, ranks in self.nodes.items()}
         (head, first), *others = leaders.items()
         for node, leader in others:
-            if own.rank not in (first, leader):
-                continue
-            if not all(
-                self.rendezvous.read(f"node-step/{rank}", self.seconds + 10) for rank in (first, leader)
-            ):
-                continue  # that node has its problem already
-            what = f"all-reduce between nodes {head} and {node}"
-            self.say(f"the {what}")
+            ends = [first, leader]
+            if own.rank not in ends or not self._are_fit(ends):
+                continue  # an unfit node has its problem already
             # Only rank 0 reports links: the other end sees the same failure.
             failures = self.results["link_failures"] if own.rank == first else {}
-            speed = self._step("link", f"link/{node}", [first, leader], failures, what, key=node)
+            speed = self._step(f"link/{node}", ends, f"all-reduce between nodes {head} and {node}", failures)
             if own.rank == first:
                 self.results["links"][node] = speed
 
-    def _all_fit(self) -> bool:
-        everybody = [rank for ranks in self.nodes.values() for rank in ranks]
-        done = self.rendezvous.collect("node-step", everybody, self.seconds + 10)
-        return len(done) == len(everybody) and all(done.values())
+    def _are_fit(self, ranks: Sequence[int]) -> bool:
+        """Return whether the step within the node went well on all of `ranks`."""
+        done = self.rendezvous.collect("node-step", ranks, self.seconds + 10)
+        return len(done) == len(ranks) and all(done.values())
 
-    def _step(
-        self,
-        name: str,
-        group: str,
-        members: Sequence[int],
-        failures: dict[str, str],
-        what: str,
-        key: str = "node",
-    ) -> float | None:
-        """Run a step; record and return the speed, or record the failure."""
+    def _step(self, group: str, members: Sequence[int], what: str, failures: dict[str, str]) -> float | None:
+        """Run a step; record and return the speed, or record the failure.
+
+        Args:
+            group: `node/NODE`, `link/NODE` or `world`.
+        """
         rank, device = self.rendezvous.own.rank, _device(self.rendezvous.own.local_rank)
+        name, _, node = group.partition("/")
+        self.say(f"the {what}")
 
         def measure() -> float | None:
             store = self.rendezvous.connection(group, self.seconds)
@@ -124,7 +107,9 @@ class Collectives:
             self.results[name] = bounded(measure, self.seconds + 5, what)
         except Exception as error:  # gloo's and NCCL's errors have no type of their own
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            failures[key] = text if isinstance(error, TimeoutError) else f"{what} failed: {text}"
+            failures[node if name == "link" else name] = (
+                text if isinstance(error, TimeoutError) else f"{what} failed: {text}"
+            )
             return None
         return self.results[name]
 

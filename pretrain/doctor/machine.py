@@ -64,10 +64,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     own = gpu_index(local_rank, count)
     if own >= count:
         raise Unfit(f"local rank {local_rank} has no GPU: {count} visible")
-    names = []
-    for index in range(count):
-        properties = torch.cuda.get_device_properties(index)
-        names.append(f"{properties.name} {properties.total_memory / 2**30:.0f} GiB")
+    gpus = [torch.cuda.get_device_properties(index) for index in range(count)]
     torch.cuda.set_device(own)
     free, total = torch.cuda.mem_get_info(own)
     if free < FREE_GPU_SHARE * total:
@@ -75,7 +72,7 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
             f"GPU {own} has {(total - free) / 2**30:.1f} GiB in use before the run starts: "
             "another process is on it"
         )
-    return {"names": names, "free": free}
+    return {"names": [f"{gpu.name} {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus], "free": free}
 
 
 def disk_facts(config: Config) -> dict[str, Any]:

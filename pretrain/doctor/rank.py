@@ -13,7 +13,7 @@ from typing import Any
 
 from pretrain.doctor.checks import local_facts
 from pretrain.doctor.collectives import Collectives
-from pretrain.doctor.rendezvous import NoAnswer, RankInfo, Rendezvous
+from pretrain.doctor.rendezvous import NoAnswer, Rendezvous
 from pretrain.doctor.report import print_report, write_head_node_report, write_report
 from pretrain.doctor.request import Request
 from pretrain.doctor.verdict import (
@@ -27,7 +27,7 @@ from pretrain.doctor.verdict import (
     find_warnings,
     ranks_by_node,
 )
-from pretrain.ranks.environment import head_node, missing_nodes
+from pretrain.ranks.environment import LaunchEnvironment, head_node, missing_nodes, node_name
 
 CLOCK_ROUNDS = 5
 SLACK_SECONDS = 15.0
@@ -41,28 +41,27 @@ def run_doctor(request: Request) -> int:
     Raises:
         UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
     """
-    own = RankInfo.read()
+    own = LaunchEnvironment.read()
     try:
         rendezvous = Rendezvous(own, request.timeout)
         return _first_rank(request, rendezvous) if own.rank == 0 else _other_rank(request, rendezvous)
     except NoAnswer as error:
-        return _without_rank_0(request, own, error)
+        return _without_rank_0(request, own.rank, error)
 
 
 def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own = rendezvous.own
-    rendezvous.post("hello/0", own.node)
+    own, node = rendezvous.own, rendezvous.node
+    rendezvous.post("hello/0", node)
     came = rendezvous.collect("hello", range(own.world_size), request.timeout)
     absent = [rank for rank in range(own.world_size) if rank not in came]
     missing = missing_nodes(absent, came, own.world_size, os.environ)
     nodes = ranks_by_node(came)
     rendezvous.post("roster", nodes)
-    clocks = {own.node: (0.0, 0.0)}
-    for node, ranks in nodes.items():
-        if node != own.node and (measured := _measure_clock(rendezvous, ranks[0], _slack(request))):
-            clocks[node] = measured
-    last: dict[str, str] = {}
-    rendezvous.post("facts/0", local_facts(request, own, True, lambda what: last.update(rank0=what)))
+    clocks = {node: (0.0, 0.0)}
+    for other, ranks in nodes.items():
+        if other != node and (measured := _measure_clock(rendezvous, ranks[0], _slack(request))):
+            clocks[other] = measured
+    rendezvous.post("facts/0", local_facts(request, own, True, lambda what: None))
     facts = rendezvous.collect("facts", came, request.timeout + _slack(request))
     run_collectives = len(facts) == own.world_size and not any(
         {"gpus", "config"} & set(each["failures"]) for each in facts.values()
@@ -70,19 +69,17 @@ def _first_rank(request: Request, rendezvous: Rendezvous) -> int:
     rendezvous.post("collectives", run_collectives)
     collectives: dict[int, Any] = {}
     if run_collectives:
-        rendezvous.post(
-            "collectives/0", Collectives(rendezvous, nodes, _limit(request), lambda what: None).run()
-        )
+        results = Collectives(rendezvous, nodes, _limit(request), lambda what: None).run()
+        rendezvous.post("collectives/0", results)
         collectives = rendezvous.collect("collectives", came, 2 * _limit(request) + _slack(request))
     done = collectives if run_collectives else facts
+    doing = {rank: rendezvous.read(f"doing/{rank}", 0.001) for rank in came if rank not in done}
     gathered = Gathered(
         world_size=own.world_size,
         nodes=came,
         facts=facts,
         collectives=collectives,
-        last={
-            rank: rendezvous.read(f"doing/{rank}", 0.001) or "nothing" for rank in came if rank not in done
-        },
+        last={rank: what or "nothing" for rank, what in doing.items()},
         missing=missing,
         clocks=clocks,
         seconds=request.timeout,
@@ -109,17 +106,17 @@ def _conclude(request: Request, rendezvous: Rendezvous, gathered: Gathered) -> i
 
 
 def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
-    own = rendezvous.own
-    rendezvous.post(f"hello/{own.rank}", own.node)
+    own, node = rendezvous.own, rendezvous.node
+    rendezvous.post(f"hello/{own.rank}", node)
 
     def say(what: str) -> None:
         rendezvous.post(f"doing/{own.rank}", what)
 
     nodes = _expect(rendezvous, "roster", request.timeout + _slack(request))
-    if own.rank not in nodes.get(own.node, []):  # too late: counted among the missing
+    if own.rank not in nodes.get(node, []):  # too late: counted among the missing
         return int(_expect(rendezvous, "verdict", 3 * request.timeout + 2 * _slack(request)))
-    leader = nodes[own.node][0] == own.rank
-    if leader and own.node != next(iter(nodes)):
+    leader = nodes[node][0] == own.rank
+    if leader and node != next(iter(nodes)):
         _show_clock(rendezvous, request.timeout)
     rendezvous.post(f"facts/{own.rank}", local_facts(request, own, leader, say))
     # Rank 0 first measured the clocks, then made its own checks, then waited for everybody's.
@@ -132,10 +129,10 @@ def _other_rank(request: Request, rendezvous: Rendezvous) -> int:
     return code
 
 
-def _without_rank_0(request: Request, own: RankInfo, error: NoAnswer) -> int:
+def _without_rank_0(request: Request, rank: int, error: NoAnswer) -> int:
     """Report that rank 0 does not answer: its node is the bad one, as far as this rank can see."""
     head = head_node()
-    whom = f"rank {own.rank} on node {own.node}"
+    whom = f"rank {rank} on node {node_name()}"
     text = f"rank 0 does not answer {whom} within {request.timeout:.0f} s ({error})"
     problem = Problem("answer", text, (head,) if head else ())
     if request.report is not None:
@@ -149,8 +146,8 @@ def _complain(problems: Sequence[Problem]) -> None:
     texts = [problem.text for problem in problems if not problem.nodes]
     for text in texts:
         print(f"error: {text}", file=sys.stderr, flush=True)
-    if (bad := bad_nodes(problems)) and not texts:
-        print(f"bad-nodes: {','.join(bad)}", flush=True)
+    if problems and not texts:
+        print(f"bad-nodes: {','.join(bad_nodes(problems))}", flush=True)
 
 
 def _measure_clock(rendezvous: Rendezvous, rank: int, seconds: float) -> tuple[float, float] | None:

@@ -10,7 +10,6 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -33,31 +32,11 @@ class NoAnswer(Exception):
     """Rank 0 that cannot be reached, or no longer."""
 
 
-@dataclass(frozen=True)
-class RankInfo:
-    """The rank and node of a process; `node` is the name for `sbatch --exclude`."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    node: str
-
-    @staticmethod
-    def read() -> RankInfo:
-        """Read the launcher's environment.
-
-        Raises:
-            UserError: the environment is incomplete.
-        """
-        launch = LaunchEnvironment.read()
-        return RankInfo(launch.rank, launch.local_rank, launch.world_size, node_name())
-
-
 class Rendezvous:
     """This rank's access to the common store. Values are JSON.
 
     Args:
-        own: this rank.
+        own: this rank. `node` is the name of its node for `sbatch --exclude`.
         seconds: time limit for reaching rank 0.
 
     Raises:
@@ -65,8 +44,9 @@ class Rendezvous:
         UserError: on rank 0, if it cannot listen.
     """
 
-    def __init__(self, own: RankInfo, seconds: float) -> None:
+    def __init__(self, own: LaunchEnvironment, seconds: float) -> None:
         self.own = own
+        self.node = node_name()
         self._address = meeting_point()  # None: a single process needs no store that others reach
         # A launcher's store (torchrun, --local-ranks) outlives its ranks: a restarted rank must not read old
         # answers.
@@ -128,7 +108,7 @@ class Rendezvous:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if host:
                 raise UserError(
-                    f"rank 0 on node {self.own.node} cannot listen at MASTER_ADDR={address} "
+                    f"rank 0 on node {self.node} cannot listen at MASTER_ADDR={address} "
                     f"MASTER_PORT={port} ({reason}); set them to the head node's address and a free port"
                 ) from error
             raise NoAnswer(f"{address}:{port}: {reason}") from error

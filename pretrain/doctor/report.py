@@ -17,6 +17,10 @@ from pretrain.doctor.verdict import Gathered, Problem, bad_nodes, exit_code, nam
 from pretrain.runs.directory import write_json
 
 MIN_WIDTH = 150
+COLUMNS = (
+    *("node", "ranks", "GPUs", "all-reduce GB/s: node, link, all", "disk free, write", "/dev/shm free"),
+    *("clock", "data", "bank", "result"),
+)
 CHECKS = ("gpus", "all-reduce", "disk", "shm", "clock", "data", "bank")
 
 
@@ -30,18 +34,15 @@ def write_report(
     path: Path, gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]
 ) -> None:
     """Write the JSON atomically; its `bad_nodes` are names for `sbatch --exclude`."""
-    nodes = {
-        node: {
+    nodes = {}
+    for node, ranks in gathered.ranks_of.items():
+        facts = gathered.facts.get(ranks[0], {})
+        nodes[node] = {
             "ranks": ranks,
             "clock_ahead_seconds": gathered.clocks.get(node, (None,))[0],
             "all_reduce_gb_per_s": (gathered.collectives.get(ranks[0]) or {}).get("node"),
-            **{
-                key: gathered.facts.get(ranks[0], {}).get(key)
-                for key in ("versions", "gpus", "disk", "shm", "data")
-            },
+            **{key: facts.get(key) for key in ("versions", "gpus", "disk", "shm", "data")},
         }
-        for node, ranks in gathered.ranks_of.items()
-    }
     write_json(path, report_content(problems) | {"warnings": list(warnings), "nodes": nodes})
 
 
@@ -60,30 +61,15 @@ def report_content(problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         "exit_code": exit_code(problems),
         "bad_nodes": bad_nodes(problems),
-        "problems": [
-            {"nodes": list(problem.nodes), "check": problem.check, "text": problem.text}
-            for problem in problems
-        ],
+        "problems": [{"nodes": list(p.nodes), "check": p.check, "text": p.text} for p in problems],
         "attempt": attempt(),
     }
 
 
 def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequence[str]) -> None:
     """Print the table, one row a node, then the facts that all nodes share, then the problems."""
-    columns = (
-        "node",
-        "ranks",
-        "GPUs",
-        "all-reduce GB/s: node, link, all",
-        "disk free, write",
-        "/dev/shm free",
-        "clock",
-        "data",
-        "bank",
-        "result",
-    )
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for column in columns:
+    for column in COLUMNS:
         table.add_column(column, no_wrap=column in ("node", "ranks", "result"))
     for node, ranks in gathered.ranks_of.items():
         table.add_row(*map(Text, _row(gathered, node, ranks, problems)))
@@ -99,12 +85,7 @@ def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequ
     print("\n".join(lines), flush=True)
 
 
-def _row(
-    gathered: Gathered,
-    node: str,
-    ranks: Sequence[int],
-    problems: Sequence[Problem],
-) -> list[str]:
+def _row(gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence[Problem]) -> list[str]:
     facts = gathered.facts.get(ranks[0], {})
     collectives = gathered.collectives.get(ranks[0], {})
     bad = {problem.check for problem in problems if node in problem.nodes}
@@ -114,7 +95,7 @@ def _row(
         "gpus": _gpus(facts.get("gpus")),
         "all-reduce": ", ".join("-" if speed is None else f"{speed:.2f}" for speed in speeds),
         "disk": _disk(facts.get("disk")),
-        "shm": _gigabytes(facts.get("shm"), "free"),
+        "shm": f"{facts['shm']['free'] / 2**30:.2f} GiB" if facts.get("shm") else "-",
         "clock": f"{gathered.clocks[node][0]:+.3f} s" if node in gathered.clocks else "-",
         "data": facts["data"]["fingerprint"][:8] if "data" in facts else "-",
         "bank": facts["bank"]["digests"][-1][1][:8] if facts.get("bank", {}).get("digests") else "-",
@@ -154,7 +135,3 @@ def _disk(facts: Mapping[str, Any] | None) -> str:
     if not facts:
         return "-"
     return f"{facts['free'] / 1e9:,.1f} GB, {facts['bytes_per_second'] / 1e6:,.0f} MB/s"
-
-
-def _gigabytes(facts: Mapping[str, Any] | None, key: str) -> str:
-    return f"{facts[key] / 2**30:.2f} GiB" if facts else "-"

@@ -145,15 +145,13 @@ def _absent(gathered: Gathered) -> list[Problem]:
     by_node: dict[str | None, list[int]] = {}
     for rank, node in gathered.missing.items():
         by_node.setdefault(node, []).append(rank)
+    unknown = "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the step"
     for node, ranks in by_node.items():
         text = f"{name_ranks(ranks)} did not answer within {gathered.seconds:.0f} s"
-        unknown = (
-            "; nothing says on which node: see the ranks' own logs, and `sacct` or `squeue` for the step"
-        )
         problems.append(Problem("answer", text + ("" if node else unknown), (node,) if node else ()))
     silent: dict[tuple[str, str], list[int]] = {}
+    done = gathered.collectives if gathered.ran_collectives else gathered.facts
     for rank, node in gathered.nodes.items():
-        done = gathered.collectives if gathered.ran_collectives else gathered.facts
         if rank not in done:
             silent.setdefault((node, gathered.last.get(rank, "nothing")), []).append(rank)
     for (node, doing), ranks in silent.items():
@@ -165,18 +163,11 @@ def _absent(gathered: Gathered) -> list[Problem]:
 def _own_failures(gathered: Gathered) -> list[Problem]:
     """Return problems of checks that failed on a rank."""
     problems = []
-    checks = list(dict.fromkeys(check for facts in gathered.facts.values() for check in facts["failures"]))
-    for check in checks:
-        failed = {
-            rank: facts["failures"][check]
-            for rank, facts in gathered.facts.items()
-            if check in facts["failures"]
-        }
-        tried = {
-            rank for rank, facts in gathered.facts.items() if check in facts or check in facts["failures"]
-        }
+    for check in dict.fromkeys(check for facts in gathered.facts.values() for check in facts["failures"]):
+        failed = {r: f["failures"][check] for r, f in gathered.facts.items() if check in f["failures"]}
+        passed = any(check in facts and rank not in failed for rank, facts in gathered.facts.items())
         alone = len(gathered.ranks_of) == 1 and check in HARDWARE
-        if set(failed) == tried and not alone:
+        if not passed and not alone:
             problems.append(Problem(check, failed[min(failed)]))
             continue
         for node, ranks in gathered.ranks_of.items():

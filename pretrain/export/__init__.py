@@ -12,9 +12,8 @@ agreement          the exported model's logits compared with the run's own
 card               README.md of the export
 run_exports        exports kept in the run directory
 sampling           text from an exported model, token by token
-source_model       a directory of transformers read as a model of this program
-importing          initial weights and a configuration from such a directory
+source_model       the way back: initial weights and a configuration from a directory of transformers
 directories        output directories that are complete or absent
-packages           optional packages: transformers and its versions
+packages           the optional package transformers
 verb               `python -m pretrain export|import|sample`, and the upload to the hub
 """

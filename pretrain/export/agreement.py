@@ -7,6 +7,7 @@ the same time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,11 @@ def own_logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
     model.float()
     positions = torch.arange(tokens.size(1)).expand_as(tokens[:1])
     device = next(model.parameters()).device
-    kept = []
-    with torch.no_grad():
-        for sequence in tokens:
-            logits = model(sequence[None].to(device), positions.to(device), None)
-            kept.append(logits[0, _kept_positions(tokens)].float().cpu())
-    return torch.stack(kept)
+
+    def logits(sequence: torch.Tensor) -> torch.Tensor:
+        return model(sequence.to(device), positions.to(device), None).float().cpu()
+
+    return _logits(logits, tokens)
 
 
 def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool) -> LogitAgreement:
@@ -72,14 +72,12 @@ def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, cus
     model = AutoModelForCausalLM.from_pretrained(
         str(directory), dtype=torch.float32, trust_remote_code=custom
     ).eval()
-    difference, same = 0.0, 0
-    with torch.no_grad():
-        for sequence, ours in zip(tokens, own, strict=True):
-            theirs = model(sequence[None]).logits[0, _kept_positions(tokens)]
-            difference = max(difference, float((theirs - ours).abs().max()))
-            same += int((theirs.argmax(-1) == ours.argmax(-1)).sum())
+    theirs = _logits(lambda sequence: model(sequence).logits, tokens)
     return LogitAgreement(
-        difference, float(own.abs().max()), own.numel(), same / (own.numel() // own.size(-1))
+        difference=float((theirs - own).abs().max()),
+        largest=float(own.abs().max()),
+        compared=own.numel(),
+        same_token=float((theirs.argmax(-1) == own.argmax(-1)).double().mean()),
     )
 
 
@@ -97,6 +95,9 @@ def require_agreement(agreement: LogitAgreement, allowed: float) -> None:
         )
 
 
-def _kept_positions(tokens: torch.Tensor) -> torch.Tensor:
+def _logits(compute: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor) -> torch.Tensor:
+    """Return `[sequences, positions, vocabulary]` at the compared positions, one sequence at a time."""
     length = tokens.size(1)
-    return torch.linspace(0, length - 1, min(length, _POSITIONS)).round().long()
+    kept = torch.linspace(0, length - 1, min(length, _POSITIONS)).round().long()
+    with torch.no_grad():
+        return torch.stack([compute(sequence[None])[0, kept] for sequence in tokens])

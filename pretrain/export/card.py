@@ -7,23 +7,12 @@ from typing import Any
 
 
 def model_card(facts: Mapping[str, Any], name: str) -> str:
-    """Return the model card, from the content of export.json.
-
-    Args:
-        name: name of the export's directory.
-    """
-    return "\n\n".join(
-        [
-            _FRONT_MATTER,
-            f"# {name}",
-            _summary(facts),
-            _table(facts),
-            _loading(facts, name),
-            _frozen(facts),
-            _agreement(facts),
-            _LIMITS,
-        ]
+    """Return the model card of the export in a directory `name`, from the content of export.json."""
+    parts = (
+        *(_FRONT_MATTER, f"# {name}", _summary(facts), _table(facts)),
+        *(_loading(facts, name), _frozen(facts), _agreement(facts), _LIMITS),
     )
+    return "\n\n".join(parts)
 
 
 _FRONT_MATTER = """---
@@ -61,14 +50,13 @@ def _table(facts: Mapping[str, Any]) -> str:
 
 
 def _loading(facts: Mapping[str, Any], name: str) -> str:
-    custom = facts["custom_code"]
-    trust = ", trust_remote_code=True" if custom else ""
-    why = (
-        "\n\nThe model normalises queries and keys, which no class of transformers does in this place: "
-        "`modeling_ora.py` does, so loading needs `trust_remote_code=True`."
-        if custom
-        else ""
-    )
+    trust, why = "", ""
+    if facts["custom_code"]:
+        trust = ", trust_remote_code=True"
+        why = (
+            "\n\nThe model normalises queries and keys, which no class of transformers does in this place: "
+            "`modeling_ora.py` does, so loading needs `trust_remote_code=True`."
+        )
     return f"""## Loading it
 
 ```python

@@ -30,7 +30,7 @@ from pretrain.export.agreement import (
 from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
-from pretrain.export.packages import require_transformers, versions
+from pretrain.export.packages import require_transformers
 from pretrain.export.projections import folded_adapters
 from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
@@ -39,8 +39,11 @@ from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.runs.environment import package_version
 from pretrain.study.models import FACTS
 
+PACKAGES = ("transformers", "tokenizers", "safetensors")
+"""Those whose versions export.json states, beside torch's."""
 NAMES_OF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 """Allowed difference of a logit, relative to the largest; the second where weights are rounded to bf16."""
@@ -49,10 +52,9 @@ ALLOWED, ALLOWED_ROUNDED = 1e-4, 0.1
 def export_run(
     path: Path, out: Path, context: ParallelContext, step: int | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Export the run in `path` to the directory `out`, which must not exist yet.
+    """Export the run in `path`, at a step or its newest one, to the directory `out`, which must not exist.
 
     Args:
-        step: step of the checkpoint; None: the newest.
         dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
             factors multiplied out.
 
@@ -84,11 +86,12 @@ def export_run(
         logits = compare_logits(directory, tokens, own, custom=architecture.normed)
         rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
-        facts = _facts(run, architecture, dtype, folded, logits)
-        facts["weight_bytes"] = weight_bytes
-        agreement = compare_tokenizers(run.blend.manifests, directory, architecture.normed)
-        facts["tokenizer"] = asdict(agreement)
-        facts[CHECKPOINT_FACT] = modified
+        facts = {
+            **_facts(run, architecture, dtype, folded, logits),
+            "weight_bytes": weight_bytes,
+            "tokenizer": asdict(compare_tokenizers(run.blend.manifests, directory, architecture.normed)),
+            CHECKPOINT_FACT: modified,
+        }
         write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
     return facts
@@ -107,10 +110,8 @@ def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, dir
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
-    layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
-    if not any(folded_adapters(linear) for linear in layers):
-        return []
-    return [name for name in run.config.policy().adapters if name != "qk_norm"]
+    any_folded = any(folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers)
+    return [name for name in run.config.policy().adapters if any_folded and name != "qk_norm"]
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
@@ -134,7 +135,7 @@ def _facts(
     ranges = [architecture.row_ranges(layer, frozen) for layer, frozen in enumerate(groups) if frozen]
     return {
         "ora_pretrain": pretrain.__version__,
-        "packages": {"torch": torch.__version__, **versions()},
+        "packages": {"torch": torch.__version__, **{name: package_version(name) for name in PACKAGES}},
         "run": config.run.name,
         "variant": config.attention.variant,
         "attention": config.resolved()["attention"],

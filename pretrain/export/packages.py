@@ -1,13 +1,10 @@
-"""The optional packages of export: a one-sentence refusal without them, and their messages silenced."""
+"""The optional package transformers: a one-sentence refusal without it, and its messages silenced."""
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, version
 
 from pretrain.errors import UserError
-
-PACKAGES = ("transformers", "tokenizers", "safetensors")
 
 
 def require_transformers(verb: str) -> None:
@@ -25,14 +22,3 @@ def require_transformers(verb: str) -> None:
         ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def versions() -> dict[str, str | None]:
-    """Return {package: version} of PACKAGES; None for a package that is not installed."""
-    installed: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = None
-    return installed

@@ -27,10 +27,8 @@ _TIMEOUT = 6 * 3600
 def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
 
-    Exports whose checkpoints are gone are removed.
-
-    Args:
-        step: step of the run's checkpoint; None: the newest.
+    The export is of the run's checkpoint of `step`, or its newest one. Exports whose checkpoints are gone
+    are removed.
 
     Raises:
         UserError: `path` is neither, or as `export_run`.

@@ -29,10 +29,6 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
 
 class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
@@ -73,14 +69,9 @@ class Sampler:
 
         ids = self._ids(prompt, sampling.tokens)
         torch.manual_seed(sampling.seed)
-        options: dict[str, Any] = {"do_sample": False}
-        if not sampling.greedy:
-            options = {
-                "do_sample": True,
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": 0,
-            }
+        options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
+        if sampling.temperature:
+            options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         print(prompt, end="", flush=True)
         with torch.inference_mode():
             output = self.model.generate(

@@ -1,7 +1,11 @@
-"""A Hugging Face directory read as a model of this program: Starcoder2 and GPT2 without biases.
+"""Import of a Hugging Face directory as the initial weights of a run: `python -m pretrain import`.
 
-Reading is the inverse of `architectures`. A directory whose model computes anything else (biases that are not
-zero, another activation, scaled rotation) is refused, naming the first difference.
+OUT/weights.safetensors   every weight, under the name of its random stream at initialisation
+OUT/config.yaml           a configuration of the same model, with these initial weights
+
+Starcoder2 and GPT2 without biases are read, the inverse of `architectures`. A directory whose model computes
+anything else (biases that are not zero, another activation, scaled rotation) is refused, naming the first
+difference.
 """
 
 from __future__ import annotations
@@ -17,12 +21,18 @@ from typing import Any, ClassVar
 import torch
 from safetensors import SafetensorError, safe_open
 
-from megatron_patches.bank.initial_weights_file import bank_name
+from megatron_patches.bank.initial_weights_file import FORMAT, bank_name, head_digest
+from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS
 from megatron_patches.recipe.tensors import ModelShape, tensors, weight_shapes
+from pretrain.config.load import load_config
+from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.weight_files import Weight
+from pretrain.export.directories import made_beside, refuse_existing
+from pretrain.export.weight_files import Weight, write_weights
+from pretrain.runs.directory import write_text_atomically
 
+WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
 MUST_BE: dict[str, dict[str, Any]] = {
     "starcoder2": {"hidden_act": "gelu", "sliding_window": None},
     "gpt2": {
@@ -32,11 +42,10 @@ MUST_BE: dict[str, dict[str, Any]] = {
         "add_cross_attention": False,
     },
 }
-"""Settings that must have this value; a setting missing in config.json has the class's default."""
+"""Settings that must have this value, which is the class's default where DEFAULTS names no other."""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "starcoder2": {
         "hidden_act": "gelu_pytorch_tanh",
-        "sliding_window": None,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "initializer_range": 0.018042,
@@ -45,9 +54,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gpt2": {
         "activation_function": "gelu_new",
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "initializer_range": 0.02,
@@ -85,18 +91,19 @@ class StoredTensors:
 
     def read(self, name: str) -> torch.Tensor:
         """Read a tensor. Raises UserError: there is no tensor of this name."""
-        if name not in self._files:
-            raise UserError(f"{self.directory} has no weight {name}")
-        with self._open(self._files[name]) as file:
+        with self._open(self._file(name)) as file:
             tensor: torch.Tensor = file.get_tensor(name)
             return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape. Raises UserError: there is no tensor of this name."""
+        with self._open(self._file(name)) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def _file(self, name: str) -> Path:
         if name not in self._files:
             raise UserError(f"{self.directory} has no weight {name}")
-        with self._open(self._files[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
+        return self._files[name]
 
     def _open(self, file: Path) -> Any:
         try:
@@ -272,7 +279,7 @@ def open_source(directory: Path) -> SourceModel:
         raise UserError(
             f"{directory} is a model of type {kind!r}; only {' and '.join(KINDS)} can be imported"
         )
-    settings = {**DEFAULTS[kind], **stated}
+    settings = {**MUST_BE[kind], **DEFAULTS[kind], **stated}
     for key, value in MUST_BE[kind].items():
         if settings[key] != value:
             raise UserError(
@@ -287,13 +294,55 @@ def open_source(directory: Path) -> SourceModel:
     return source
 
 
-def bank_names(source: SourceModel) -> list[str]:
-    """Return the names of the tensors of W_Q and W_K."""
-    return [
-        bank_name(layer, role) for layer in range(source.model["num_layers"]) for role in ("query", "key")
-    ]
-
-
 def _third(fused: torch.Tensor, place: int) -> torch.Tensor:
     """Return the queries, keys or values of GPT2's `[hidden, 3 * hidden]`, as rows."""
     return fused.t().chunk(3)[place]
+
+
+def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:
+    """Write `out` from the model in `directory`; the configuration is `config_name`'s except for the model.
+
+    Args:
+        overrides: section.key=value; the variant is `pretrained` unless they set another.
+
+    Raises:
+        UserError: `out` exists; this program does not train the directory's model; the configuration is
+            refused.
+    """
+    refuse_existing(out)
+    source = open_source(directory)
+    with made_beside(out) as made:
+        model, heads = json.dumps(source.model), json.dumps(_head_digests(source))
+        stated = {"format": FORMAT, "model": model, "heads": heads}
+        write_weights(made / WEIGHTS, list(source.weights()), _dtype(source), stated)
+        # The configuration is checked with the file's present path, and written with its final one.
+        text = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).to_yaml()
+        write_text_atomically(made / CONFIG, text.replace(str(made), str(out)))
+    return load_config(str(out / CONFIG))
+
+
+def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:
+    sizes = {key: value for key, value in source.model.items() if key != "max_positions"}
+    own = [f"model.{key}={json.dumps(value)}" for key, value in sizes.items()]
+    own += [f"model.initial_weights={weights}", "attention.variant=pretrained"]
+    if "max_positions" in source.model:
+        own.append(f"data.sequence_length={source.model['max_positions']}")
+    return [*own, *overrides]
+
+
+def _dtype(source: SourceModel) -> torch.dtype:
+    """Return bf16 if the embedding is stored in bf16, else fp32."""
+    stored = next(source.weights()).make().dtype
+    if stored not in (torch.float32, torch.bfloat16, torch.float16):
+        raise UserError(
+            f"{source.directory} has weights of {stored}; only fp32, bf16 and fp16 can be imported"
+        )
+    return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+
+
+def _head_digests(source: SourceModel) -> dict[str, list[str]]:
+    """Return {tensor of W_Q or W_K: the SHA-256 of every head's rows in float32}."""
+    weights = {weight.name: weight for weight in source.weights()}
+    layers, head_dim = range(source.model["num_layers"]), source.model["head_dim"]
+    names = [bank_name(layer, role) for layer in layers for role in ROLES]
+    return {name: [head_digest(head) for head in weights[name].make().split(head_dim)] for name in names}

@@ -38,14 +38,17 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     """
     identity, path = manifest.tokenizer, manifest.tokenizer_path
     if identity.model_type == HUGGING_FACE:
+        from tokenizers import Tokenizer
+
         shutil.copyfile(path, out / "tokenizer.json")
-        pieces = {number: piece for piece, number in _vocabulary(path).items()}
+        vocabulary = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
+        pieces = {number: piece for piece, number in vocabulary.items()}
     else:
         open_tokenizer(path)  # refuses a damaged file in one sentence
-        content = tokenizer_json(read_model(path), path)
-        text = json.dumps(content, ensure_ascii=False)
+        model = read_model(path)
+        text = json.dumps(tokenizer_json(model, path), ensure_ascii=False)
         (out / "tokenizer.json").write_text(text, encoding="utf-8")
-        pieces = {number: piece.piece for number, piece in enumerate(read_model(path).pieces)}
+        pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model_max_length,
@@ -154,13 +157,6 @@ def _bpe(proto: Any) -> dict[str, Any]:
     }
 
 
-def _vocabulary(path: Path) -> dict[str, int]:
-    import tokenizers
-
-    vocabulary: dict[str, int] = tokenizers.Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True)
-    return vocabulary
-
-
 @dataclass(frozen=True)
 class TokenizerAgreement:
     """The exported tokenizer compared with the run's own, on held-out documents.
@@ -187,8 +183,12 @@ def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -
     Raises:
         DataError: a shard cannot be read.
     """
+    from transformers import AutoTokenizer
+
     manifest = manifests[0]
-    own, exported = open_tokenizer(manifest.tokenizer_path), _load(out, custom)
+    own = open_tokenizer(manifest.tokenizer_path)
+    # As a user would: it also looks at the model's class and its code.
+    exported = AutoTokenizer.from_pretrained(str(out), trust_remote_code=custom)
     documents = tokens = different_ids = different_texts = 0
     for text in _held_out_texts(manifests):
         ids = own.encode([text])[0].tolist()
@@ -200,13 +200,6 @@ def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -
     if different_ids and manifest.tokenizer.model_type != HUGGING_FACE:
         shutil.copyfile(manifest.tokenizer_path, out / "tokenizer.model")
     return TokenizerAgreement(documents, tokens, different_ids, different_texts)
-
-
-def _load(directory: Path, custom: bool) -> Any:
-    """Load the tokenizer as a user would; `AutoTokenizer` also looks at the model's class and its code."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=custom)
 
 
 def _held_out_texts(manifests: Sequence[Manifest]) -> Iterator[str]:

@@ -66,10 +66,7 @@ class TrainedRun:
 
 
 def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
-    """Open the run in `path` at one of its checkpoints.
-
-    Args:
-        step: step of the checkpoint; None: the newest.
+    """Open the run in `path` at the checkpoint of a step, or at its newest one.
 
     Raises:
         UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
@@ -82,10 +79,11 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
             f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
         )
     checkpoint = find_checkpoint(run, step)
-    keys, frozen_bank = _stated(checkpoint)
+    verify(checkpoint, by_hash=True)
+    about = read_about(checkpoint)
     config = load_config(str(run.config), ONE_PROCESS)
-    _check_settings(checkpoint, keys, config)
-    return TrainedRun(path, config, checkpoint, frozen_bank, read_blend(config))
+    _check_settings(checkpoint, about.keys, config)
+    return TrainedRun(path, config, checkpoint, about.frozen_bank, read_blend(config))
 
 
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
@@ -95,23 +93,11 @@ def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
         UserError: the bank is not the one of the training, or the weights are not of this model.
     """
     model = build_model(run.config, context, phase_at(run.config, run.step).number)
-    live = {"recipe": bank_recipe(run.config), "sha256": bank_digests(model, context)}
+    recipe = run.config.recipe()
+    live = {"recipe": recipe.as_dict() if recipe else None, "sha256": bank_digests(model, context)}
     check_bank(str(run.checkpoint), run.frozen_bank, live)
     load_weights(run.checkpoint, model)
     return model.eval()
-
-
-def bank_recipe(config: Config) -> dict[str, Any] | None:
-    """Return the recipe of the frozen bank, or of a synthesizer's scores, as JSON; None without either."""
-    recipe = config.recipe()
-    return None if recipe is None else dict(recipe.as_dict())
-
-
-def _stated(checkpoint: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Verify a checkpoint's files; return the run's settings and frozen bank that the checkpoint states."""
-    verify(checkpoint, by_hash=True)
-    about = read_about(checkpoint)
-    return about.keys, about.frozen_bank
 
 
 def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from pretrain.config.arguments import OverridesArgument
 from pretrain.errors import UserError
 
 
@@ -86,10 +87,7 @@ def import_(
     config: Annotated[
         str, typer.Option(help="What the configuration is taken from, but for the model.")
     ] = "small",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
-    ] = None,
+    overrides: OverridesArgument = None,
 ) -> None:
     """Make initial weights and a configuration of a trained model, its Q and K frozen as they are.
 
@@ -98,7 +96,7 @@ def import_(
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.export.importing import CONFIG, WEIGHTS, import_model
+    from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
     made = import_model(directory, out, config, overrides or [])
     typer.echo(

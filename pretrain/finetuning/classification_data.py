@@ -11,10 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.finetuning.records import SUFFIXES, Record, column, read_records, text_column
+from pretrain.finetuning.records import SUFFIXES, Record, read_records
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -181,12 +180,12 @@ def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list
 
 
 def _example(task: Task, record: Record) -> Example:
-    first = text_column(record, task.first)
-    second = text_column(record, task.second) if task.second else None
-    return Example(first, second, _label(task, record, column(record, task.label)))
+    second = record.text(task.second) if task.second else None
+    return Example(record.text(task.first), second, _label(task, record))
 
 
-def _label(task: Task, record: Record, value: Any) -> int | float:
+def _label(task: Task, record: Record) -> int | float:
+    value = record.value(task.label)
     if not task.labels:
         try:
             score = float(value)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example, Task
@@ -30,11 +31,7 @@ Item = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Examples as ids.
-
-    Attributes:
-        shortened: how many did not fit and were cut.
-    """
+    """Examples as ids, and how many did not fit and were cut."""
 
     items: Sequence[Item]
     shortened: int
@@ -62,16 +59,16 @@ def encode_examples(
         start: the id that stands before every example.
         longest: ids of an example at most; of two sentences the longer one is cut first, at its end.
     """
-    first = to_ids([example.first for example in examples])
-    second = to_ids([example.second or "" for example in examples]) if task.second else []
-    between = to_ids(["\n"])[0] if task.second else []
-    room = longest - 1 - len(between)
+    columns = [to_ids([example.first for example in examples])]
+    between: Ids = []
+    if task.second:
+        columns.append(to_ids([example.second or "" for example in examples]))
+        between = to_ids(["\n"])[0]
     items, shortened = [], 0
-    for index, example in enumerate(examples):
-        parts = [first[index], second[index]] if task.second else [first[index]]
-        cut = shorten(parts, room)
+    for example, parts in zip(examples, map(list, zip(*columns, strict=True)), strict=True):
+        first, *second = cut = shorten(parts, longest - 1 - len(between))
         shortened += cut != parts
-        ids = [start, *cut[0], *(between + cut[1] if task.second else ())]
+        ids = [start, *first, *between, *(second[0] if second else ())]
         items.append({"input_ids": ids, "labels": example.label})
     return Encoded(items, shortened)
 
@@ -102,27 +99,16 @@ def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tupl
     return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
 
 
-@dataclass(frozen=True)
-class Collate:
-    """Collator of items into one batch, padded at the end.
+def collate(items: Sequence[Item], pad_id: int) -> dict[str, torch.Tensor]:
+    """Return items as one batch, padded at the end, with an `attention_mask`.
 
-    Attributes:
-        pad_id: what `input_ids` are filled up with.
+    Lists become `[items, longest]` int64, `input_ids` filled up with `pad_id`; single labels are `[items]`.
     """
-
-    pad_id: int
-
-    def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
-        """Return `[items, longest]` int64 each, and `attention_mask`; single labels are `[items]`."""
-        longest = max(len(item["input_ids"]) for item in items)
-        fill = {"input_ids": self.pad_id, "labels": IGNORED}
-        batch: dict[str, torch.Tensor] = {}
-        for name, value in items[0].items():
-            if isinstance(value, list):
-                rows = [item[name] + [fill.get(name, 0)] * (longest - len(item[name])) for item in items]
-                batch[name] = torch.tensor(rows)
-            else:
-                batch[name] = torch.tensor([item[name] for item in items])
-        ones = [[1] * len(item["input_ids"]) + [0] * (longest - len(item["input_ids"])) for item in items]
-        batch["attention_mask"] = torch.tensor(ones)
-        return batch
+    fill = {"input_ids": pad_id, "labels": IGNORED}
+    masked = [{**item, "attention_mask": [1] * len(item["input_ids"])} for item in items]
+    batch: dict[str, torch.Tensor] = {}
+    for name, value in masked[0].items():
+        rows = [torch.tensor(item[name]) for item in masked]
+        padded = isinstance(value, list)
+        batch[name] = pad_sequence(rows, True, fill.get(name, 0)) if padded else torch.stack(rows)
+    return batch

@@ -9,9 +9,8 @@ is frozen with them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +20,10 @@ from pretrain.errors import UserError
 
 Rows = Mapping[str, Sequence[Sequence[int]]]
 """{name of a weight: [first, end] of its frozen rows, those of W in W x}, as export.json has it."""
+
+
+State = tuple[str, dict[str, bytes]]
+"""Digests of a model's frozen rows, and of every tensor that trains."""
 
 
 class _Kept(nn.Module):
@@ -38,53 +41,45 @@ class _Kept(nn.Module):
         return torch.where(self.entries, self.frozen, trained)
 
 
+class _Part(NamedTuple):
+    """Weight or bias of a module that has frozen rows; `entries` is a mask of its shape."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    tensor: torch.Tensor
+    entries: torch.Tensor
+
+
 def freeze(model: nn.Module, rows: Rows) -> None:
     """Freeze these rows, and the biases that belong to them.
 
     Raises:
         UserError: the model has no such weight, or not so many rows.
     """
-    for name, ranges in rows.items():
-        module = _module(model, name)
-        for part in ("weight", "bias"):
-            weight = getattr(module, part, None)
-            if weight is None:
-                continue
-            entries = _entries(name, module, weight, ranges)
-            if bool(entries.all()):
-                weight.requires_grad_(False)
-            else:
-                parametrize.register_parametrization(module, part, _Kept(weight, entries))
+    for part in _parts(model, rows):
+        if bool(part.entries.all()):
+            part.tensor.requires_grad_(False)
+        else:
+            kept = _Kept(part.tensor, part.entries)
+            parametrize.register_parametrization(part.module, part.attribute, kept)
 
 
 def frozen_digest(model: nn.Module, rows: Rows) -> str:
     """Return the SHA-256 of the bits of these rows and their biases, as the model computes with them."""
     digest = hashlib.sha256()
-    for name, ranges in sorted(rows.items()):
-        module = _module(model, name)
-        for part in ("weight", "bias"):
-            weight = getattr(module, part, None)
-            if weight is not None:
-                chosen = weight.detach()[_entries(name, module, weight, ranges)].cpu().float().contiguous()
-                digest.update(f"{name} {part}".encode())
-                digest.update(chosen.numpy().tobytes())
+    for part in _parts(model, rows):
+        digest.update(f"{part.name} {part.attribute}".encode())
+        digest.update(_bits(part.tensor.detach()[part.entries]))
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Before:
-    """State of a model before training: digests of the frozen rows and of every tensor that trains."""
-
-    frozen: str
-    trained: Mapping[str, bytes]
-
-
-def remember(model: nn.Module, rows: Rows) -> Before:
+def remember(model: nn.Module, rows: Rows) -> State:
     """Return the state of the model before training."""
-    return Before(frozen_digest(model, rows), _trained_digests(model))
+    return frozen_digest(model, rows), _trained_digests(model)
 
 
-def what_changed(model: nn.Module, rows: Rows, before: Before, head: str | None) -> dict[str, Any]:
+def what_changed(model: nn.Module, rows: Rows, before: State, head: str | None) -> dict[str, Any]:
     """Check that the frozen rows are the same bits, and that others changed.
 
     Args:
@@ -97,22 +92,16 @@ def what_changed(model: nn.Module, rows: Rows, before: Before, head: str | None)
         RuntimeError: a frozen bit changed.
         UserError: nothing, or not the head, has changed.
     """
-    after = frozen_digest(model, rows)
-    if after != before.frozen:
+    (frozen, trained), (after, now) = before, remember(model, rows)
+    if after != frozen:
         raise RuntimeError("frozen rows of queries and keys changed in fine-tuning: this is a defect")
-    now = _trained_digests(model)
-    changed = [name for name in now if now[name] != before.trained[name]]
+    changed = [name for name in now if now[name] != trained[name]]
     if not changed or (head is not None and not any(name.startswith(head) for name in changed)):
         what = "no weight" if not changed else f"not the head ({head})"
         raise UserError(f"fine-tuning changed {what}: raise --learning-rate or --epochs")
     return {
         "frozen_tensors": len(rows),
-        "frozen_entries": sum(
-            int(_entries(name, _module(model, name), weight, ranges).sum())
-            for name, ranges in rows.items()
-            for part in ("weight", "bias")
-            if (weight := getattr(_module(model, name), part, None)) is not None
-        ),
+        "frozen_entries": sum(int(part.entries.sum()) for part in _parts(model, rows)),
         "frozen_sha256": after,
         "frozen_bits_equal": True,
         "changed_tensors": len(changed),
@@ -120,19 +109,24 @@ def what_changed(model: nn.Module, rows: Rows, before: Before, head: str | None)
     }
 
 
-def _module(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name.removesuffix(".weight"))
-    except AttributeError as error:
-        raise UserError(
-            f"export.json says that {name} is frozen, but the model has no such weight"
-        ) from error
+def _parts(model: nn.Module, rows: Rows) -> Iterator[_Part]:
+    """Yield every weight and bias that has frozen rows, by name."""
+    for name, ranges in sorted(rows.items()):
+        try:
+            module = model.get_submodule(name.removesuffix(".weight"))
+        except AttributeError as error:
+            raise UserError(
+                f"export.json says that {name} is frozen, but the model has no such weight"
+            ) from error
+        for attribute in ("weight", "bias"):
+            tensor = getattr(module, attribute, None)
+            if tensor is not None:
+                yield _Part(name, module, attribute, tensor, _entries(name, module, tensor, ranges))
 
 
 def _entries(
     name: str, module: nn.Module, weight: torch.Tensor, ranges: Sequence[Sequence[int]]
 ) -> torch.Tensor:
-    """Return the entries of a weight or bias that belong to the rows: bool, of the same shape."""
     from transformers.pytorch_utils import Conv1D
 
     # GPT2's matrices are transposed, so that what W x makes is along the last axis.
@@ -150,7 +144,11 @@ def _entries(
 
 def _trained_digests(model: nn.Module) -> dict[str, bytes]:
     return {
-        name: hashlib.sha256(weight.detach().cpu().float().contiguous().numpy().tobytes()).digest()
+        name: hashlib.sha256(_bits(weight.detach())).digest()
         for name, weight in model.named_parameters()
         if weight.requires_grad
     }
+
+
+def _bits(values: torch.Tensor) -> bytes:
+    return values.cpu().float().contiguous().numpy().tobytes()

@@ -8,8 +8,12 @@ of the items with replacement.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy import stats
 
 from pretrain.finetuning.classification_data import Task
@@ -26,22 +30,19 @@ def measure(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str
     """Return the task's metrics by name; 1 is the best, and an undefined correlation counts as 0."""
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    values: dict[str, float] = {}
-    for name in task.metrics:
-        if name == "accuracy":
-            value = accuracy_score(labels, predictions)
-        elif name == "f1":
-            value = f1_score(labels, predictions, zero_division=0)
-        elif name == "matthews":
-            value = matthews_corrcoef(labels, predictions)
-        else:
-            value = _correlation(name, labels, predictions)
-        values[name] = float(value)
-    return values
+    functions: dict[str, Callable[..., float]] = {
+        "accuracy": accuracy_score,
+        "f1": partial(f1_score, zero_division=0),
+        "matthews": matthews_corrcoef,
+        "pearson": partial(_correlation, stats.pearsonr),
+        "spearman": partial(_correlation, stats.spearmanr),
+    }
+    return {name: float(functions[name](labels, predictions)) for name in task.metrics}
 
 
-def constant_score(task: Task, labels: np.ndarray) -> float:
+def constant_score(task: Task, labels: ArrayLike) -> float:
     """Return the score of a model that always gives the most frequent label."""
+    labels = np.array(labels)
     values, counts = np.unique(labels, return_counts=True)
     return score(measure(task, labels, np.full(len(labels), values[counts.argmax()])))
 
@@ -72,10 +73,9 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray, seed
     return float(np.std(scores, ddof=1))
 
 
-def _correlation(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
+def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:
     if min(np.ptp(labels), np.ptp(predictions)) == 0:
         return 0.0
-    test = stats.pearsonr if name == "pearson" else stats.spearmanr
     return float(test(labels, predictions).statistic)
 
 

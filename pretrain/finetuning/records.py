@@ -1,6 +1,10 @@
-"""Rows of TSV, JSONL and parquet files by column, each with its place for messages.
+"""Rows of TSV, JSONL and parquet files by column, and pairs of a text and its translation from such files.
 
 A TSV is GLUE's: a tab ends a field, a quotation mark is a letter like any other.
+
+pairs.tsv                   source and translation between tabs; a header names the columns, or is left out
+pairs.jsonl, *.parquet      {"source": …, "target": …}, or the hub's {"translation": {"en": …, "de": …}}
+text.en and text.de         two files, line by line
 """
 
 from __future__ import annotations
@@ -18,14 +22,28 @@ SUFFIXES = (".tsv", ".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Record:
-    """Row of a file.
-
-    Attributes:
-        place: file and line, for messages.
-    """
+    """Row of a file; `place` is file and line, for messages."""
 
     place: str
     fields: Mapping[str, Any]
+
+    def value(self, names: Sequence[str]) -> Any:
+        """Return the value of the first of these columns that the record has.
+
+        Raises:
+            UserError: the record has none of them, or nothing in it.
+        """
+        for name in names:
+            if (value := self.fields.get(name)) is not None:
+                return value
+        raise UserError(f"{self.place} has no {' or '.join(names)}; it has {', '.join(self.fields)}")
+
+    def text(self, names: Sequence[str]) -> str:
+        """Return the same as `value`, which must be text."""
+        value = self.value(names)
+        if not isinstance(value, str):
+            raise UserError(f"{self.place}: {' or '.join(names)} is {value!r}, which is no text")
+        return value
 
 
 def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()) -> Iterator[Record]:
@@ -38,59 +56,13 @@ def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()
     Raises:
         UserError: the file cannot be read, or a row is not as the first.
     """
-    readers = {".jsonl": _jsonl, ".parquet": _parquet}
-    try:
-        if path.suffix == ".tsv":
-            yield from _tsv(path, wanted, headless)
-        elif path.suffix in readers:
-            yield from readers[path.suffix](path)
-        else:
-            raise UserError(f"{path}: give a file that ends in {', '.join(SUFFIXES)}")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
-
-
-def read_lines(path: Path) -> list[str]:
-    """Read the lines of a text file, without their ends.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        return [line for _, line in _numbered_lines(path)]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
-
-
-def column(record: Record, names: Sequence[str]) -> Any:
-    """Return the value of the first of these columns that the record has.
-
-    Raises:
-        UserError: the record has none of them, or nothing in it.
-    """
-    for name in names:
-        if (value := record.fields.get(name)) is not None:
-            return value
-    raise UserError(f"{record.place} has no {' or '.join(names)}; it has {', '.join(record.fields)}")
-
-
-def text_column(record: Record, names: Sequence[str]) -> str:
-    """Return the same as `column`, which must be text."""
-    value = column(record, names)
-    if not isinstance(value, str):
-        raise UserError(f"{record.place}: {' or '.join(names)} is {value!r}, which is no text")
-    return value
-
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    # Only \n ends a line: a text may hold the other characters at which str.splitlines would cut it.
-    with path.open(encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, start=1):
-            yield number, line.rstrip("\r\n")
+    if path.suffix == ".tsv":
+        return _tsv(path, wanted, headless)
+    if path.suffix == ".jsonl":
+        return _jsonl(path)
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    raise UserError(f"{path}: give a file that ends in {', '.join(SUFFIXES)}")
 
 
 def _tsv(path: Path, wanted: Sequence[str], headless: Sequence[str]) -> Iterator[Record]:
@@ -131,11 +103,79 @@ def _parquet(path: Path) -> Iterator[Record]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
-    number = 0
     try:
-        for batch in ParquetFile(path).iter_batches():
-            for fields in batch.to_pylist():
-                number += 1
-                yield Record(f"{path}, row {number}", fields)
+        rows = (fields for batch in ParquetFile(path).iter_batches() for fields in batch.to_pylist())
+        for number, fields in enumerate(rows, start=1):
+            yield Record(f"{path}, row {number}", fields)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except ArrowException as error:
         raise UserError(f"{path} cannot be read as parquet: {' '.join(str(error).split())}") from error
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        # Only \n ends a line: a text may hold the other characters at which str.splitlines would cut it.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.rstrip("\r\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Text and its translation; `place` is file and line."""
+
+    source: str
+    target: str
+    place: str
+
+
+def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> list[Pair]:
+    """Read the pairs of files that have both, one after the other, or of two files line by line.
+
+    Args:
+        option: that named the files, for messages.
+        source, target: names of the columns.
+
+    Raises:
+        UserError: a file cannot be read, a row has no such columns, or a text is empty.
+    """
+    if all(path.suffix in SUFFIXES for path in paths):
+        columns = (source, target)
+        pairs = [_pair(row, *columns) for path in paths for row in read_records(path, columns, columns)]
+    elif len(paths) == 2:
+        pairs = _aligned(*paths)
+    else:
+        raise UserError(
+            f"{option}: give files that end in {', '.join(SUFFIXES)}, or two others: first the file of the "
+            "sources, then that of the translations"
+        )
+    if not pairs:
+        raise UserError(f"{option} {paths[0]}: there are no pairs")
+    for pair in pairs:
+        if not pair.source.strip() or not pair.target.strip():
+            raise UserError(f"{pair.place}: source or translation is empty; mend the line or leave it out")
+    return pairs
+
+
+def _aligned(source: Path, target: Path) -> list[Pair]:
+    sources, targets = list(_numbered_lines(source)), list(_numbered_lines(target))
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{source} has {len(sources)} lines, {target} {len(targets)}: each line must be the other's"
+        )
+    return [
+        Pair(one, other, f"{source} and {target}, line {number}")
+        for (number, one), (_, other) in zip(sources, targets, strict=True)
+    ]
+
+
+def _pair(record: Record, source: str, target: str) -> Pair:
+    nested = record.fields.get("translation")
+    if isinstance(nested, dict):
+        record = Record(record.place, nested)
+    return Pair(record.text((source,)), record.text((target,)), record.place)

@@ -11,18 +11,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
+from pretrain.study.seeds import by_group
 from pretrain.study.tables import GAP, INTERVAL, T_HOLM, T_P, GapColumn, GapRow, gap_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Pair = Literal["pretraining", "fine-tuning"]
 _GAP_COLUMNS = (
     *(GAP, INTERVAL, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (Holm)")),
     GapColumn("significance claimed", lambda gap: "yes" if gap.significance_claimed else "no"),
@@ -61,7 +62,7 @@ class Comparison:
 
     task: str
     group: str
-    pair: Pair
+    pair: Literal["pretraining", "fine-tuning"]
     gap: PairedGap | None
     held: int | None
 
@@ -73,50 +74,39 @@ def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> 
         tolerance: the part of the baseline's score that a pair may lose.
     """
     comparisons = []
-    for task in _names(trials, "task"):
-        groups = _by_group(trials, task)
-        for group, own in groups.items():
-            if group != baseline and baseline in groups:
-                comparisons.append(_compare(own, groups[baseline], tolerance))
+    for groups in _by_task(trials).values():
+        base = groups.get(baseline, [])
+        others = [own for group, own in groups.items() if group != baseline and base]
+        comparisons += [_compare(own, base, tolerance) for own in others]
     gaps = adjust([comparison.gap for comparison in comparisons])
     return [replace(one, gap=gap) for one, gap in zip(comparisons, gaps, strict=True)]
 
 
+def _by_task(trials: Sequence[Trial]) -> dict[str, dict[str, list[Trial]]]:
+    """Return {task: {group: its trials}}, all in the order of the trials."""
+    tasks = dict.fromkeys(trial.task for trial in trials)
+    return {task: by_group(trial for trial in trials if trial.task == task) for task in tasks}
+
+
 def _compare(own: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> Comparison:
-    pair, scores, others = _pairs(own, base)
-    gap = paired_gap(base[0].group, scores, others, POINTS)
-    seeds = gap.seeds if gap else ()
-    held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
-    testable = all(others[seed] > 0 for seed in seeds)
-    return Comparison(own[0].task, own[0].group, pair, gap, held if testable else None)
-
-
-def _pairs(own: Sequence[Trial], base: Sequence[Trial]) -> tuple[Pair, dict[Any, float], dict[Any, float]]:
-    """Return the kind of pair, and {seed of the pair: score} of both."""
     common = {t.pretraining_seed for t in own} & {t.pretraining_seed for t in base} - {None}
     if common:  # only these are of the same samples in the same order
         own, base = ([t for t in trials if t.pretraining_seed in common] for trials in (own, base))
-    if len(common) >= 2:
-        scores, others = (_means([(t.pretraining_seed, t.score) for t in trials]) for trials in (own, base))
-        return "pretraining", scores, others
-    scores, others = (_means([(t.seed, t.score) for t in trials]) for trials in (own, base))
-    return "fine-tuning", scores, others
+    several = len(common) >= 2
+    scores, others = (_means(trials, "pretraining_seed" if several else "seed") for trials in (own, base))
+    gap = paired_gap(base[0].group, scores, others, POINTS)
+    seeds = gap.seeds if gap else ()
+    testable = all(others[seed] > 0 for seed in seeds)
+    held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
+    pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
+    return Comparison(own[0].task, own[0].group, pair, gap, held if testable else None)
 
 
-def _means(scores: Sequence[tuple[Any, float]]) -> dict[Any, float]:
-    """Return {seed: mean of its scores}."""
-    seeds = dict.fromkeys(seed for seed, _ in scores)
-    return {seed: statistics.fmean(value for other, value in scores if other == seed) for seed in seeds}
-
-
-def _names(trials: Sequence[Trial], attribute: Literal["task", "group"]) -> list[str]:
-    """Return the different tasks or groups in the order of the trials."""
-    return list(dict.fromkeys(getattr(trial, attribute) for trial in trials))
-
-
-def _by_group(trials: Sequence[Trial], task: str) -> dict[str, list[Trial]]:
-    own = [trial for trial in trials if trial.task == task]
-    return {group: [trial for trial in own if trial.group == group] for group in _names(own, "group")}
+def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
+    """Return {seed: mean of its scores}; `which` names the attribute with the seed."""
+    seed_of = attrgetter(which)
+    seeds = dict.fromkeys(map(seed_of, trials))
+    return {seed: statistics.fmean(t.score for t in trials if seed_of(t) == seed) for seed in seeds}
 
 
 def fine_tuned_report(
@@ -157,8 +147,8 @@ def fine_tuned_report(
 def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseline: str) -> list[Verdict]:
     if not comparisons:
         return [
-            Verdict(group, sum(trial.group == group for trial in trials), None, "nothing to compare with")
-            for group in _names(trials, "group")
+            Verdict(group, len(own), None, "nothing to compare with")
+            for group, own in by_group(trials).items()
         ]
     verdicts = []
     for one in comparisons:
@@ -173,8 +163,8 @@ def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseli
 
 def _scores(trials: Sequence[Trial]) -> Table:
     rows = []
-    for task in _names(trials, "task"):
-        for group, own in _by_group(trials, task).items():
+    for task, groups in _by_task(trials).items():
+        for group, own in groups.items():
             metrics = ", ".join(
                 f"{name} {_points([trial.metrics[name] for trial in own])}" for name in own[0].metrics
             )
@@ -226,12 +216,11 @@ def _figure(trials: Sequence[Trial]) -> Figure:
     """Draw every trial as a point, by task and group."""
     from pretrain.reporting.plots import group_style, label, legend_below, new_figure
 
-    tasks, groups = _names(trials, "task"), _names(trials, "group")
+    tasks, groups = list(_by_task(trials)), by_group(trials)
     figure, (plot,) = new_figure(1, 1, height=3.6)
-    for group in groups:
-        colour, marker = group_style(groups, group)
-        own = [trial for trial in trials if trial.group == group]
-        shift = 0.6 * ((groups.index(group) + 0.5) / len(groups) - 0.5)
+    for number_of_group, (group, own) in enumerate(groups.items()):
+        colour, marker = group_style(list(groups), group)
+        shift = 0.6 * ((number_of_group + 0.5) / len(groups) - 0.5)
         places = [tasks.index(trial.task) + shift for trial in own]
         scores = [100 * trial.score for trial in own]
         plot.plot(places, scores, marker, color=colour, markersize=5, fillstyle="none", label=group)

@@ -1,7 +1,7 @@
 """Training with the Trainer of transformers: early stopping, the best weights, nothing left on disk.
 
-The Trainer would keep the best weights in checkpoints. Here they are copied in memory, so that a training
-writes nothing; and its bars and logs are switched off.
+The Trainer would keep the best weights in checkpoints. Here they are copied in memory, and its bars and logs
+are switched off.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,10 @@ from transformers import (
 )
 
 from pretrain.errors import UserError
-from pretrain.finetuning.encoding import Item
+from pretrain.finetuning.encoding import Item, collate
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
 
-Collator = Callable[[Sequence[Item]], dict[str, torch.Tensor]]
 Judge = Callable[[np.ndarray, np.ndarray], float]
 """(labels, outputs) -> a score; more is better."""
 
@@ -60,46 +60,6 @@ class Settings:
     evaluate_every: int = 500
     patience: int = 3
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def steps_between_looks(self, examples: int) -> int:
-        """Return the steps between two evaluations: no more than an epoch has."""
-        return min(self.evaluate_every, -(-examples // self.batch_size))
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Examples to train on, and examples that decide when the training ends.
-
-    Attributes:
-        judge: of the examples set aside; None: their loss, less is better.
-    """
-
-    train: Sequence[Item]
-    aside: Sequence[Item]
-    collate: Collator
-    judge: Judge | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Course of a training. The model has the weights of `best_step`.
-
-    Attributes:
-        looks: (step, value) of every evaluation of the examples set aside: the judge's, or minus the loss.
-    """
-
-    steps: int
-    best_step: int
-    best: float
-    looks: Sequence[tuple[int, float]]
-    seconds: float
-    device: str
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "looks": [list(look) for look in self.looks]}
-
 
 def begin(seed: int) -> None:
     """Seed all random numbers: of the new head first, then of the data's order and dropout.
@@ -113,21 +73,29 @@ def begin(seed: int) -> None:
 
 def fine_tune(
     model: nn.Module,
-    examples: Examples,
+    train: Sequence[Item],
+    aside: Sequence[Item],
+    pad_id: int,
     settings: Settings,
     seed: int,
+    judge: Judge | None = None,
     judged: Mapping[str, Sequence[Item]] | None = None,
-) -> tuple[Outcome, dict[str, np.ndarray]]:
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Train the model; it is left with its best weights, in evaluation mode.
 
     In float32 on the CPU; on a GPU with products in bf16 from weights in float32.
 
     Args:
+        aside: examples that decide when the training ends, and which weights are the best.
+        pad_id: fills up `input_ids`.
         seed: of the order of the data, and of dropout.
+        judge: of the examples set aside; None: their loss, less is better.
         judged: {name: examples} to compute the outputs of, after the training.
 
     Returns:
-        The outcome, and {name: outputs `[items, …]` float32} of what is judged.
+        The course of the training, as report.json has it, with (step, value) of every evaluation of the
+        examples set aside (the judge's, or minus the loss) in `looks`; and {name: outputs `[items, …]`
+        float32} of what is judged.
 
     Raises:
         UserError: a loss was not finite.
@@ -137,11 +105,11 @@ def fine_tune(
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             model=model,  # type: ignore[arg-type]
-            args=_arguments(settings, examples, seed, nothing),
-            train_dataset=list(examples.train),  # type: ignore[arg-type]
-            eval_dataset=list(examples.aside),  # type: ignore[arg-type]
-            data_collator=examples.collate,  # type: ignore[arg-type]
-            compute_metrics=_judging(examples.judge),
+            args=_arguments(settings, len(train), judge is None, seed, nothing),
+            train_dataset=list(train),  # type: ignore[arg-type]
+            eval_dataset=list(aside),  # type: ignore[arg-type]
+            data_collator=partial(collate, pad_id=pad_id),  # type: ignore[arg-type]
+            compute_metrics=partial(_metrics, judge) if judge else None,
             callbacks=[best],
         )
         trainer.remove_callback(PrinterCallback)
@@ -155,16 +123,16 @@ def fine_tune(
             name: np.asarray(trainer.predict(list(items)).predictions)  # type: ignore[arg-type]
             for name, items in (judged or {}).items()
         }
-        outcome = Outcome(
-            trainer.state.global_step,
-            best.step,
-            best.value,
-            best.looks,
-            time.monotonic() - began,
-            str(trainer.args.device),
-        )
     model.eval()
-    return outcome, outputs
+    course = {
+        "steps": trainer.state.global_step,
+        "best_step": best.step,
+        "best": best.value,
+        "looks": best.looks,
+        "seconds": time.monotonic() - began,
+        "device": str(trainer.args.device),
+    }
+    return course, outputs
 
 
 class _BestWeights(TrainerCallback):
@@ -194,11 +162,8 @@ class _BestWeights(TrainerCallback):
                 for name, weight in model.named_parameters()
                 if weight.requires_grad
             }
-        elif self._patience and self._since_best() >= self._patience:
+        elif self._patience and sum(step > self.step for step, _ in self.looks) >= self._patience:
             control.should_training_stop = True
-
-    def _since_best(self) -> int:
-        return sum(step > self.step for step, _ in self.looks)
 
     def restore(self, model: nn.Module) -> None:
         with torch.no_grad():
@@ -207,17 +172,11 @@ class _BestWeights(TrainerCallback):
                     weight.copy_(self._weights[name])
 
 
-def _judging(judge: Judge | None) -> Callable[[EvalPrediction], dict[str, float]] | None:
-    if judge is None:
-        return None
-
-    def compute(made: EvalPrediction) -> dict[str, float]:
-        return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
-
-    return compute
+def _metrics(judge: Judge, made: EvalPrediction) -> dict[str, float]:
+    return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
 
 
-def _arguments(settings: Settings, examples: Examples, seed: int, folder: str) -> TrainingArguments:
+def _arguments(settings: Settings, examples: int, by_loss: bool, seed: int, folder: str) -> TrainingArguments:
     cuda = use_cuda()
     arguments = TrainingArguments(
         output_dir=folder,
@@ -225,17 +184,15 @@ def _arguments(settings: Settings, examples: Examples, seed: int, folder: str) -
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="linear",
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         optim="adamw_torch",
-        max_grad_norm=1.0,
         bf16=cuda,
         use_cpu=not cuda,
         seed=seed,
         eval_strategy="steps",
-        eval_steps=settings.steps_between_looks(len(examples.train)),
-        prediction_loss_only=examples.judge is None,
+        eval_steps=min(settings.evaluate_every, -(-examples // settings.batch_size)),
+        prediction_loss_only=by_loss,
         save_strategy="no",
         logging_strategy="no",
         report_to="none",

@@ -1,23 +1,30 @@
-"""Fine-tuning on translation: every model, greedy translations of a test set, BLEU."""
+"""Fine-tuning on translation: prompts, greedy translations of a test set, BLEU and chrF by sacreBLEU.
+
+    [end of document] prompt translation [end of document]
+
+The model learns to continue the prompt with the translation. Only the translation and its end have a part in
+the loss.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from pretrain.finetuning.encoding import Ids
-from pretrain.finetuning.models import Tokenizer, load_language_model, load_tokenizer
-from pretrain.finetuning.plan import ExportFineTuning, Plan
-from pretrain.finetuning.translating import Prompt, Words, translate, translation_scores
-from pretrain.finetuning.translation_data import Pair
-from pretrain.finetuning.trials import FineTuned
+from pretrain.errors import UserError
+from pretrain.finetuning.encoding import IGNORED, Encoded, Ids
+from pretrain.finetuning.models import Pretrained, Tokenizer, load_language_model, load_tokenizer
+from pretrain.finetuning.records import Pair
+from pretrain.finetuning.trials import ExportFineTuning, FineTuned, Plan
 from pretrain.study.cache import content_digest
 
-PACKAGES = ("accelerate", "sacrebleu")
-TASK = "translation"
+SOURCE = "{source}"
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -32,36 +39,94 @@ class Texts:
     train: Sequence[Pair]
     test: Sequence[Pair]
     template: str
-    words: Words = "13a"
+    words: str = "13a"
 
 
 @dataclass(frozen=True)
-class TranslationFineTuning(ExportFineTuning):
-    """Fine-tuning of an export on pairs of texts. `sources` are the ids of the prompts of the test set."""
+class Prompt:
+    """Text before a translation.
 
-    texts: Texts
-    tokenizer: Tokenizer
-    prompt: Prompt
-    sources: Sequence[Ids]
+    Attributes:
+        template: has SOURCE in it, which becomes the text to translate.
+        longest: ids of a prompt and its translation at most.
+    """
+
+    template: str
+    longest: int
+
+    def __post_init__(self) -> None:
+        if self.template.count(SOURCE) != 1:
+            raise UserError(f"--prompt '{self.template}' must have {SOURCE} in it, once")
+
+    def ids(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[Ids]:
+        """Return the ids of each pair's prompt, with the end of a document before the prompt."""
+        texts = [self.template.replace(SOURCE, pair.source) for pair in pairs]
+        return [[tokenizer.start, *ids] for ids in tokenizer.ids(texts)]
+
+    def encode(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Encoded:
+        """Encode pairs to train on; those that are too long are left out and counted.
+
+        Raises:
+            UserError: all are too long.
+        """
+        items = []
+        targets = tokenizer.ids([pair.target for pair in pairs])
+        for prompt, target in zip(self.ids(tokenizer, pairs), targets, strict=True):
+            ids = [*prompt, *target, tokenizer.start]
+            if len(ids) <= self.longest:
+                labels = [IGNORED] * len(prompt) + ids[len(prompt) :]
+                items.append({"input_ids": ids, "labels": labels})
+        if not items:
+            raise UserError(
+                f"no pair of --train fits into {self.longest} tokens: give shorter texts or more --max-length"
+            )
+        return Encoded(items, len(pairs) - len(items))
+
+    def answer_length(self, train: Encoded) -> int:
+        """Return the most tokens of a translation: twice as many as the longest of the training pairs."""
+        longest = max(sum(label != IGNORED for label in item["labels"]) for item in train.items)
+        return min(2 * longest, self.longest // 2)
+
+
+class TranslationFineTuning(ExportFineTuning):
+    """Fine-tuning of an export on pairs of texts."""
+
+    judged: Mapping[str, Encoded] = {}
+
+    def __init__(
+        self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, texts: Texts, digest: str
+    ) -> None:
+        super().__init__(plan, model, tokenizer, "translation")
+        self.texts = texts
+        self.prompt = Prompt(texts.template, self.longest)
+        self.train = self.prompt.encode(tokenizer, texts.train)
+        self.identity = {
+            **self.common_identity("accelerate", "sacrebleu"),
+            "prompt": asdict(self.prompt),
+            "words": texts.words,
+            "pairs": digest,
+        }
 
     def load(self, seed: int) -> tuple[nn.Module, dict[str, Any]]:
         return load_language_model(self.model), {}
 
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
-        new_tokens, longest = self.prompt.answer_length(self.train), self.prompt.longest
+        new_tokens = self.prompt.answer_length(self.train)
+        sources = self.prompt.ids(self.tokenizer, self.texts.test)
         translations = translate(
-            tuned.model, self.sources, self.tokenizer, longest, new_tokens, self.settings.batch_size
+            tuned.model, sources, self.tokenizer, self.longest, new_tokens, self.settings.batch_size
         )
         references = [pair.target for pair in self.texts.test]
+        counts = {
+            "trained": tuned.trained,
+            "set_aside": tuned.set_aside,
+            "left_out": self.train.shortened,
+        }
         return {
-            **asdict(translation_scores(translations, references, self.texts.words)),
+            **translation_scores(translations, references, self.texts.words),
             "items": len(references),
-            "examples": {
-                "trained": tuned.trained,
-                "set_aside": tuned.set_aside,
-                "left_out": self.train.shortened,
-            },
-            "untranslated": sum(len(ids) + new_tokens > longest for ids in self.sources),
+            "examples": counts,
+            "untranslated": sum(len(ids) + new_tokens > self.longest for ids in sources),
             "new_tokens": new_tokens,
             **self.training(tuned),
             "translations": translations,
@@ -78,26 +143,68 @@ def translation_fine_tunings(plan: Plan, texts: Texts) -> Iterator[TranslationFi
     Raises:
         UserError: a wrong prompt, no pair that fits, or as `load_tokenizer`.
     """
-    digest = content_digest(
-        [[(pair.source, pair.target) for pair in pairs] for pairs in (texts.train, texts.test)]
-    )
-    for model, group in zip(plan.models, plan.groups, strict=True):
-        tokenizer = load_tokenizer(model)
-        prompt = Prompt(texts.template, plan.longest(tokenizer.longest))
-        identity = {"prompt": asdict(prompt), "words": texts.words, "pairs": digest}
-        yield TranslationFineTuning(
-            identity={**plan.identity(model, PACKAGES), **identity},
-            settings=plan.settings,
-            frozen_rows=plan.frozen_rows(model),
-            train=prompt.encode(tokenizer, texts.train),
-            judged={},
-            pad_id=tokenizer.start,
-            model=model,
-            group=group,
-            train_query_key=plan.train_query_key,
-            task=TASK,
-            texts=texts,
-            tokenizer=tokenizer,
-            prompt=prompt,
-            sources=prompt.ids(tokenizer, texts.test),
-        )
+    sets = (texts.train, texts.test)
+    digest = content_digest([[(pair.source, pair.target) for pair in pairs] for pairs in sets])
+    for model in plan.models:
+        yield TranslationFineTuning(plan, model, load_tokenizer(model), texts, digest)
+
+
+def translate(
+    model: Any, prompts: Sequence[Ids], tokenizer: Tokenizer, longest: int, new_tokens: int, batch_size: int
+) -> list[str]:
+    """Translate each prompt by greedy decoding, until a document ends.
+
+    Args:
+        longest: ids of a prompt and its translation at most; a prompt that leaves no room for `new_tokens`
+            has the translation "".
+    """
+    translations = [""] * len(prompts)
+    fitting = [index for index, ids in enumerate(prompts) if len(ids) + new_tokens <= longest]
+    fitting.sort(key=lambda index: len(prompts[index]))  # so that few are padded much
+    device = next(model.parameters()).device
+    reduced = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+    with torch.inference_mode(), reduced:
+        for first in range(0, len(fitting), batch_size):
+            batch = fitting[first : first + batch_size]
+            width = len(prompts[batch[-1]])
+            # Padded before the prompt: what follows it must follow at once.
+            ids = [[tokenizer.start] * (width - len(prompts[index])) + prompts[index] for index in batch]
+            mask = [[0] * (width - len(prompts[index])) + [1] * len(prompts[index]) for index in batch]
+            output = model.generate(
+                torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                num_beams=1,
+                use_cache=True,
+                eos_token_id=tokenizer.start,
+                pad_token_id=tokenizer.start,
+            )
+            for index, row in zip(batch, output[:, width:].tolist(), strict=True):
+                end = row.index(tokenizer.start) if tokenizer.start in row else len(row)
+                translations[index] = tokenizer.text(row[:end]).strip()
+    return translations
+
+
+def translation_scores(translations: list[str], references: list[str], words: str) -> dict[str, Any]:
+    """Compare translations with one reference each.
+
+    Args:
+        words: sacreBLEU's way to cut texts into words.
+
+    Returns:
+        BLEU and chrF of the whole test set, as sacreBLEU prints them: 0 to 100; BLEU's standard error over
+        the choice of sentences, from the interval of its bootstrap; and its signature, which says which BLEU
+        it is.
+    """
+    from sacrebleu.metrics import BLEU, CHRF
+
+    # No warning of texts that look as if they had been cut before.
+    metric = BLEU(tokenize=words, force=True)  # type: ignore[arg-type]
+    bleu = metric.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
+    return {
+        "bleu": float(bleu.score),
+        "chrf": float(CHRF().corpus_score(translations, [references]).score),
+        "standard_error": float(bleu._ci / 1.96),  # half of a 95 % interval
+        "signature": str(metric.get_signature()),
+    }

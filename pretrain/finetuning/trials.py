@@ -5,23 +5,27 @@ set aside → seed → load → freeze → remember → train → compare with w
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 
 import pretrain
-from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, Collate, Encoded, set_aside
+from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, Encoded, set_aside
 from pretrain.finetuning.frozen_rows import Rows, freeze, remember, what_changed
-from pretrain.finetuning.packages import package_versions
-from pretrain.finetuning.training import Examples, Judge, Outcome, Settings, begin, fine_tune
+from pretrain.finetuning.models import Pretrained, Tokenizer
+from pretrain.finetuning.report import Trial
+from pretrain.finetuning.training import Judge, Settings, begin, fine_tune
 from pretrain.ranks.devices import use_cuda
-from pretrain.study.cache import ResultCache
+from pretrain.study.cache import ResultCache, content_digest
+from pretrain.study.seeds import Groups
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class FineTuned:
     Attributes:
         facts: as `FineTuning.load` returned them.
         trained, set_aside: numbers of examples.
-        outputs: {name: `[items, …]`} of the judged examples.
+        course, outputs: as `fine_tune` returns them.
         weights: the proof of what stayed frozen and what changed, as `what_changed` returns it.
     """
 
@@ -39,12 +43,11 @@ class FineTuned:
     facts: Mapping[str, Any]
     trained: int
     set_aside: int
-    outcome: Outcome
+    course: dict[str, Any]
     outputs: Mapping[str, np.ndarray]
     weights: dict[str, Any]
 
 
-@dataclass(frozen=True)
 class FineTuning(ABC):
     """Fine-tuning of a model on a task, without the seed.
 
@@ -54,6 +57,7 @@ class FineTuning(ABC):
         judged: examples to compute the outputs of, after the training.
         pad_id: fills up `input_ids`.
         head: first letters of the names of the new head's tensors; None: there is no new head.
+        judge: score of the examples set aside; None: their loss.
     """
 
     identity: Mapping[str, Any]
@@ -62,8 +66,8 @@ class FineTuning(ABC):
     train: Encoded
     judged: Mapping[str, Encoded]
     pad_id: int
-
-    head: ClassVar[str | None] = None
+    head: str | None = None
+    judge: Judge | None = None
 
     @abstractmethod
     def title(self, seed: int) -> str:
@@ -80,11 +84,6 @@ class FineTuning(ABC):
         A new head is drawn from torch's generator, which is seeded already.
         """
 
-    @property
-    def judge(self) -> Judge | None:
-        """Return the score of the examples set aside; None: their loss."""
-        return None
-
     @abstractmethod
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
         """Return the result of the training, as JSON."""
@@ -93,48 +92,34 @@ class FineTuning(ABC):
 F = TypeVar("F", bound=FineTuning)
 
 
-@dataclass(frozen=True)
-class Finished(Generic[F]):
-    """Result of a fine-tuning with one seed. `kept`: its result was on disk already."""
-
-    fine_tuning: F
-    seed: int
-    result: dict[str, Any]
-    kept: bool
-
-
 def run_trials(
     trials: Iterable[tuple[F, int]], out: Path, begin_piece: Callable[[str], None]
-) -> list[Finished[F]]:
+) -> list[tuple[F, int, dict[str, Any], bool]]:
     """Fine-tune with every seed, one after the other, but for results that `out`/trials has.
 
     Args:
         trials: fine-tunings with a seed each.
         begin_piece: called with the title of each before it begins.
 
+    Returns:
+        Fine-tuning, seed, result, and whether the result was on disk already.
+
     Raises:
-        UserError: a result cannot be written, or as `fine_tune_once`.
+        UserError: a result cannot be written, or as `_fine_tune_once`.
         RuntimeError: frozen rows changed, which is a defect.
     """
     cache = ResultCache(out / "trials")
     finished = []
     for one, seed in trials:
         begin_piece(one.title(seed))
-        content, kept = cache.read_or_make(
-            one.file_name(seed).replace("/", "_"),
-            {**one.identity, "seed": seed},
-            partial(_content, one, seed),
-        )
-        finished.append(Finished(one, seed, content["result"], kept))
+        name, identity = one.file_name(seed).replace("/", "_"), {**one.identity, "seed": seed}
+        content, kept = cache.read_or_make(name, identity, partial(_fine_tune_once, one, seed))
+        finished.append((one, seed, content["result"], kept))
     return finished
 
 
-def _content(one: FineTuning, seed: int) -> dict[str, Any]:
-    return {"result": fine_tune_once(one, seed)}
-
-
-def fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
-    """Fine-tune with one seed, check what stayed frozen, and return the result.
+def _fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
+    """Fine-tune with one seed, check what stayed frozen, and return {"result": the result}.
 
     Raises:
         UserError: too few examples, a model that cannot be loaded, a loss that is not finite, or weights
@@ -146,25 +131,92 @@ def fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
     model, facts = one.load(seed)
     freeze(model, one.frozen_rows)
     before = remember(model, one.frozen_rows)
-    outcome, outputs = fine_tune(
-        model,
-        Examples(train, aside, Collate(one.pad_id), one.judge),
-        one.settings,
-        seed,
-        {name: encoded.items for name, encoded in one.judged.items()},
-    )
+    judged = {name: encoded.items for name, encoded in one.judged.items()}
+    course, outputs = fine_tune(model, train, aside, one.pad_id, one.settings, seed, one.judge, judged)
     weights = what_changed(model, one.frozen_rows, before, one.head)
-    return one.result(seed, FineTuned(model, facts, len(train), len(aside), outcome, outputs, weights))
+    tuned = FineTuned(model, facts, len(train), len(aside), course, outputs, weights)
+    return {"result": one.result(seed, tuned)}
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Return the part of an identity that is of the program and the machine.
-
-    Args:
-        packages: keys of `pretrain.finetuning.packages.PACKAGES`.
-    """
+    """Return the part of an identity that is of the program and the machine, with versions of packages."""
     return {
         "program": pretrain.__version__,
-        "packages": package_versions(*packages),
+        "packages": {name: version(name) for name in ("torch", "transformers", *packages)},
         "device": "cuda" if use_cuda() else "cpu",
     }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan of fine-tunings of exports.
+
+    Attributes:
+        seeds: 1 … this: of a new head, the order of examples, dropout, and which examples are set aside.
+        max_length: ids of an example at most; None: as long as the model's own sequences.
+        train_query_key: Q and K train like everything else.
+    """
+
+    models: Sequence[Pretrained]
+    groups: Groups[Pretrained]
+    settings: Settings
+    seeds: int = 3
+    max_length: int | None = None
+    train_query_key: bool = False
+
+
+class ExportFineTuning(FineTuning):
+    """Fine-tuning of an export on a task of the name `task`."""
+
+    def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, task: str) -> None:
+        self.plan, self.model, self.tokenizer, self.task = plan, model, tokenizer, task
+        self.settings = plan.settings
+        self.frozen_rows = {} if plan.train_query_key else model.frozen_rows
+        self.pad_id = tokenizer.start
+        self.longest = min(plan.max_length or tokenizer.longest, tokenizer.longest)
+
+    def title(self, seed: int) -> str:
+        return f"{self.model.name}-{self.task}-{seed}"
+
+    def file_name(self, seed: int) -> str:
+        place = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[:8]
+        return f"{self.title(seed)}-{place}"  # models of one name have results of their own
+
+    def common_identity(self, *packages: str) -> dict[str, Any]:
+        """Return the identity of all trainings of the model, beside task and seed."""
+        return {
+            **environment(*packages),
+            "model": self.model.digest,
+            "frozen_rows": content_digest(self.frozen_rows),
+            "settings": asdict(self.settings),
+        }
+
+    def training(self, tuned: FineTuned) -> dict[str, Any]:
+        """Return the part of a result that says how the model was trained."""
+        return {
+            "training": tuned.course,
+            "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
+            "weights": tuned.weights,
+        }
+
+    @abstractmethod
+    def scores(self, result: Mapping[str, Any]) -> tuple[float, Mapping[str, float], float]:
+        """Return score, metrics and standard error of a result, 1 the best."""
+
+
+def run_on_exports(
+    fine_tunings: Iterable[ExportFineTuning], seeds: int, out: Path, begin_piece: Callable[[str], None]
+) -> tuple[list[Trial], list[dict[str, Any]]]:
+    """Fine-tune with the seeds 1 … `seeds`; return the scores, and what report.json has of each.
+
+    Raises:
+        As `run_trials`.
+    """
+    pairs = ((one, seed) for one in fine_tunings for seed in range(1, seeds + 1))
+    trials, details = [], []
+    for one, seed, result, kept in run_trials(pairs, out, begin_piece):
+        model, group = one.model, one.plan.groups.name_of(one.model)
+        scores = one.scores(result)
+        trials.append(Trial(one.task, group, model.name, model.seed, seed, *scores, result["items"]))
+        details.append({"name": one.title(seed), "kept": kept, **result})
+    return trials, details

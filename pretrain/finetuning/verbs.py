@@ -1,19 +1,24 @@
-"""Verbs `evaluate glue` and `evaluate translation`."""
+"""Verbs `evaluate glue`, `evaluate translation` and `evaluate bert-reservoir`."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pretrain.errors import UserError
+from pretrain.finetuning.bert.arms import Norm, arms, find_conditions, layers_of
+
 if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
-    from pretrain.finetuning.plan import Plan
-    from pretrain.finetuning.pretrained import Pretrained
+    from pretrain.finetuning.models import Pretrained
     from pretrain.finetuning.report import Trial
-    from pretrain.study.seeds import Groups
+    from pretrain.finetuning.trials import Plan
 
 
 class Words(str, Enum):
@@ -79,18 +84,20 @@ def glue(
     from pretrain.finetuning.classification_data import find_tasks, read_task
 
     data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
-    opened, groups = _open("evaluate glue", ("accelerate", "sklearn"), models, trust_code, baseline)
+    require_packages("evaluate glue", "accelerate", "sklearn")
     from pretrain.finetuning.glue import glue_fine_tunings
-    from pretrain.finetuning.plan import Plan, run_on_exports
+    from pretrain.finetuning.models import group_models, open_pretrained
     from pretrain.finetuning.training import Settings
+    from pretrain.finetuning.trials import Plan, run_on_exports
     from pretrain.reporting.progress import WorkDisplay
 
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    plan = Plan(opened, list(map(groups.name_of, opened)), settings, seeds, max_length, train_query_key)
-    with WorkDisplay(len(opened) * len(data_of_tasks) * seeds) as work:
+    opened = [open_pretrained(path, trust_code) for path in models]
+    plan = Plan(opened, group_models(opened, baseline), settings, seeds, max_length, train_query_key)
+    with WorkDisplay(len(models) * len(data_of_tasks) * seeds) as work:
         done = run_on_exports(glue_fine_tunings(plan, data_of_tasks), seeds, out, work.begin)
-    notes = [*_constant_scores(data_of_tasks), *_notes(plan)]
-    _publish("E3", "Fine-tuning on GLUE", plan, groups.baseline, done, tolerance, notes, out)
+    notes = [*map(_constant_score, data_of_tasks), *_notes(plan)]
+    _publish("E3", "Fine-tuning on GLUE", plan, *done, tolerance, notes, out)
 
 
 def translation(
@@ -122,49 +129,115 @@ def translation(
 
     Example: python -m pretrain evaluate translation runs/orthogonal --train train.tsv --test test.tsv
     """
-    from pretrain.finetuning.translation_data import read_pairs
+    from pretrain.finetuning.records import read_pairs
 
     learned = read_pairs("--train", train, source, target)
     translated = read_pairs("--test", test, source, target)
-    opened, groups = _open("evaluate translation", ("accelerate", "sacrebleu"), models, trust_code, baseline)
-    from pretrain.finetuning.plan import Plan, run_on_exports
+    require_packages("evaluate translation", "accelerate", "sacrebleu")
+    from pretrain.finetuning.models import group_models, open_pretrained
     from pretrain.finetuning.training import Settings
     from pretrain.finetuning.translation import Texts, translation_fine_tunings
+    from pretrain.finetuning.trials import Plan, run_on_exports
     from pretrain.reporting.progress import WorkDisplay
 
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    plan = Plan(opened, list(map(groups.name_of, opened)), settings, seeds, max_length, train_query_key)
+    opened = [open_pretrained(path, trust_code) for path in models]
+    plan = Plan(opened, group_models(opened, baseline), settings, seeds, max_length, train_query_key)
     texts = Texts(learned, translated, prompt.replace("\\n", "\n"), words.value)
-    with WorkDisplay(len(opened) * seeds) as work:
-        done = run_on_exports(translation_fine_tunings(plan, texts), seeds, out, work.begin)
-    first = done[1][0]
-    notes = [f"sacreBLEU's signature: {first['signature']}", *_notes(plan)]
-    if untranslated := first["untranslated"]:
+    with WorkDisplay(len(models) * seeds) as work:
+        trials, details = run_on_exports(translation_fine_tunings(plan, texts), seeds, out, work.begin)
+    notes = [f"sacreBLEU's signature: {details[0]['signature']}", *_notes(plan)]
+    if untranslated := details[0]["untranslated"]:
         notes.append(f"{untranslated} texts were too long to translate and count as empty translations")
-    _publish("translation", "Translation", plan, groups.baseline, done, tolerance, notes, out)
+    _publish("translation", "Translation", plan, trials, details, tolerance, notes, out)
 
 
-def _open(
-    verb: str, packages: tuple[str, ...], paths: list[Path], trust_code: bool, baseline: str | None
-) -> tuple[list[Pretrained], Groups[Pretrained]]:
-    """Open and group the models, and refuse before anything is trained."""
+def bert_reservoir(
+    model: Annotated[Path, typer.Option(help="A directory of Hugging Face with a BERT and its tokenizer.")],
+    train: Annotated[
+        Path, typer.Option(help="Examples as SST-2 has them, sentence and label 0 or 1: TSV, JSONL, parquet.")
+    ],
+    validation: Annotated[Path, typer.Option(help="Examples of the same form that are only judged.")],
+    out: Annotated[Path, typer.Option(help="Directory for the report; the same again goes on.")] = Path(
+        "evaluation/bert-reservoir"
+    ),
+    conditions: Annotated[
+        str, typer.Option(help="Beside unfrozen, which is the baseline and always there.")
+    ] = "frozen,orthonormal,gaussian,reorthonormalized",
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="4, 4-7, 50%-100%; default: all; repeatable, every condition with each."),
+    ] = None,
+    norm: Annotated[
+        Norm, typer.Option(help="unit: rows of length 1; match: each head with the norm of what it replaces.")
+    ] = Norm.unit,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 1 … this; 5 at least for a claim.")] = 5,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Peak, of every arm.")] = 2e-5,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    warmup: Annotated[float, typer.Option(min=0, max=0.99, help="Part of the steps.")] = 0.1,
+    max_length: Annotated[int, typer.Option(min=4, help="Pieces of an example.")] = 128,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Criterion: largest relative loss to the baseline's accuracy.")
+    ] = 0.05,
+) -> None:
+    """Fine-tune a BERT whose queries and keys are replaced by frozen orthonormal rows, beside controls.
+
+    Example: python -m pretrain evaluate bert-reservoir --model bert --train train.tsv --validation dev.tsv
+    """
+    require_packages("evaluate bert-reservoir", "accelerate", "sklearn")
+    from pretrain.finetuning.bert.directory import open_bert
+    from pretrain.finetuning.bert.experiment import ReservoirTest, run_test
+    from pretrain.finetuning.bert.report import reservoir_report
+    from pretrain.finetuning.training import Settings
+    from pretrain.reporting.progress import WorkDisplay
+    from pretrain.study.report import finish
+
+    settings = Settings(learning_rate, epochs, batch_size, warmup, patience=0)
+    bert = open_bert(model, max_length)
+    ranges = layers or ["all"]
+    for text in ranges:
+        layers_of(text, bert.config.num_hidden_layers)
+    test = ReservoirTest(bert, train, validation, settings, norm, max_length)
+    chosen = arms(find_conditions(conditions), ranges)
+    with WorkDisplay(len(chosen) * seeds) as work:
+        results = run_test(test, chosen, range(1, seeds + 1), out, work.begin)
+    finish(reservoir_report(test, results, tolerance), out)
+
+
+def require_packages(verb: str, *names: str) -> None:
+    """Import transformers and other packages of the verb, quietly.
+
+    Args:
+        names: by which they are imported.
+
+    Raises:
+        UserError: one is not installed.
+    """
     from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.export.packages import require_transformers
+    from pretrain.ranks.devices import use_cuda
 
     silence_expected_warnings()
-    from pretrain.finetuning.packages import require_packages
-    from pretrain.finetuning.pretrained import group_models, open_pretrained
-
-    require_packages(verb, *packages)
-    opened = [open_pretrained(path, trust_code) for path in paths]
-    return opened, group_models(opened, baseline)
+    # Transformers imports DeepSpeed where it is installed, which would print the accelerator it detects.
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
+    require_transformers(verb)
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            package = {"sklearn": "scikit-learn"}.get(name, name)
+            raise UserError(
+                f"{verb} needs the package {package} ({error}): pip install 'ora-pretrain[eval]'"
+            ) from error
 
 
 def _publish(
     experiment: str,
     title: str,
     plan: Plan,
-    baseline: str,
-    done: tuple[list[Trial], list[dict[str, Any]]],
+    trials: list[Trial],
+    details: list[dict[str, Any]],
     tolerance: float,
     notes: list[str],
     out: Path,
@@ -173,18 +246,15 @@ def _publish(
     from pretrain.finetuning.report import fine_tuned_report
     from pretrain.study.report import finish
 
-    trials, details = done
+    left_out = ("predictions", "translations")
     content = {
-        "settings": plan.settings.as_dict(),
-        "models": [_model_facts(model, group) for model, group in zip(plan.models, plan.groups, strict=True)],
-        "trainings": [
-            {key: value for key, value in one.items() if key not in ("predictions", "translations")}
-            for one in details
-        ],
+        "settings": asdict(plan.settings),
+        "models": [_model_facts(model, plan.groups.name_of(model)) for model in plan.models],
+        "trainings": [{key: value for key, value in one.items() if key not in left_out} for one in details],
     }
     kept = sum(bool(one["kept"]) for one in details)
     remark = f" ({kept} of {len(details)} trainings were there)" if kept else ""
-    report = fine_tuned_report(experiment, title, trials, baseline, tolerance, notes, content)
+    report = fine_tuned_report(experiment, title, trials, plan.groups.baseline, tolerance, notes, content)
     finish(report, out, remark=remark)
 
 
@@ -194,22 +264,16 @@ def _model_facts(model: Pretrained, group: str) -> dict[str, object]:
         "group": group,
         "seed": model.seed,
         "sha256": model.digest,
-        "frozen_rows": {name: [list(rows) for rows in ranges] for name, ranges in model.frozen_rows.items()},
+        "frozen_rows": model.frozen_rows,
         "folded": model.facts.get("folded", []),
     }
 
 
-def _constant_scores(tasks: list[TaskData]) -> list[str]:
-    import numpy as np
-
+def _constant_score(data: TaskData) -> str:
     from pretrain.finetuning.metrics import constant_score
 
-    notes = []
-    for data in tasks:
-        labels = np.array([example.label for example in data.validation])
-        value = 100 * constant_score(data.task, labels)
-        notes.append(f"{data.task.name}: the most frequent label, given always, scores {value:.2f}")
-    return notes
+    value = 100 * constant_score(data.task, [example.label for example in data.validation])
+    return f"{data.task.name}: the most frequent label, given always, scores {value:.2f}"
 
 
 def _notes(plan: Plan) -> list[str]:

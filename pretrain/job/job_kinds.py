@@ -1,13 +1,17 @@
 """Kinds of Slurm job: a training run, or a task of a tokenize array.
 
-What it has reached is the newest complete checkpoint's step, or the number of finished units of a task.
+Both have a directory, a `title` for logs, a directory for the `records` and logs of segments, and three
+things to ask: `start` forgets how the segment before ended, so that this one's end is not taken from it;
+`reached` is a number that grows when a restart would not begin where the last one began (the newest complete
+checkpoint's step, or the number of finished units); `outcome` is FINISHED, CONTINUE, STOPPED or CRASHED,
+after the processes ended with an exit code.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from data_pipeline.errors import DataError
 from data_pipeline.tokenizing.plan import read_plan
@@ -15,30 +19,6 @@ from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import CONTINUE, FINISHED, RUNNING, STOPPED, RunDirectory
 
 CRASHED = "crashed"
-
-
-class JobKind(Protocol):
-    """The work of a job: its place, its progress, its end."""
-
-    @property
-    def directory(self) -> Path: ...
-
-    @property
-    def title(self) -> str:
-        """Return its name in a log."""
-
-    @property
-    def records(self) -> Path:
-        """Return the directory of the records and logs of its segments."""
-
-    def start(self) -> None:
-        """Forget how the segment before ended, so that this one's end is not taken from it."""
-
-    def reached(self) -> int:
-        """Return a number that grows when a restart would not begin where the last one began."""
-
-    def outcome(self, exit_code: int) -> str:
-        """Return FINISHED, CONTINUE, STOPPED or CRASHED, after the processes ended with `exit_code`."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +77,9 @@ class Tokenizing:
 
     def outcome(self, exit_code: int) -> str:
         return FINISHED if exit_code == 0 else CRASHED
+
+
+JobKind: TypeAlias = Training | Tokenizing
 
 
 def errors_in(logs: Path, most: int = 5) -> list[str]:

@@ -103,7 +103,7 @@ class Segments:
         logs.mkdir(parents=True, exist_ok=True)
         self.work.start()
         on = {"nodes": job.nodes} if ranks is None else {"nodes": job.nodes, "ranks": ranks}
-        self._append({"event": "begin", **_facts(job), **on, "progress": reached, "logs": str(logs)})
+        self._append("begin", job, {**on, "progress": reached, "logs": str(logs)})
         return logs
 
     def logs(self, job: SlurmJob) -> Path:
@@ -129,16 +129,9 @@ class Segments:
     def end(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
         """Decide what becomes of the job and record it."""
         decision = self._decide(job, ending, max_stalled)
-        self._append(
-            {
-                "event": "end",
-                **_facts(job),
-                "exit_code": ending.exit_code,
-                "progress": self.work.reached(),
-                "decision": decision.action,
-                "reason": decision.reason,
-            }
-        )
+        facts = {"exit_code": ending.exit_code, "progress": self.work.reached()}
+        made = {"decision": decision.action, "reason": decision.reason}
+        self._append("end", job, {**facts, **made})
         return decision
 
     def _decide(self, job: SlurmJob, ending: Ending, max_stalled: int) -> Decision:
@@ -188,7 +181,7 @@ class Segments:
                 f"ORA_MAX_EXCLUDED_NODES={most} are allowed; "
                 f"see {self.path.parent}, mend them or raise the number, then submit again"
             )
-        self._append({"event": "exclude", **_facts(job), "excluded": sorted(set(nodes))})
+        self._append("exclude", job, {"excluded": sorted(set(nodes))})
         return sorted(set(already) | set(new))
 
     def _records(self, job: SlurmJob) -> list[dict[str, Any]]:
@@ -207,7 +200,8 @@ class Segments:
                 records.append(record)
         return records
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, event: str, job: SlurmJob, facts: dict[str, Any]) -> None:
+        record = {"event": event, "job": job.number, "restart": job.restarts, **facts}
         line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **record}) + "\n"
         with self.path.open("ab+") as file:
             if file.tell() > 0:
@@ -216,7 +210,3 @@ class Segments:
                     line = "\n" + line  # a dying node tore the last one
             file.write(line.encode())
             sync(file)
-
-
-def _facts(job: SlurmJob) -> dict[str, Any]:
-    return {"job": job.number, "restart": job.restarts}

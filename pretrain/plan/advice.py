@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from megatron_patches.errors import MethodError
 from pretrain.config.deepspeed import zero_stage
 from pretrain.config.load import parse_config
 from pretrain.config.refusals import check_layout
+from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.plan.memory import memory_of
@@ -21,40 +23,38 @@ class Change:
     """Settings to change together, and the peak in bytes with them."""
 
     settings: tuple[str, ...]
-    peak: int
+    peak_bytes: int
     fits: bool
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The largest micro batch that fits, and changes that make a run fit.
+    """The largest micro batch that fits, and changes that make a run fit, under the names of the JSON.
 
     Attributes:
-        memory, peak: bytes of the card, and of the rank that needs most.
-        micro_batch: the largest data.micro_batch_size that fits and divides the ranks' share; None: none.
+        memory_bytes, peak_bytes: of the card, and of the rank that needs most.
+        largest_micro_batch_size: the largest that fits and divides the ranks' share; None: none.
         changes: where it does not fit, single changes and what each brings, the gentlest first.
     """
 
-    memory: int
-    peak: int
-    micro_batch: int | None
-    micro_batch_peak: int | None
+    memory_bytes: int
+    peak_bytes: int
+    largest_micro_batch_size: int | None
+    largest_micro_batch_peak_bytes: int | None
     changes: tuple[Change, ...]
 
     @property
     def fits(self) -> bool:
         """Return True if the run fits as it is."""
-        return self.peak <= self.memory
+        return self.peak_bytes <= self.memory_bytes
 
 
 def fit_of(config: Config, world_size: int, memory: int) -> Fit:
     """Return what fits a card with `memory` bytes."""
     peak = _peak(config, world_size)
     largest, at_largest = _largest_micro_batch(config, world_size, memory)
-    changes: tuple[Change, ...] = ()
-    if peak > memory:
-        changes = tuple(_changes(config, world_size, memory, peak, largest))
-    return Fit(memory, peak, largest, at_largest, changes)
+    changes = _changes(config, world_size, memory, peak, largest) if peak > memory else ()
+    return Fit(memory, peak, largest, at_largest, tuple(changes))
 
 
 def _peak(config: Config, world_size: int) -> int:
@@ -63,17 +63,14 @@ def _peak(config: Config, world_size: int) -> int:
 
 def _largest_micro_batch(config: Config, world_size: int, memory: int) -> tuple[int | None, int | None]:
     """Return (size, peak). Memory only grows with the micro batch, so the divisors are searched by halves."""
-    share = config.data.global_batch_size // config.data_parallel_size(world_size)
-    work, sizes = workload_of(config, world_size), divisors(share)
-    low, high, largest = 0, len(sizes) - 1, None
-    while low <= high:
-        middle = (low + high) // 2
-        peak = memory_of(replace(work, batch=sizes[middle])).peak
-        if peak <= memory:
-            largest, low = (sizes[middle], peak), middle + 1
-        else:
-            high = middle - 1
-    return largest or (None, None)
+    work = workload_of(config, world_size)
+    sizes = divisors(config.data.global_batch_size // config.data_parallel_size(world_size))
+
+    def peak(size: int) -> int:
+        return memory_of(replace(work, batch=size)).peak
+
+    fitting = sizes[: bisect_right(sizes, memory, key=peak)]
+    return (fitting[-1], peak(fitting[-1])) if fitting else (None, None)
 
 
 def _changes(
@@ -88,7 +85,7 @@ def _changes(
             continue  # this run cannot have it
         peak = _peak(changed, world_size)
         if peak < now:
-            named = tuple(f"{key}={_written(value)}" for key, value in settings.items())
+            named = tuple(override_text(key, value) for key, value in settings.items())
             yield Change(named, peak, peak <= memory)
 
 
@@ -102,10 +99,7 @@ def _candidates(config: Config, world_size: int, micro_batch: int | None) -> Ite
         yield {"deepspeed.config": f"zero{higher}"}
     for larger in (2, 4, 8):
         if larger > size:
-            yield {
-                "parallel.tensor_model_parallel_size": larger,
-                "parallel.sequence_parallel": True,
-            }
+            yield {"parallel.tensor_model_parallel_size": larger, "parallel.sequence_parallel": True}
     if size > 1 and not config.parallel.sequence_parallel:
         yield {"parallel.sequence_parallel": True}
     yield {
@@ -122,10 +116,6 @@ def _changed(config: Config, settings: Mapping[str, Any]) -> Config:
         section, key = path.split(".")
         values[section][key] = value
     return parse_config(values)
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def divisors(number: int) -> list[int]:

@@ -47,19 +47,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Speed:
-    """Rates and costs of the whole run.
+    """Rates and costs of the whole run, under the names of the JSON.
 
-    mfu and hfu count causal attention by half, mfu_full in full; None in fp32, which has no one peak.
+    mfu and hfu count causal attention by half; all three are None in fp32, which has no one peak.
     """
 
     tokens_per_second: float
     mfu: float | None
-    mfu_full: float | None
+    mfu_full_attention: float | None
     hfu: float | None
-    days: float
-    gpu_hours: float
-    kwh: float
-    cost: float | None
+    run_days: float
+    run_gpu_hours: float
+    run_kwh: float
+    run_cost: float | None
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,25 @@ class Flops:
 
 @dataclass(frozen=True)
 class Saving:
-    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006).
+    """Cost of checkpoints, and how often they pay (Young 1974, Daly 2006), under the names of the JSON.
 
     Attributes:
-        seconds: to write one, while no step is made.
-        best_seconds: the interval at which writing and work lost to failures cost least together, √(2 δ M)
-            with δ the seconds of one and M the mean time between failures of the whole job.
+        write_seconds: to write one, while no step is made.
+        young_daly_seconds: the interval at which writing and work lost to failures cost least together,
+            √(2 δ M) with δ the seconds of one and M the mean time between failures of the whole job.
+        lost_share, lost_share_at_young_daly: parts of the time that go into writing and lost work.
         every_seconds: the configuration's interval; None: only at the end.
-        lost, lost_at_best: parts of the time that go into writing and lost work.
     """
 
     bytes: int
-    seconds: float
-    failure_hours: float
-    best_seconds: float
-    best_steps: int
+    write_seconds: float
+    mean_hours_between_failures: float
+    young_daly_seconds: float
+    young_daly_steps: int
+    lost_share_at_young_daly: float
     every_steps: int
     every_seconds: float | None
-    lost: float | None
-    lost_at_best: float
+    lost_share: float | None
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,20 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
     work, passes = workload_of(config, request.gpus), config.gradient_accumulation_steps(request.gpus)
     count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
     seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
-    flops = _flops(work, config.tokens_per_step)
+    tokens = config.tokens_per_step
+    executed = executed_flops_per_token(work.shape, work.policy, work.phase)
+    flops = Flops(
+        model=tokens * model_flops_per_token(work.shape, work.policy),
+        model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
+        executed=tokens * (executed + flops_again_per_token(work)),
+    )
     return Estimate(
         variant=config.attention.variant,
         parameters=count,
         memory=memory,
         flops=flops,
         seconds=seconds,
-        speed=_speed(work, config.tokens_per_step, config.total_steps, gpu, request, flops, seconds.total),
+        speed=_speed(config, gpu, request, flops, seconds.total),
         saving=saving(
             count.checkpoint_bytes,
             config.checkpoint.every,
@@ -176,36 +182,21 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
     )
 
 
-def _flops(work: Workload, tokens: int) -> Flops:
-    executed = executed_flops_per_token(work.shape, work.policy, work.phase)
-    return Flops(
-        model=tokens * model_flops_per_token(work.shape, work.policy),
-        model_full=tokens * model_flops_per_token(work.shape, work.policy, 1.0),
-        executed=tokens * (executed + flops_again_per_token(work)),
-    )
-
-
-def _speed(
-    work: Workload, tokens: int, steps: int, gpu: Gpu, request: Request, flops: Flops, step: float
-) -> Speed:
-    """
-    Args:
-        tokens: of a step.
-        steps: of the whole run.
-        step: seconds of one.
-    """
-    peak = request.gpus * gpu.peak_tflops * 1e12 * step if work.layout.dtype == "bf16" else None
-    hours = steps * step / 3600
+def _speed(config: Config, gpu: Gpu, request: Request, flops: Flops, step: float) -> Speed:
+    """Return the rates of a run whose step takes `step` seconds."""
+    in_bf16 = config.precision.dtype == "bf16"
+    peak = request.gpus * gpu.peak_tflops * 1e12 * step if in_bf16 else None
+    hours = config.total_steps * step / 3600
     gpu_hours = hours * request.gpus
     return Speed(
-        tokens_per_second=tokens / step,
+        tokens_per_second=config.tokens_per_step / step,
         mfu=None if peak is None else flops.model / peak,
-        mfu_full=None if peak is None else flops.model_full / peak,
+        mfu_full_attention=None if peak is None else flops.model_full / peak,
         hfu=None if peak is None else flops.executed / peak,
-        days=hours / 24,
-        gpu_hours=gpu_hours,
-        kwh=gpu_hours * gpu.watts / 1000,
-        cost=None if request.price is None else gpu_hours * request.price,
+        run_days=hours / 24,
+        run_gpu_hours=gpu_hours,
+        run_kwh=gpu_hours * gpu.watts / 1000,
+        run_cost=None if request.price is None else gpu_hours * request.price,
     )
 
 
@@ -231,14 +222,14 @@ def saving(
 
     return Saving(
         bytes=size,
-        seconds=seconds,
-        failure_hours=failure / 3600,
-        best_seconds=steps * step_seconds,
-        best_steps=steps,
+        write_seconds=seconds,
+        mean_hours_between_failures=failure / 3600,
+        young_daly_seconds=steps * step_seconds,
+        young_daly_steps=steps,
+        lost_share_at_young_daly=lost(steps * step_seconds),
         every_steps=every,
         every_seconds=interval,
-        lost=None if interval is None else lost(interval),
-        lost_at_best=lost(steps * step_seconds),
+        lost_share=None if interval is None else lost(interval),
     )
 
 

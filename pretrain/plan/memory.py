@@ -71,25 +71,26 @@ class States:
     @property
     def total(self) -> int:
         """Return the sum of all."""
-        return (
-            self.weights
-            + self.frozen_bank
-            + self.gradients
-            + self.autograd_gradients
-            + self.master_weights
-            + self.adam_moments
-        )
+        gradients = self.gradients + self.autograd_gradients
+        return self.weights + self.frozen_bank + gradients + self.master_weights + self.adam_moments
 
 
 def rank_states(held: RankTensors, layout: Layout) -> States:
     """Return the bytes of a rank; all data-parallel ranks hold equally much."""
     own = _own_elements(held, layout)
     keeps_masters = layout.zero_stage > 0 or layout.dtype == "bf16"
+    gradients, written = held.trainable * layout.element, 0
+    if layout.bf16_optimizer:
+        gradients = own * layout.data_parallel_size * FP32
+        one_at_a_time = max(elements for elements, _ in held.weights)
+        written = (one_at_a_time if layout.immediate_grad_update else held.trainable) * layout.element
+    elif layout.zero_stage >= 2:
+        gradients = own * BYTES[layout.grad_accum_dtype]
     return States(
         weights=(own if layout.zero_stage == 3 else held.trainable) * layout.element,
         frozen_bank=held.frozen * layout.element,
-        gradients=_gradients(held.trainable, own, layout),
-        autograd_gradients=_as_backward_writes(held, layout),
+        gradients=gradients,
+        autograd_gradients=written,
         master_weights=own * FP32 if keeps_masters else 0,
         adam_moments=2 * own * FP32,
         own_elements=own,
@@ -109,22 +110,6 @@ def _own_elements(held: RankTensors, layout: Layout) -> int:
     return sum(2 * -(-elements // (2 * ranks)) for elements in groups.values())
 
 
-def _as_backward_writes(held: RankTensors, layout: Layout) -> int:
-    """Return the gradients that are not yet added to their sum: all of them, or one at a time."""
-    if not layout.bf16_optimizer:
-        return 0
-    largest = max(elements for elements, _ in held.weights)
-    return (largest if layout.immediate_grad_update else held.trainable) * layout.element
-
-
-def _gradients(trainable: int, own: int, layout: Layout) -> int:
-    if layout.bf16_optimizer:
-        return own * layout.data_parallel_size * FP32
-    if layout.zero_stage >= 2:
-        return own * BYTES[layout.grad_accum_dtype]
-    return trainable * layout.element
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes of one rank, of those tensor-parallel ranks that need most.
@@ -135,23 +120,23 @@ class Memory:
         logits: at the moment of a pass when they need most.
         layer_gradients: what the backward pass of one layer has at once, when the logits are gone: gradients,
             and the activations that it makes again.
-        communication: buffers of collectives while backward runs.
-        update: copies that reduction and update make, when activations are gone.
+        communication_buffers: those of collectives while backward runs.
+        update_buffers: copies that reduction and update make, when activations are gone.
     """
 
     states: States
     activations: int
     logits: int
     layer_gradients: int
-    communication: int
-    update: int
+    communication_buffers: int
+    update_buffers: int
     context: int
 
     @property
     def peak(self) -> int:
         """Return the larger of two moments: the end of a forward pass, and the update."""
-        passing = self.activations + max(self.logits, self.layer_gradients) + self.communication
-        return self.states.total + self.context + max(passing, self.update)
+        passing = self.activations + max(self.logits, self.layer_gradients) + self.communication_buffers
+        return self.states.total + self.context + max(passing, self.update_buffers)
 
 
 def memory_of(work: Workload) -> Memory:
@@ -169,8 +154,8 @@ def _of_rank(work: Workload, rank: int) -> Memory:
         activations=activation_bytes(work, rank),
         logits=logit_bytes(work),
         layer_gradients=layer_gradient_bytes(work, rank),
-        communication=_communication(work, held) if work.layout.world_size > 1 else 0,
-        update=_update(held, states, work.layout),
+        communication_buffers=_communication(work, held) if work.layout.world_size > 1 else 0,
+        update_buffers=_update(held, states, work.layout),
         context=CONTEXT_BYTES if work.on_cuda else 0,
     )
 

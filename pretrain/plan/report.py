@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
 
-from pretrain.plan.advice import Change
 from pretrain.plan.estimate import Estimate, Plan
 from pretrain.plan.memory import CONTEXT_BYTES
 from pretrain.plan.roofline import BYTES_A_LOGIT, HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH
@@ -19,21 +19,24 @@ from pretrain.reporting.text import number, percent
 WIDTH = 100
 EXACT, ESTIMATE = "=", "~"
 
-MEMORY_ROWS: tuple[tuple[str, str, Callable[[Estimate], int]], ...] = (
-    (EXACT, "trainable weights", lambda one: one.memory.states.weights),
-    (EXACT, "frozen bank", lambda one: one.memory.states.frozen_bank),
-    (EXACT, "gradients, summed", lambda one: one.memory.states.gradients),
-    (EXACT, "fp32 master weights", lambda one: one.memory.states.master_weights),
-    (EXACT, "Adam's two moments", lambda one: one.memory.states.adam_moments),
-    (ESTIMATE, "gradients as backward writes them", lambda one: one.memory.states.autograd_gradients),
-    (ESTIMATE, "activations kept for backward", lambda one: one.memory.activations),
-    (ESTIMATE, "logits, at their most", lambda one: one.memory.logits),
-    (ESTIMATE, "or gradients of a layer, when logits are gone", lambda one: one.memory.layer_gradients),
-    (ESTIMATE, "communication buffers during backward", lambda one: one.memory.communication),
-    (ESTIMATE, "copies during the update, when activations are gone", lambda one: one.memory.update),
-    (ESTIMATE, "CUDA context, NCCL, fragments (assumed)", lambda one: one.memory.context),
-    (ESTIMATE, "peak", lambda one: one.memory.peak),
-)
+Row = tuple[str, str, str, float, int]
+"""(mark, name, attribute of `Estimate`, unit in which it is shown, digits after the point)."""
+
+MEMORY = {
+    "states.weights": (EXACT, "trainable weights"),
+    "states.frozen_bank": (EXACT, "frozen bank"),
+    "states.gradients": (EXACT, "gradients, summed"),
+    "states.master_weights": (EXACT, "fp32 master weights"),
+    "states.adam_moments": (EXACT, "Adam's two moments"),
+    "states.autograd_gradients": (ESTIMATE, "gradients as backward writes them"),
+    "activations": (ESTIMATE, "activations kept for backward"),
+    "logits": (ESTIMATE, "logits, at their most"),
+    "layer_gradients": (ESTIMATE, "or gradients of a layer, when logits are gone"),
+    "communication_buffers": (ESTIMATE, "communication buffers during backward"),
+    "update_buffers": (ESTIMATE, "copies during the update, when activations are gone"),
+    "context": (ESTIMATE, "CUDA context, NCCL, fragments (assumed)"),
+    "peak": (ESTIMATE, "peak"),
+}
 PARTS = {
     "products": "matrix products",
     "attention": "attention",
@@ -58,7 +61,8 @@ def render(plan: Plan) -> str:
         for table in (_memory(plan), _step(plan), _run(plan)):
             console.print()
             console.print(rich_table(table, bare=True))
-        for block in (_fit(plan), _saving(plan), _assumptions(plan)):
+        assumed = ["Assumed:", *(f"  {line}" for line in assumptions(plan))]
+        for block in (_fit(plan), _saving(plan), assumed):
             console.print()
             for line in block:
                 console.print(line, markup=False)
@@ -87,95 +91,79 @@ def _headline(plan: Plan) -> list[str]:
     ]
 
 
-def _table(plan: Plan, title: str, rows: Sequence[tuple[str, ...]]) -> Table:
+def _table(plan: Plan, title: str, rows: Sequence[Row]) -> Table:
     header = ["", title, *(one.variant for one in _estimates(plan))]
     if plan.baseline is not None:
         header.append("difference")
-    return Table(header, [[*row, *[""] * (len(header) - len(row))] for row in rows], text_columns=(0, 1))
+    return Table(header, [_cells(plan, row) for row in rows], text_columns=(0, 1))
 
 
-def _row(
-    plan: Plan, mark: str, name: str, value: Callable[[Estimate], float], digits: int
-) -> tuple[str, ...]:
-    """Return a row with `digits` after the point, more for small numbers, and the difference."""
-    values = [value(estimate) for estimate in _estimates(plan)]
+def _cells(plan: Plan, row: Row) -> list[str]:
+    """Return the cells of a row, with more digits for small numbers, and the difference."""
+    mark, name, attribute, unit, digits = row
+    values = [attrgetter(attribute)(estimate) / unit for estimate in _estimates(plan)]
     largest = max(values)
     if 0 < largest < 1:
         digits = max(digits, 2 - math.floor(math.log10(largest)))
-    cells = [number(one, digits) for one in values]
-    if len(values) == 2:
+    cells = [mark, name, *(number(value, digits) for value in values)]
+    if plan.baseline is not None:
         cells.append("" if not values[1] or values[0] == values[1] else percent(values[0] / values[1]))
-    return (mark, name, *cells)
+    return cells
 
 
 def _memory(plan: Plan) -> Table:
-    def in_gb(value: Callable[[Estimate], int]) -> Callable[[Estimate], float]:
-        return lambda one: value(one) / 1e9
-
-    rows = [_row(plan, mark, name, in_gb(value), 3) for mark, name, value in MEMORY_ROWS]
+    rows = [(mark, name, f"memory.{part}", 1e9, 3) for part, (mark, name) in MEMORY.items()]
     return _table(plan, "memory of one rank, GB (1e9 bytes)", rows)
 
 
 def _step(plan: Plan) -> Table:
-    def in_ms(part: str) -> Callable[[Estimate], float]:
-        return lambda one: 1e3 * float(getattr(one.seconds, part))
-
-    rows = [
-        _row(plan, ESTIMATE, name, in_ms(part), 1)
-        for part, name in PARTS.items()
-        if any(getattr(one.seconds, part) for one in _estimates(plan))
-    ]
-    rows.append(_row(plan, ESTIMATE, "step", lambda one: one.seconds.total * 1e3, 1))
-    return _table(plan, "one step, ms", rows)
+    taken = [part for part in PARTS if any(getattr(one.seconds, part) for one in _estimates(plan))]
+    rows = [(ESTIMATE, PARTS[part], f"seconds.{part}", 1e-3, 1) for part in taken]
+    return _table(plan, "one step, ms", [*rows, (ESTIMATE, "step", "seconds.total", 1e-3, 1)])
 
 
 def _run(plan: Plan) -> Table:
-    gpus = plan.request.gpus
-    rows = [
-        _row(plan, EXACT, "parameters, M", lambda one: one.parameters.total / 1e6, 2),
-        _row(plan, EXACT, "of them trainable, M", lambda one: one.parameters.trainable / 1e6, 2),
-        _row(plan, EXACT, "model TFLOP a step", lambda one: one.flops.model / 1e12, 1),
-        _row(plan, EXACT, "executed TFLOP a step", lambda one: one.flops.executed / 1e12, 1),
-        _row(plan, ESTIMATE, "tokens/s", lambda one: one.speed.tokens_per_second, 0),
-        _row(plan, ESTIMATE, "tokens/s a GPU", lambda one: one.speed.tokens_per_second / gpus, 0),
-        *_utilisation(plan),
-        _row(plan, ESTIMATE, "days", lambda one: one.speed.days, 2),
-        _row(plan, ESTIMATE, "GPU-hours", lambda one: one.speed.gpu_hours, 1),
-        _row(plan, ESTIMATE, "kWh", lambda one: one.speed.kwh, 1),
+    config, speed = plan.config, plan.chosen.speed
+    rows: list[Row] = [
+        (EXACT, "parameters, M", "parameters.total", 1e6, 2),
+        (EXACT, "of them trainable, M", "parameters.trainable", 1e6, 2),
+        (EXACT, "model TFLOP a step", "flops.model", 1e12, 1),
+        (EXACT, "executed TFLOP a step", "flops.executed", 1e12, 1),
+        (ESTIMATE, "tokens/s", "speed.tokens_per_second", 1, 0),
+        (ESTIMATE, "tokens/s a GPU", "speed.tokens_per_second", plan.request.gpus, 0),
     ]
-    if plan.request.price is not None:
-        rows.append(_row(plan, ESTIMATE, "cost", lambda one: one.speed.cost or 0.0, 2))
-    config = plan.config
+    if speed.mfu is not None:
+        rows += [
+            (ESTIMATE, "MFU, %", "speed.mfu", 0.01, 1),
+            (ESTIMATE, "MFU, attention in full, %", "speed.mfu_full_attention", 0.01, 1),
+            (ESTIMATE, "HFU, %", "speed.hfu", 0.01, 1),
+        ]
+    rows += [
+        (ESTIMATE, "days", "speed.run_days", 1, 2),
+        (ESTIMATE, "GPU-hours", "speed.run_gpu_hours", 1, 1),
+        (ESTIMATE, "kWh", "speed.run_kwh", 1, 1),
+    ]
+    if speed.run_cost is not None:
+        rows.append((ESTIMATE, "cost", "speed.run_cost", 1, 2))
     tokens = config.tokens_per_step * config.total_steps
     return _table(plan, f"the run: {config.total_steps:,} steps, {tokens:,} tokens", rows)
 
 
-def _utilisation(plan: Plan) -> list[tuple[str, ...]]:
-    """Return MFU and HFU; none in fp32, whose peak depends on whether TF32 is allowed."""
-
-    def in_percent(share: str) -> Callable[[Estimate], float]:
-        return lambda one: 100 * float(getattr(one.speed, share))
-
-    if plan.chosen.speed.mfu is None:
-        return []
-    names = {"MFU, %": "mfu", "MFU, attention in full, %": "mfu_full", "HFU, %": "hfu"}
-    return [_row(plan, ESTIMATE, name, in_percent(share), 1) for name, share in names.items()]
-
-
 def _fit(plan: Plan) -> list[str]:
     fit = plan.fit
-    room = f"{fit.peak / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
+    room = f"{fit.peak_bytes / 1e9:.1f} of {fit.memory_bytes / 1e9:.1f} GB"
     if fit.fits:
-        passes = (
-            f"data.micro_batch_size={fit.micro_batch} is the largest that fits and divides a rank's share"
-        )
-        return [f"{ESTIMATE} It fits: {room} ({fit.peak / fit.memory:.0%}).", f"  {passes} of the batch."]
-    return [f"{ESTIMATE} It does not fit: {room}. {advice(plan)}", *map(_change_line, fit.changes)]
-
-
-def _change_line(change: Change) -> str:
-    verdict = "fits" if change.fits else "is not enough"
-    return f"  {change.peak / 1e9:8.1f} GB {verdict}: {' '.join(change.settings)}"
+        return [
+            f"{ESTIMATE} It fits: {room} ({fit.peak_bytes / fit.memory_bytes:.0%}).",
+            f"  data.micro_batch_size={fit.largest_micro_batch_size} is the largest that fits and divides a "
+            "rank's share of the batch.",
+        ]
+    changes = [
+        f"  {change.peak_bytes / 1e9:8.1f} GB {'fits' if change.fits else 'is not enough'}: "
+        f"{' '.join(change.settings)}"
+        for change in fit.changes
+    ]
+    return [f"{ESTIMATE} It does not fit: {room}. {advice(plan)}", *changes]
 
 
 def advice(plan: Plan) -> str:
@@ -183,24 +171,23 @@ def advice(plan: Plan) -> str:
     enough = next((change for change in plan.fit.changes if change.fits), None)
     if enough is None:
         return "No change tried here makes it fit; take cards with more memory, or more of them."
-    gain = (plan.fit.peak - enough.peak) / 1e9
+    gain = (plan.fit.peak_bytes - enough.peak_bytes) / 1e9
     return f"Set {' '.join(enough.settings)}: {gain:.1f} GB less."
 
 
 def _saving(plan: Plan) -> list[str]:
     cost, request = plan.chosen.saving, plan.request
     lines = [
-        f"{EXACT} A checkpoint has {cost.bytes / 1e9:.2f} GB; {ESTIMATE} {cost.seconds:.1f} s to write at "
-        f"{request.write_gb_s:g} GB/s.",
-        f"{ESTIMATE} Young/Daly: one every {cost.best_steps:,} steps ({_duration(cost.best_seconds)}) "
-        f"costs {cost.lost_at_best:.2%} of the time, lost work included.",
+        f"{EXACT} A checkpoint has {cost.bytes / 1e9:.2f} GB; {ESTIMATE} {cost.write_seconds:.1f} s to write "
+        f"at {request.write_gb_s:g} GB/s.",
+        f"{ESTIMATE} Young/Daly: one every {cost.young_daly_steps:,} steps "
+        f"({_duration(cost.young_daly_seconds)}) costs {cost.lost_share_at_young_daly:.2%} of the time, "
+        "lost work included.",
     ]
-    if cost.every_seconds is None or cost.lost is None:
+    if cost.every_seconds is None or cost.lost_share is None:
         return [*lines, "  checkpoint.every=0 saves only at the end: a failure loses everything."]
-    return [
-        *lines,
-        f"  checkpoint.every={cost.every_steps} ({_duration(cost.every_seconds)}) costs {cost.lost:.2%}.",
-    ]
+    every = f"checkpoint.every={cost.every_steps} ({_duration(cost.every_seconds)})"
+    return [*lines, f"  {every} costs {cost.lost_share:.2%}."]
 
 
 def _duration(seconds: float) -> str:
@@ -229,18 +216,15 @@ def assumptions(plan: Plan) -> list[str]:
         f"{LAUNCHES_A_LAYER} launches a layer of {1e6 * SECONDS_A_LAUNCH:g} µs",
         f"{gpu.watts:g} W a board at full load, without host and cooling",
         f"a node fails every {plan.request.mtbf_hours:g} h (--mtbf-hours), the job every "
-        f"{plan.chosen.saving.failure_hours:,.0f} h",
+        f"{plan.chosen.saving.mean_hours_between_failures:,.0f} h",
         "training steps only: no validation, no opening, no checkpoints, no failures",
     ]
 
 
-def _assumptions(plan: Plan) -> list[str]:
-    return ["Assumed:", *(f"  {line}" for line in assumptions(plan))]
-
-
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the content of `render`; names carry the units, exact values stand apart from estimates."""
-    request, fit, layout = plan.request, plan.fit, plan.work.layout
+    request, layout, fit = plan.request, plan.work.layout, asdict(plan.fit)
+    changes = fit.pop("changes")
     return {
         "config": request.config,
         "overrides": list(request.overrides),
@@ -254,69 +238,35 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "chosen": _estimate_json(plan.chosen),
         "baseline": None if plan.baseline is None else _estimate_json(plan.baseline),
         "fit": {
-            "fits": fit.fits,
-            "memory_bytes": fit.memory,
-            "peak_bytes": fit.peak,
-            "largest_micro_batch_size": fit.micro_batch,
-            "largest_micro_batch_peak_bytes": fit.micro_batch_peak,
-            "advice": None if fit.fits else advice(plan),
-            "changes": [
-                {"settings": list(change.settings), "peak_bytes": change.peak, "fits": change.fits}
-                for change in fit.changes
-            ],
+            "fits": plan.fit.fits,
+            **fit,
+            "advice": None if plan.fit.fits else advice(plan),
+            "changes": changes,
         },
     }
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:
-    states, memory = asdict(estimate.memory.states), estimate.memory
+    memory, saving, count = asdict(estimate.memory), asdict(estimate.saving), estimate.parameters
+    states = memory.pop("states")
     updated, written = states.pop("own_elements"), states.pop("autograd_gradients")
-    flops, saving, speed = asdict(estimate.flops), asdict(estimate.saving), estimate.speed
     return {
         "variant": estimate.variant,
         "exact": {
             "parameters": {
-                "total": estimate.parameters.total,
-                "trainable": estimate.parameters.trainable,
-                "frozen": estimate.parameters.frozen,
+                "total": count.total,
+                "trainable": count.trainable,
+                "frozen": count.frozen,
                 "updated_by_a_rank": updated,
             },
             "memory_bytes": states,
-            "flops_a_step": flops,
+            "flops_a_step": asdict(estimate.flops),
             "checkpoint_bytes": saving.pop("bytes"),
         },
         "estimate": {
-            "memory_bytes": {
-                "autograd_gradients": written,
-                "activations": memory.activations,
-                "logits": memory.logits,
-                "layer_gradients": memory.layer_gradients,
-                "communication_buffers": memory.communication,
-                "update_buffers": memory.update,
-                "context": memory.context,
-                "peak": memory.peak,
-            },
-            "step_seconds": {
-                **{part.name: getattr(estimate.seconds, part.name) for part in fields(estimate.seconds)},
-                "total": estimate.seconds.total,
-            },
-            "tokens_per_second": speed.tokens_per_second,
-            "mfu": speed.mfu,
-            "mfu_full_attention": speed.mfu_full,
-            "hfu": speed.hfu,
-            "run_days": speed.days,
-            "run_gpu_hours": speed.gpu_hours,
-            "run_kwh": speed.kwh,
-            "run_cost": speed.cost,
-            "checkpoint": {
-                "write_seconds": saving["seconds"],
-                "mean_hours_between_failures": saving["failure_hours"],
-                "young_daly_seconds": saving["best_seconds"],
-                "young_daly_steps": saving["best_steps"],
-                "lost_share_at_young_daly": saving["lost_at_best"],
-                "every_steps": saving["every_steps"],
-                "every_seconds": saving["every_seconds"],
-                "lost_share": saving["lost"],
-            },
+            "memory_bytes": {"autograd_gradients": written, **memory, "peak": estimate.memory.peak},
+            "step_seconds": {**asdict(estimate.seconds), "total": estimate.seconds.total},
+            **asdict(estimate.speed),
+            "checkpoint": saving,
         },
     }

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from megatron_patches.recipe.counting import forward_flops_per_token, multiplications, score_products
 from megatron_patches.recipe.tensors import adapter_sizes, is_patched
-from pretrain.config.sources import is_file, read_yaml
+from pretrain.config.sources import did_you_mean, is_file, read_yaml
 from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
 from pretrain.plan.memory import States
@@ -88,9 +88,8 @@ def _described(values: dict[str, object], source: str) -> Gpu:
     fields = Gpu.model_fields
     for key in values:
         if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.5)
-            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(fields)}"
-            raise UserError(f"card {source}: unknown key '{key}'; {hint}")
+            hint = did_you_mean(str(key), fields) or f"; known: {', '.join(fields)}"
+            raise UserError(f"card {source}: unknown key '{key}'{hint}")
     try:
         return Gpu.model_validate(values)
     except ValidationError as error:

@@ -8,16 +8,12 @@ from typing import Annotated
 import typer
 
 from megatron_patches.recipe.policy import ORDINARY
+from pretrain.config.arguments import ConfigArgument, OverridesArgument
 
 
 def plan(
-    config: Annotated[
-        str, typer.Argument(help="A name in pretrain/configs (demo, small, base, large) or a YAML file.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="section.key=value, as often as needed.", metavar="[section.key=value]..."),
-    ] = None,
+    config: ConfigArgument,
+    overrides: OverridesArgument = None,
     gpus: Annotated[int, typer.Option(min=1, max=2**20, help="GPUs in all, one rank each.")] = 8,
     gpu: Annotated[
         str,

@@ -91,6 +91,7 @@ class Workload:
         batch: samples of a micro batch.
         masked: documents of a sample must not see each other.
         on_cuda: the kernels of a GPU run, not those of the CPU.
+        heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and vocabulary.
     """
 
     shape: ModelShape
@@ -102,6 +103,10 @@ class Workload:
     masked: bool
     performance: PerformanceSection
     on_cuda: bool
+    heads: int
+    groups: int
+    ffn: int
+    vocabulary: int
 
     @property
     def tokens(self) -> int:
@@ -113,26 +118,6 @@ class Workload:
         """Return the tokens of which the rank keeps norms, residuals and dropout masks."""
         size = self.layout.tensor_parallel_size
         return self.tokens // size if self.layout.sequence_parallel else self.tokens
-
-    @property
-    def heads(self) -> int:
-        """Return the query heads of the rank."""
-        return self.shape.num_attention_heads // self.layout.tensor_parallel_size
-
-    @property
-    def groups(self) -> int:
-        """Return the key heads of the rank."""
-        return self.shape.num_query_groups // self.layout.tensor_parallel_size
-
-    @property
-    def ffn(self) -> int:
-        """Return the rank's part of the MLP's inner width."""
-        return self.shape.ffn_hidden_size // self.layout.tensor_parallel_size
-
-    @property
-    def vocabulary(self) -> int:
-        """Return the rank's part of the vocabulary."""
-        return self.shape.vocab_size // self.layout.tensor_parallel_size
 
     @property
     def mask(self) -> int:
@@ -164,7 +149,7 @@ class Workload:
                 LayerHeads(
                     is_patched(policy, groups),
                     sum(map(len, split.frozen.values())),
-                    0 if policy.init == "low_rank" else sum(map(len, split.trainable.values())),
+                    sum(map(len, split.trainable.values())) if policy.has_rows else 0,
                     sum(first <= group < first + self.groups for group in adapted),
                     any(split.frozen[role] and split.trainable[role] for role in ROLES),
                 )
@@ -178,23 +163,9 @@ def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Worklo
     Raises:
         UserError: as `deepspeed_settings`.
     """
-    return Workload(
-        shape=config.shape(),
-        policy=config.policy(),
-        phase=len(phases_of(config)) - 1,
-        layout=_layout(config, world_size),
-        batch=config.data.micro_batch_size,
-        dropout=config.model.dropout > 0,
-        masked=config.data.reset_at_document_end,
-        performance=config.performance,
-        on_cuda=on_cuda,
-    )
-
-
-def _layout(config: Config, world_size: int) -> Layout:
     settings = deepspeed_settings(config, world_size)
     zero = settings.get("zero_optimization", {})
-    return Layout(
+    layout = Layout(
         world_size=world_size,
         tensor_parallel_size=config.parallel.tensor_model_parallel_size,
         sequence_parallel=config.parallel.sequence_parallel,
@@ -206,4 +177,20 @@ def _layout(config: Config, world_size: int) -> Layout:
         reduce_bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         live_parameters=int(zero.get("stage3_max_live_parameters", 10**9)),
         overlap_comm=bool(zero.get("overlap_comm")),
+    )
+    shape, size = config.shape(), layout.tensor_parallel_size
+    return Workload(
+        shape=shape,
+        policy=config.policy(),
+        phase=len(phases_of(config)) - 1,
+        layout=layout,
+        batch=config.data.micro_batch_size,
+        dropout=config.model.dropout > 0,
+        masked=config.data.reset_at_document_end,
+        performance=config.performance,
+        on_cuda=on_cuda,
+        heads=shape.num_attention_heads // size,
+        groups=shape.num_query_groups // size,
+        ffn=shape.ffn_hidden_size // size,
+        vocabulary=shape.vocab_size // size,
     )

@@ -4,7 +4,6 @@ statistics   mean and standard deviation
 text         numbers and settings as short text
 tables       a table of text cells, in Markdown and on the terminal
 plots        the style of all plots, and how they are written
-content      values as strict JSON
 progress     progress of an evaluation, on the terminal or in a log
 log_errors   the lines of a log that say what went wrong
 """

@@ -67,11 +67,7 @@ def group_style(groups: Sequence[str], group: str) -> tuple[str, str]:
 def plot_seeds(
     plot: Axes, x: Sequence[float], values: Sequence[Sequence[float]], groups: Sequence[str], group: str
 ) -> None:
-    """Plot mean ± standard deviation over seeds at each x, as a line of the group's own looks.
-
-    Args:
-        values: of the seeds, for each x.
-    """
+    """Plot mean ± standard deviation of the seeds' `values` at each x, as a line of the group's own looks."""
     colour, marker = group_style(groups, group)
     plot.errorbar(
         x,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,8 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class WorkDisplay:
     """Display of pieces of work, shown while entered as a context.
 
-    Args:
-        seconds_between_lines: in a log file, the least time between two lines.
+    In a log file at least `seconds_between_lines` lie between two lines.
     """
 
     def __init__(self, pieces: int, seconds_between_lines: float = 5.0) -> None:
@@ -22,7 +21,7 @@ class WorkDisplay:
         self._pieces = pieces
         self._done = 0
         self._pause = seconds_between_lines
-        self._last = -seconds_between_lines
+        self._last = -math.inf
         self._bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
@@ -38,9 +37,7 @@ class WorkDisplay:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._console.is_terminal:
             self._bar.stop()
 

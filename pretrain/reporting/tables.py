@@ -26,7 +26,8 @@ def markdown(table: Table) -> list[str]:
     """Return the table's lines in Markdown, without its title."""
     rule = ["---" if index in table.text_columns else "---:" for index in range(len(table.header))]
     rows = [table.header, rule, *table.rows]
-    return ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
@@ -47,7 +48,3 @@ def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) 
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

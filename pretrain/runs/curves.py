@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,36 +38,24 @@ class RunCurves:
 
 
 def read_curves(path: Path) -> RunCurves:
-    """Read a metrics.jsonl.
-
-    Raises:
-        UserError: it is missing, empty, or damaged; names the file and, if it can, the line.
-    """
+    """Read a metrics.jsonl. Raises UserError where it is missing, empty, or damaged."""
     if not path.is_file():
         raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
-    steps: list[int] = []
-    tokens: list[int] = []
+    steps, tokens = [], []
     values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
+        if not isinstance(record.get("tokens"), int):
+            raise UserError(f'{path}: step {record["step"]} has no integer "tokens"; restore the file')
         steps.append(record["step"])
-        tokens.append(_tokens(record, path))
+        tokens.append(record["tokens"])
         for metric, column in values.items():
-            column.append(_value(record, metric, path))
+            value = record.get(metric.tag)
+            if not isinstance(value, (int, float, type(None))):
+                raise UserError(
+                    f'{path}: step {record["step"]} has no number "{metric.tag}"; restore the file'
+                )
+            column.append(math.nan if value is None else float(value))
     if not steps:
         raise UserError(f"{path} has no record: the run's directory is incomplete; restore the file")
     columns = {metric: np.array(column, dtype=np.float64) for metric, column in values.items()}
     return RunCurves(np.array(steps, np.int64), np.array(tokens, np.int64), columns)
-
-
-def _value(record: Mapping[str, Any], metric: Metric, path: Path) -> float:
-    value = record.get(metric.tag)
-    if value is not None and not isinstance(value, (int, float)):
-        raise UserError(f'{path}: step {record["step"]} has no number "{metric.tag}"; restore the file')
-    return math.nan if value is None else float(value)
-
-
-def _tokens(record: Mapping[str, Any], path: Path) -> int:
-    value = record.get("tokens")
-    if not isinstance(value, int):
-        raise UserError(f'{path}: step {record["step"]} has no integer "tokens"; restore the file')
-    return value

@@ -19,8 +19,9 @@ All these names are written here and nowhere else.
 from __future__ import annotations
 
 import json
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,66 +45,24 @@ WITHDRAWN = "RUINED"
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The places in the run directory `path`; nothing has to be there yet."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def profile(self) -> Path:
-        return self.path / "profile"
-
-    @property
-    def collectives(self) -> Path:
-        """Return the prefix of every rank's flight recorder file; the rank follows."""
-        return self.path / "nccl_trace_rank_"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def latest(self) -> Path:
-        """Return the file with the name of the newest checkpoint, for people; the markers decide."""
-        return self.checkpoints / "latest"
-
-    @property
-    def state_file(self) -> Path:
-        return self.path / "state"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def exports(self) -> Path:
-        """Return the directory of exports, under the checkpoints' names."""
-        return self.path / "exports"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.data = path / "data.json"
+        self.audit = path / "audit.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.profile = path / "profile"
+        self.collectives = path / "nccl_trace_rank_"  # of every rank's flight recorder file; the rank follows
+        self.checkpoints = path / "checkpoints"
+        self.latest = self.checkpoints / "latest"  # the newest checkpoint's name, for people; markers decide
+        self.state_file = path / "state"
+        self.summary = path / "summary.json"
+        self.exports = path / "exports"  # under the checkpoints' names
 
     def state(self) -> str | None:
         """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
@@ -122,16 +81,16 @@ class RunDirectory:
 
     def complete_checkpoints(self) -> list[Path]:
         """Return the checkpoints that have their marker, newest first."""
-        marked = [marker.parent for marker in self.checkpoints.glob(f"*/{MARKER}")]
-        return sorted(
-            (path for path in marked if _CHECKPOINT.fullmatch(path.name)), key=step_of, reverse=True
-        )
+        marked = [path for path in self._checkpoints() if (path / MARKER).exists()]
+        return sorted(marked, key=step_of, reverse=True)
 
     def unfinished_checkpoints(self) -> list[Path]:
         """Return the checkpoints without a marker: their writing, or removal, was not finished."""
-        steps = [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
         marks = (MARKER, WITHDRAWN)
-        return sorted(path for path in steps if not any((path / mark).exists() for mark in marks))
+        return sorted(p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks))
+
+    def _checkpoints(self) -> list[Path]:
+        return [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None where there is none."""
@@ -161,5 +120,14 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON atomically."""
-    write_text_atomically(path, json.dumps(content, indent=1) + "\n")
+    """Write indented JSON atomically, with null for numbers that JSON does not have."""
+    write_text_atomically(path, json.dumps(strict_json(content), indent=1) + "\n")
+
+
+def strict_json(value: Any) -> Any:
+    """Return the value with null for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -32,10 +32,13 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
 
 def package_versions() -> dict[str, str | None]:
     """Return versions of this program and of packages its results may depend on; None: not installed."""
-    return {package: _version(package) for package in PACKAGES} | {"ora-pretrain": pretrain.__version__}
+    return {package: package_version(package) for package in PACKAGES} | {
+        "ora-pretrain": pretrain.__version__
+    }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return a package's version, or None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -59,7 +59,11 @@ class StateBytes:
     @property
     def in_memory(self) -> int:
         """Sum all states but the checkpoint."""
-        return self.weight_bytes + self.frozen_bytes + self.gradient_bytes + self.optimizer_state_bytes
+        return self.weight_bytes + self.frozen_bytes + self.gradients_and_optimizer_state
+
+    @property
+    def gradients_and_optimizer_state(self) -> int:
+        return self.gradient_bytes + self.optimizer_state_bytes
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def read_finished_run(path: Path) -> FinishedRun:
     environment, data, audit = _Document(run.environment), _Document(run.data), _Document(run.audit)
     curves = read_curves(run.metrics)
     _require_whole(run, curves, config, environment)
+    summary = _Document(run.summary)
     return FinishedRun(
         path=path,
         name=name,
@@ -110,7 +115,14 @@ def read_finished_run(path: Path) -> FinishedRun:
         data_fingerprint=data.get("fingerprint"),
         validation_tokens=data.get("validation_tokens"),
         zero_stage=audit.get("zero_stage"),
-        result=_result(_Document(run.summary), data),
+        result=RunResult(
+            steps=summary.get("step"),
+            tokens=summary.get("tokens"),
+            validation_loss=summary.get("validation", "loss"),
+            validation_perplexity=summary.get("validation", "perplexity"),
+            unigram_perplexity=data.get("unigram_perplexity"),
+            perplexity_by_source=summary.get("validation", "perplexity_by_source"),
+        ),
         size=ModelSize(
             trainable_parameters=audit.get("totals", "model_trainable_parameters"),
             frozen_parameters=audit.get("totals", "model_frozen_parameters"),
@@ -166,18 +178,18 @@ def _require_whole(run: RunDirectory, curves: RunCurves, config: _Document, envi
             f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it anew with a "
             "lower optimizer.learning_rate"
         )
-    recorded, starts = set(curves.steps.tolist()), _starts(config, environment)
-    last = int(curves.steps[-1])
+    recorded = set(curves.steps.tolist())
+    starts = _starts(config, environment)
+    ends = [*(first for first, _ in starts[1:]), int(curves.steps[-1]) + 1]
     for number, (first, every) in enumerate(starts):
-        end = min([last + 1, *(later for later, _ in starts[number + 1 :])])
-        missing = [step for step in range(first, end) if step % every == 0 and step not in recorded]
-        known_later = [step for step in recorded if first <= step < end]
-        lost = [step for step in missing if known_later and step < max(known_later)]
+        span = range(first, min(ends[number:]))
+        newest = max(recorded.intersection(span), default=0)
+        lost = [step for step in span if step % every == 0 and step < newest and step not in recorded]
         if lost:
+            others = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
             raise UserError(
-                f"{run.metrics} has no record of step {lost[0]}"
-                + (f" and {len(lost) - 1} others" if len(lost) > 1 else "")
-                + f", though telemetry.every was {every}; restore the file, or leave the run out"
+                f"{run.metrics} has no record of step {lost[0]}{others}, though telemetry.every was {every}; "
+                "restore the file, or leave the run out"
             )
 
 
@@ -189,17 +201,6 @@ def _starts(config: _Document, environment: _Document) -> list[tuple[int, int]]:
         starts.append((int(segment["first_step"]), int(every)))
         every = segment["changes"].get("telemetry.every", {}).get("was", every)
     return starts[::-1]
-
-
-def _result(summary: _Document, data: _Document) -> RunResult:
-    return RunResult(
-        steps=summary.get("step"),
-        tokens=summary.get("tokens"),
-        validation_loss=summary.get("validation", "loss"),
-        validation_perplexity=summary.get("validation", "perplexity"),
-        unigram_perplexity=data.get("unigram_perplexity"),
-        perplexity_by_source=summary.get("validation", "perplexity_by_source"),
-    )
 
 
 class _Document:

@@ -264,25 +264,3 @@ def metric_of(tag: str) -> Metric:
     for metric in (*single, *sorted(families, key=lambda family: -len(family.tag))):
         return metric
     raise KeyError(f"no metric '{tag}' is declared in pretrain.runs.tags")
-
-
-def tags_of(*occasions: When) -> set[str]:
-    """Return the tags of the single metrics that a record has on these occasions."""
-    return {metric.tag for metric in METRICS if metric.when in occasions and not metric.member}
-
-
-def markdown_table() -> list[str]:
-    """Return the lines of the table in docs/metrics.md."""
-    rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
-    rows += [("---",) * 5]
-    rows += [
-        (
-            f"`{metric.tag}{f'<{metric.member}>' if metric.member else ''}`",
-            metric.unit,
-            metric.meaning,
-            metric.when.value,
-            "no, measured" if metric.measured else "yes",
-        )
-        for metric in METRICS
-    ]
-    return [f"| {' | '.join(row)} |" for row in rows]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.errors import UserError
-from pretrain.reporting.content import strict_json
 from pretrain.runs.directory import write_json
 
 
@@ -21,11 +20,7 @@ class ResultCache:
     directory: Path
 
     def read(self, name: str, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the content of a result, or None if there is none of this identity, or none that is whole.
-
-        Args:
-            name: path of the file below `directory`, without the suffix.
-        """
+        """Return the result DIRECTORY/NAME.json, or None if there is none of this identity, or none whole."""
         try:
             content: dict[str, Any] = json.loads(self._path(name).read_text(encoding="utf-8"))
             return content if content["identity"] == identity else None
@@ -33,14 +28,10 @@ class ResultCache:
             return None
 
     def write(self, name: str, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-        """Write a result; numbers that are not finite become null.
-
-        Raises:
-            UserError: the file cannot be written.
-        """
+        """Write a result; numbers that are not finite become null. Raises UserError where it cannot."""
         path = self._path(name)
         try:
-            write_json(path, strict_json({"identity": identity, **content}))
+            write_json(path, {"identity": identity, **content})
         except OSError as error:
             raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
 

@@ -37,11 +37,8 @@ FEWEST_SEEDS = 5
 class Scale:
     """Unit of the values that a gap compares, and how their differences are shown.
 
-    Attributes:
-        unit: shown after a number; "" for none.
-        factor: shown number / value.
-        digits: after the decimal point.
-        of_losses: the values are losses in nats per token, so exp(gap) is a ratio of perplexities.
+    `unit` ("" for none) is shown after a number, which is `factor` times the value, with `digits` after the
+    point. `of_losses`: values are in nats per token, so exp(gap) is a ratio of perplexities.
     """
 
     unit: str = ""
@@ -55,10 +52,9 @@ class Scale:
 
     def interval(self, gap: PairedGap) -> str:
         """Return the gap's interval as text, without the unit; a dash where there is none."""
-        low, high = gap.low, gap.high
-        if low is None or high is None:
+        if gap.low is None or gap.high is None:
             return interval(None, None)
-        return interval(self.factor * low, self.factor * high, self.digits)
+        return interval(self.factor * gap.low, self.factor * gap.high, self.digits)
 
 
 NATS = Scale("nats per token", of_losses=True)
@@ -139,10 +135,9 @@ TEST_KEYS = ("cohens_dz", "t", "t_p", "t_p_holm", "wilcoxon", "wilcoxon_p", "wil
 
 def gap_content(gap: PairedGap) -> dict[str, Any]:
     """Return the gap as JSON; ratios of perplexities only where the values are losses."""
-    keys = ("baseline", "seeds", "differences", "mean", "sd", "low", "high")
-    return {
-        key: getattr(gap, key) for key in (*keys, *(_PERPLEXITIES if gap.scale.of_losses else ()), *TEST_KEYS)
-    }
+    perplexities = _PERPLEXITIES if gap.scale.of_losses else ()
+    keys = ("baseline", "seeds", "differences", "mean", "sd", "low", "high", *perplexities, *TEST_KEYS)
+    return {key: getattr(gap, key) for key in keys}
 
 
 def paired_gap(
@@ -162,15 +157,12 @@ def paired_gap(
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * sd / math.sqrt(len(seeds))
     gap = replace(gap, sd=sd, low=mean - half, high=mean + half)
     # Equal differences (a rounding error apart) have no spread to test against.
-    return gap if sd <= 1e-12 * float(np.abs(pairs).max()) else _tested(gap, pairs, sd)
-
-
-def _tested(gap: PairedGap, pairs: np.ndarray, sd: float) -> PairedGap:
-    t_test = stats.ttest_rel(pairs[:, 0], pairs[:, 1])
-    signed_rank = stats.wilcoxon(gap.differences)
+    if sd <= 1e-12 * float(np.abs(pairs).max()):
+        return gap
+    t_test, signed_rank = stats.ttest_rel(pairs[:, 0], pairs[:, 1]), stats.wilcoxon(gap.differences)
     return replace(
         gap,
-        cohens_dz=gap.mean / sd,
+        cohens_dz=mean / sd,
         t=float(t_test.statistic),
         t_p=float(t_test.pvalue),
         wilcoxon=float(signed_rank.statistic),

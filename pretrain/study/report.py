@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 
 from pretrain.errors import UserError
-from pretrain.reporting.content import strict_json
 from pretrain.reporting.plots import write_figures
 from pretrain.reporting.statistics import spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
@@ -45,9 +44,8 @@ class Document:
     """Everything that a study writes and prints.
 
     Attributes:
-        page: the parts of report.md.
+        page, summary: the parts of report.md, and of what is printed on the terminal.
         content: the content of `content_file`; numbers that are not finite become null.
-        summary: the parts printed on the terminal.
         figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
         files: {file name: content}; None removes an older file of that name.
     """
@@ -64,9 +62,8 @@ class Document:
 class Verdict:
     """Answer to whether the criterion held for one group of runs.
 
-    Attributes:
-        held: in how many of the `n` runs (seeds) the criterion held; None where none could be tested.
-        numbers: what was judged, as text.
+    It `held` in so many of the `n` runs (seeds), None where none could be tested; `numbers` is what was
+    judged, as text.
     """
 
     group: str
@@ -89,7 +86,6 @@ class Report:
 
     Attributes:
         criterion: what has to hold for the hypothesis, as numbers, one sentence.
-        tables: with titles.
         notes: what a reader must know, one sentence each.
         content: the measurements, as JSON.
         captions: {name of a figure: the sentence below it}
@@ -138,20 +134,16 @@ def write(study: Document | Report, out: Path) -> Path:
             write_text_atomically(out / name, content)
         else:
             (out / name).write_bytes(content)
-    write_json(out / document.content_file, strict_json(document.content))
+    write_json(out / document.content_file, document.content)
     write_text_atomically(out / "report.md", page_text(document.page, written))
     return out / "report.md"
 
 
 def finish(study: Document | Report, out: Path, console: Console | None = None, *, remark: str = "") -> None:
-    """Write all files, print the summary, and say where the report is.
+    """Write all files, print the summary, and say where the report is, followed by `remark`.
 
-    Args:
-        console: None: one as wide as the terminal.
-        remark: stands after the path.
-
-    Raises:
-        UserError: `out` cannot be written.
+    The console is one as wide as the terminal unless another is given. Raises UserError where `out` cannot be
+    written.
     """
     document = study.document() if isinstance(study, Report) else study
     try:
@@ -163,11 +155,7 @@ def finish(study: Document | Report, out: Path, console: Console | None = None, 
 
 
 def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> None:
-    """Print parts of a page, without its figures.
-
-    Args:
-        lines: draw a line between any two rows of a table.
-    """
+    """Print parts of a page, without its figures; `lines`: between any two rows of a table."""
     for block in blocks:
         if isinstance(block, Table):
             console.print(rich_table(block, between_rows=lines))
@@ -181,8 +169,7 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
 def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> str:
     """Return the parts of a page as Markdown, with a blank line between; empty parts are left out.
 
-    Args:
-        figures: file names of those that were written; None: all.
+    `figures` are the file names of those that were written; None: all.
     """
     parts = []
     for block in page:

@@ -159,8 +159,7 @@ def group_by_settings(
     """Group members by method and settings, in the order given.
 
     Args:
-        methods: of each member.
-        settings: of each member, {name: value}; a name may have a section before it.
+        methods, settings: of each member; settings are {name: value}, a name may have a section before it.
         baseline: the name of a group, its variant, or the name of a member; None: the first member's group.
 
     Raises:
@@ -176,14 +175,12 @@ def group_by_settings(
 def group_by_method(runs: Sequence[R]) -> Groups[R]:
     """Group finished runs by everything that decides how a model is trained, but for the seeds.
 
-    Raises:
-        UserError: a run is given twice, or two runs of a group have the same seed.
+    Raises UserError where a run is given twice, or two runs of a group have the same seed.
     """
     refuse_twice(run.path for run in runs)
-    settings = [
-        {key: value for key, value in settings_of(run).items() if key not in _NOT_THE_METHOD} for run in runs
-    ]
-    return group_by_settings(runs, [method_of(run) for run in runs], settings)
+    settings = [settings_of(run) for run in runs]
+    method = [{key: own[key] for key in own.keys() - _NOT_THE_METHOD} for own in settings]
+    return group_by_settings(runs, [method_of(run) for run in runs], method)
 
 
 def _telling_settings(
@@ -217,8 +214,11 @@ def _refuse_one_seed_twice(group: Group[Any], may_name_subject: bool) -> None:
     for first, second in pairwise(group.runs):
         if first.seed == second.seed:
             ours, theirs = settings_of(first), settings_of(second)
-            keys = sorted(key for key in ours.keys() | theirs.keys() if not key.startswith("run."))
-            differing = [key for key in keys if ours.get(key) != theirs.get(key)]
+            differing = sorted(
+                key
+                for key in ours.keys() | theirs.keys()
+                if not key.startswith("run.") and ours.get(key) != theirs.get(key)
+            )
             remedy = "give one of them"
             if differing and may_name_subject:
                 remedy += f", or say --subject {differing[0]} if that is what is compared"

@@ -22,10 +22,8 @@ from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL, PairedGap
 class GapRow:
     """Row of a table of gaps.
 
-    Attributes:
-        names: cells before the columns of the gap.
-        gap: None without a seed in common with the baseline.
-        of: the quantity that the gap is of, as sentences call it.
+    `names` are the cells before the columns of the gap, which is None without a seed in common with the
+    baseline; `of` is the quantity of the gap, as sentences call it.
     """
 
     names: Sequence[str]
@@ -37,10 +35,8 @@ class GapRow:
 class GapColumn:
     """Column of a table of gaps.
 
-    Attributes:
-        cell: the text of a row with a gap.
-        missing: the text of a row without one.
-        in_words: set flush left.
+    `cell` makes the text of a row with a gap, `missing` is that of a row without one; `in_words`: set flush
+    left.
     """
 
     title: str
@@ -58,10 +54,9 @@ def gap_table(
     title: str = "",
     flush_left: bool = False,
 ) -> Table:
-    """Return the table of gaps in `rows`.
+    """Return the table of gaps in `rows`; `names` are the titles of the columns of `GapRow.names`.
 
     Args:
-        names: titles of the columns of `GapRow.names`.
         claims: add a last column with what may be said of each gap.
         flush_left: set all columns flush left, not only words.
     """
@@ -105,11 +100,7 @@ TESTS = (T_P, T_HOLM, WILCOXON_P, WILCOXON_HOLM)
 
 
 def verdict(gap: PairedGap | None, of: str = "loss") -> str:
-    """Return what may be said of a gap, as a clause.
-
-    Args:
-        of: the quantity that the gap is of.
-    """
+    """Return what may be said of a gap, as a clause; `of` is the quantity that the gap is of."""
     if gap is None:
         return "no seed in common with the baseline, so no gap"
     direction = "higher" if gap.mean > 0 else "lower"
@@ -131,9 +122,7 @@ def judged(gap: PairedGap, values: str, claimed: str, not_claimed: str) -> str:
 def margin(gap: PairedGap) -> str:
     """Return `equivalent_within` as percent of perplexity, rounded up so as to contain the interval."""
     within = gap.equivalent_within
-    if within is None:
-        return NOTHING
-    return f"{math.ceil(round(1000 * within, 6)) / 10:.1f} %"
+    return NOTHING if within is None else f"{math.ceil(round(1000 * within, 6)) / 10:.1f} %"
 
 
 def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:

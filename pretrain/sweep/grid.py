@@ -21,18 +21,25 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
 
 from pretrain.config.load import validation_sentence
-from pretrain.config.sources import OVERRIDE, KeyPath, is_file, override_text, read_yaml
+from pretrain.config.sources import (
+    OVERRIDE,
+    KeyPath,
+    did_you_mean,
+    locate,
+    override_text,
+    read_yaml,
+    shipped_files,
+)
 from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
+_SHIPPED = "pretrain.configs.grids"
 OWN_KEYS = {
     "run.name": "the sweep names its runs; an entry of `list` may have a `name`",
     "run.directory": "give `directory` instead",
@@ -94,17 +101,15 @@ class GridRun:
 def read_grid(name_or_path: str) -> Grid:
     """Read a shipped grid by name, or a grid file by path.
 
-    Raises:
-        UserError: no such file, not YAML, or not a grid: unknown or impossible keys, nothing to vary twice.
+    Raises UserError: no such file, not YAML, unknown or impossible keys, or a key given twice.
     """
-    path, shown_as = _locate(name_or_path)
+    path, shown_as = locate(name_or_path, "grid", _SHIPPED)
     draft = read_yaml(path, shown_as)
     known = [info.alias or name for name, info in GridFile.model_fields.items()]
     for key in draft.values:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
-            raise UserError(f"grid {shown_as}: unknown key '{key}'; {hint}")
+            hint = did_you_mean(str(key), known, cutoff=0.6) or f"; known: {', '.join(known)}"
+            raise UserError(f"grid {shown_as}: unknown key '{key}'{hint}")
     try:
         content = GridFile.model_validate(draft.values)
     except ValidationError as error:
@@ -116,20 +121,7 @@ def read_grid(name_or_path: str) -> Grid:
 
 def shipped_grids() -> list[str]:
     """Return the names of the grids that come with the program."""
-    shipped = files("pretrain.configs.grids").iterdir()
-    return sorted(entry.name[: -len(".yaml")] for entry in shipped if entry.name.endswith(".yaml"))
-
-
-def _locate(name_or_path: str) -> tuple[Path, str]:
-    if name_or_path in shipped_grids():
-        shipped = files("pretrain.configs.grids").joinpath(f"{name_or_path}.yaml")
-        return Path(str(shipped)), f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    if is_file(path):
-        return path, name_or_path
-    raise UserError(
-        f"grid '{name_or_path}' is neither a file nor one of the shipped grids: {', '.join(shipped_grids())}"
-    )
+    return list(shipped_files(_SHIPPED, ".yaml"))
 
 
 def _check_keys(grid: Grid) -> None:
@@ -170,10 +162,7 @@ def _overlap(key: str, other: str) -> bool:
 
 
 def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
-    """Return the runs of a grid in their order.
-
-    For each seed come all entries of the list, for each entry all combinations of the grid, in which the last
-    key varies fastest.
+    """Return the runs of a grid in their order: by seed, then by entry of the list, then by combination.
 
     Args:
         overrides: (key, value) from the command line; they win over `set`.
@@ -182,7 +171,7 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         UserError: an override of a key that varies, or of one that is the sweep's own; two runs that would
             have the same name and values.
     """
-    varied = [_varied(grid, *parts) for parts in _combinations(grid.content)]
+    varied = list(_varied(grid))
     keys = {choice.key for choices, _ in varied for choice in choices}
     for key, _ in overrides:
         if clash := next((other for other in sorted(keys) if _overlap(key, other)), None):
@@ -202,49 +191,38 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
 
 
 def select(runs: Sequence[GridRun], patterns: Sequence[str], source: str) -> list[GridRun]:
-    """Return the runs whose name fits one of the patterns (of the shell: `*`, `?`, `[...]`), in order.
+    """Return the runs whose name fits one of the shell's patterns, in order; all, where there are none.
 
-    Args:
-        patterns: none of them stands for all runs.
-        source: the grid, for messages.
-
-    Raises:
-        UserError: a pattern that no run's name fits.
+    `source` is the grid, for messages. Raises UserError for a pattern that no run's name fits.
     """
     names = [run.name for run in runs]
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+        if not fnmatch.filter(names, pattern):
             close = difflib.get_close_matches(pattern, names, n=3)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             hint = f"close to it: {', '.join(close)}" if close else f"they are {', '.join(names[:3])}{more}"
             raise UserError(f"grid {source}: --only '{pattern}' is the name of none of its runs; {hint}")
-    return [
-        run
-        for run in runs
-        if not patterns or any(fnmatch.fnmatchcase(run.name, pattern) for pattern in patterns)
-    ]
+    chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    return [run for run in runs if not patterns or run.name in chosen]
 
 
-def _combinations(
-    content: GridFile,
-) -> Iterator[tuple[int | None, dict[str, Any], dict[str, Any]]]:
-    """Yield (seed, list entry, one value of each grid key) of every run, in order."""
-    values = [dict(zip(content.grid, row, strict=True)) for row in itertools.product(*content.grid.values())]
+def _varied(grid: Grid) -> Iterator[tuple[list[Choice], NamedValues]]:
+    """Yield for every run, in order, the values that vary, and the values it is named by.
+
+    The last key of `grid` varies fastest.
+    """
+    content = grid.content
     seeds: list[int | None] = [*content.seeds] if content.seeds else [None]
-    return itertools.product(seeds, content.entries or [{}], values)
-
-
-def _varied(
-    grid: Grid, seed: int | None, entry: Mapping[str, Any], values: Mapping[str, Any]
-) -> tuple[list[Choice], NamedValues]:
-    """Return the values that vary in one run, and the values it is named by."""
-    choices = [Choice(key, value, _origin(grid, "list")) for key, value in entry.items() if key != "name"]
-    labelled = len(choices)
-    choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in values.items()]
-    if seed is not None:
-        choices.append(Choice("run.seed", seed, _origin(grid, "seeds")))
-    named = NamedValues(tuple((choice.key, choice.value) for choice in choices), entry.get("name"), labelled)
-    return choices, named
+    combinations = list(itertools.product(*content.grid.values()))
+    for seed, entry, values in itertools.product(seeds, content.entries or [{}], combinations):
+        choices = [Choice(key, value, _origin(grid, "list")) for key, value in entry.items() if key != "name"]
+        labelled = len(choices)
+        pairs = zip(content.grid, values, strict=True)
+        choices += [Choice(key, value, _origin(grid, "grid", key)) for key, value in pairs]
+        if seed is not None:
+            choices.append(Choice("run.seed", seed, _origin(grid, "seeds")))
+        named = tuple((choice.key, choice.value) for choice in choices)
+        yield choices, NamedValues(named, entry.get("name"), labelled)
 
 
 def _origin(grid: Grid, *path: str) -> str:

@@ -63,8 +63,8 @@ def plan_sweep(
         only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 
     Raises:
-        UserError: a run's configuration is refused, or two of them are the same run, or the directory of one
-            holds another run, or a pattern is the name of none.
+        UserError: a configuration is refused, two runs are the same, a directory holds another run, or a
+            pattern is the name of none.
     """
     base = base or grid.content.base
     planned: list[PlannedRun] = []
@@ -99,16 +99,18 @@ def _identity(config: Config) -> str:
 
 
 def _standing(config: Config) -> Standing:
-    """Return how much of this very run the run directory holds.
-
-    Raises:
-        UserError: it holds another run.
-    """
+    """Return how much of this very run the run directory holds. Raises UserError where it holds another."""
     path = config.run_path
     run = RunDirectory(path)
     if not run.config.is_file():
         return "new"
-    differences = list(_differences(_earlier(run.config), config.resolved()))
+    try:  # keys that are newer than the file stand at their defaults
+        earlier = parse_config(read_yaml(run.config, str(run.config)).values).resolved()
+    except (UserError, MethodError) as error:
+        raise UserError(
+            f"{run.config} is not a configuration of this version ({error}); delete that directory"
+        ) from None
+    differences = list(_differences(earlier, config.resolved()))
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = "; ".join(differences[:SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
@@ -116,16 +118,6 @@ def _standing(config: Config) -> Standing:
             f"{path} holds another run: {shown}; delete it, or choose another `directory` in the grid file"
         )
     return "finished" if run.is_finished() else "partial"
-
-
-def _earlier(path: Path) -> Mapping[str, Any]:
-    """Read the resolved values of a config.yaml, with keys that are newer than it at their defaults."""
-    try:
-        return parse_config(read_yaml(path, str(path)).values).resolved()
-    except (UserError, MethodError) as error:
-        raise UserError(
-            f"{path} is not a configuration of this version ({error}); delete that directory"
-        ) from None
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

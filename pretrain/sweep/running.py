@@ -102,19 +102,17 @@ def run_sweep(
 ) -> list[Outcome]:
     """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
 
-    Args:
-        report: told of every run when it starts (with None) and when it has ended.
-
-    Returns:
-        One outcome per run, in the order of `runs`.
+    `report` is told of every run when it starts (with None) and when it has ended.
 
     Raises:
         UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
     """
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
-    outcomes = {run.name: Outcome(run, "not started") for run in runs}
+    outcomes = {
+        run.name: Outcome(run, "finished before" if run.standing == "finished" else "not started")
+        for run in runs
+    }
     waiting = deque(run for run in runs if run.standing != "finished")
-    outcomes |= {run.name: Outcome(run, "finished before") for run in runs if run.standing == "finished"}
     active: dict[int, _Job] = {}
     while active or (waiting and not signals.received):
         while waiting and len(active) < jobs and not signals.received:
@@ -202,11 +200,7 @@ def _environment(slot: int, jobs: int, local_ranks: int) -> dict[str, str]:
 
 
 def devices_of_slot(devices: Sequence[str], slot: int, jobs: int, local_ranks: int) -> Sequence[str]:
-    """Return the GPUs of one of `jobs` slots, one per rank.
-
-    Raises:
-        UserError: there are too few.
-    """
+    """Return the GPUs of one of `jobs` slots, one per rank. Raises UserError where there are too few."""
     if len(devices) < jobs * local_ranks:
         raise UserError(
             f"--jobs {jobs} with --local-ranks {local_ranks} needs {jobs * local_ranks} GPUs and there are "

@@ -63,8 +63,6 @@ def sweep(
     from pretrain.sweep.plan import plan_sweep
 
     chosen = which_task(task, num_tasks, os.environ)
-    if chosen is not None:
-        chosen.check()
     given = parse_overrides(overrides or [])
     runs = plan_sweep(
         read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run, only=only or ()
@@ -72,7 +70,8 @@ def sweep(
     if chosen is not None:
         runs = runs[chosen.index :: chosen.count]
     if dry_run:
-        _list(runs)
+        for run in runs:
+            typer.echo(f"{run.name}  ({run.standing})\n    {run.base} {shlex.join(run.overrides)}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
@@ -85,8 +84,7 @@ class _Report:
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self._total = len(runs)
-        self._ended = sum(run.standing == "finished" for run in runs)
-        self._left = self._total - self._ended
+        self._before = self._ended = sum(run.standing == "finished" for run in runs)
         self._began = time.monotonic()
 
     def __call__(self, run: PlannedRun, outcome: Outcome | None) -> None:
@@ -94,21 +92,17 @@ class _Report:
             typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
             return
         self._ended += 1
-        place = f"{self._ended} of {self._total}, {self._time_left()}"
-        typer.echo(f"{outcome.ending} {run.name}{_result(outcome)}  ({place})")
-
-    def _time_left(self) -> str:
-        waiting = self._total - self._ended
-        seconds = (time.monotonic() - self._began) * waiting / (self._left - waiting)
-        return f"about {_clock(seconds)} left"
+        pace = (time.monotonic() - self._began) / (self._ended - self._before)
+        left = f"about {_clock(pace * (self._total - self._ended))} left"
+        typer.echo(f"{outcome.ending} {run.name}{_result(outcome)}  ({self._ended} of {self._total}, {left})")
 
 
 def _result(outcome: Outcome) -> str:
+    if not outcome.done:
+        return f": {outcome.detail}; log: {outcome.run.log}"
     loss, perplexity = outcome.validation()
-    if outcome.done:
-        values = f" validation loss {loss:.4f}, perplexity {perplexity:.2f}" if loss and perplexity else ""
-        return f":{values} in {_clock(outcome.seconds)}"
-    return f": {outcome.detail}; log: {outcome.run.log}"
+    values = f" validation loss {loss:.4f}, perplexity {perplexity:.2f}" if loss and perplexity else ""
+    return f":{values} in {_clock(outcome.seconds)}"
 
 
 def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
@@ -121,12 +115,6 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
     )
 
 
-def _list(runs: Sequence[PlannedRun]) -> None:
-    for run in runs:
-        typer.echo(f"{run.name}  ({run.standing})")
-        typer.echo(f"    {run.base} {shlex.join(run.overrides)}")
-
-
 def _print_table(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
 
@@ -135,15 +123,9 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     rows = []
     for outcome in outcomes:
         loss, perplexity = outcome.validation()
-        rows.append(
-            (
-                outcome.run.name,
-                outcome.ending,
-                "" if loss is None else f"{loss:.4f}",
-                "" if perplexity is None else f"{perplexity:.2f}",
-                _clock(outcome.seconds) if outcome.seconds else "",
-            )
-        )
+        numbers = ["" if loss is None else f"{loss:.4f}", "" if perplexity is None else f"{perplexity:.2f}"]
+        seconds = _clock(outcome.seconds) if outcome.seconds else ""
+        rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
     table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
     width = max(MIN_WIDTH, shutil.get_terminal_size().columns)

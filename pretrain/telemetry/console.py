@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from pretrain.runs.tags import (
     GRADIENT_NORM,
@@ -39,19 +40,17 @@ class StepDisplay:
         self._resume_step = resume_step
         self._seconds_between_lines = seconds_between_lines
         self._started = time.monotonic()
-        self._last_line: float | None = None
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._last_line = -math.inf
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("train", total=total_steps, completed=resume_step, numbers="")
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(bar_width=24),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                console=self._console,
-            )
-            self._task = self._bar.add_task("train", total=total_steps, completed=resume_step, numbers="")
             self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -61,34 +60,26 @@ class StepDisplay:
             f"grad norm {metrics[GRADIENT_NORM.tag]:.3f}  "
             f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
         )
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, numbers=numbers)
-        else:
-            self._line(step, numbers)
-        if VALIDATION_LOSS.tag in metrics:
-            self.say(self._validation_line(step, metrics))
-
-    def _line(self, step: int, numbers: str) -> None:
         now = time.monotonic()
-        due = self._last_line is None or now - self._last_line >= self._seconds_between_lines
-        if due or step == self._total_steps:
+        if self._console.is_terminal:
+            self._bar.update(self._task, completed=step, numbers=numbers)
+        elif now - self._last_line >= self._seconds_between_lines or step == self._total_steps:
             self._last_line = now
             self.say(f"step {step}/{self._total_steps}  {numbers}  {self._remaining(step, now)}")
-
-    def _validation_line(self, step: int, metrics: Mapping[str, float]) -> str:
-        by_source = PERPLEXITY_OF_SOURCE.members(metrics)
-        sources = ", ".join(f"{source} {value:.2f}" for source, value in by_source.items())
-        return (
-            f"step {step}/{self._total_steps}  validation loss {metrics[VALIDATION_LOSS.tag]:.4f}  "
-            f"perplexity {metrics[PERPLEXITY.tag]:.2f}  ({sources})"
-        )
+        if VALIDATION_LOSS.tag in metrics:
+            by_source = PERPLEXITY_OF_SOURCE.members(metrics)
+            sources = ", ".join(f"{source} {value:.2f}" for source, value in by_source.items())
+            self.say(
+                f"step {step}/{self._total_steps}  validation loss {metrics[VALIDATION_LOSS.tag]:.4f}  "
+                f"perplexity {metrics[PERPLEXITY.tag]:.2f}  ({sources})"
+            )
 
     def say(self, message: str) -> None:
         """Print one line as it is (no wrapping, no markup)."""
         self._console.print(message, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
-        if self._bar is not None:
+        if self._console.is_terminal:
             self._bar.stop()
 
     def _remaining(self, step: int, now: float) -> str:

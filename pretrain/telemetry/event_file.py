@@ -40,8 +40,8 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
     for metric in METRICS:
         if metric.chart is not None:
             page, title = metric.chart
-            expression = metric.tag if metric.member else f"{metric.tag}$"
-            layout[page.value].setdefault(title, []).append(expression)
+            charts = layout[page.value].setdefault(title, [])
+            charts.append(metric.tag if metric.member else f"{metric.tag}$")
     return layout
 
 
@@ -56,11 +56,10 @@ class EventFile:
 
     def __init__(self, directory: Path, resume_step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        older = sorted(directory.glob(FILE_PREFIX + "*"))
+        older = list(directory.glob(FILE_PREFIX + "*"))
         if resume_step == 0:
-            for path in older:
-                path.unlink()
-            older = []
+            while older:
+                older.pop().unlink()
         self._path = directory / _next_name(older)
         self._file = self._path.open("xb")
         self._records = RecordWriter(self._file)
@@ -101,9 +100,7 @@ class EventFile:
         HPARAMS page reads each metric from the scalar of the same name. `first` names the columns to show
         first.
         """
-        plain = {
-            name: str(value).lower() if isinstance(value, bool) else value for name, value in values.items()
-        }
+        plain = {key: str(own).lower() if isinstance(own, bool) else own for key, own in values.items()}
         experiment, start, end = hparams(plain, dict(metrics))
         _mark_as_differing(experiment, first)
         for summary in (experiment, start, end):
@@ -135,11 +132,8 @@ def _mark_as_differing(experiment: Summary, names: Collection[str]) -> None:
 
 def _next_name(older: list[Path]) -> str:
     """Return a name that sorts after every older one: TensorBoard reads a run's files in order of names."""
-    stamp = int(time.time())
-    for path in older:
-        digits = path.name.removeprefix(FILE_PREFIX).split(".")[0]
-        if digits.isdigit():
-            stamp = max(stamp, int(digits) + 1)
+    digits = [path.name.removeprefix(FILE_PREFIX).split(".")[0] for path in older]
+    stamp = max([int(time.time()), *(int(own) + 1 for own in digits if own.isdigit())])
     return f"{FILE_PREFIX}{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
 
 
@@ -151,14 +145,12 @@ def sample_pages(samples: Sequence[Sample]) -> dict[str, str]:
 def markdown_of(sample: Sample) -> str:
     """Write the prompt and then the continuation as markdown in which a model's text stays text.
 
-    Both are blocks of code by their indentation, which no text can end; a fence of backticks it could.
+    Both are blocks of code by their indentation, which no text can end; a fence of backticks it could. Every
+    line is indented, by whatever it ends: markdown takes a lone carriage return for an end too.
     """
+    prompt, text = (
+        "\n".join(f"    {line}" for line in part.splitlines()) for part in (sample.prompt, sample.text)
+    )
     tokens = f"{sample.tokens} {'token' if sample.tokens == 1 else 'tokens'}"
     end = ", then the end of the document" if sample.ended else ""
-    parts = ["**Prompt**", _block(sample.prompt), f"**Continuation**, {tokens}{end}", _block(sample.text)]
-    return "\n\n".join(parts)
-
-
-def _block(text: str) -> str:
-    """Indent every line, by whatever lines end: markdown takes a lone carriage return for an end too."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return "\n\n".join(["**Prompt**", prompt, f"**Continuation**, {tokens}{end}", text])

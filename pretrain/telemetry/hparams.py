@@ -27,18 +27,12 @@ def hparams(config: Config) -> dict[str, HParam]:
         section, _, key = name.partition(".")
         value = resolved[section][key]
         # The model's sizes are filled in where they were left open, and are numbers in every run.
-        as_text = section != "model" and _may_be_unset(section, key)
-        values[name] = _text(value) if as_text or not _is_plain(value) else value
+        may_be_unset = type(None) in get_args(SECTIONS[section].model_fields[key].annotation)
+        if (may_be_unset and section != "model") or not isinstance(value, (str, float, int, bool)):
+            value = _text(value)
+        values[name] = value
     return values
 
 
 def _text(value: Any) -> str:
     return setting_text(None if value == {} else value, between_numbers=", ")
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, float, int, bool))
-
-
-def _may_be_unset(section: str, key: str) -> bool:
-    return type(None) in get_args(SECTIONS[section].model_fields[key].annotation)

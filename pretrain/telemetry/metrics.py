@@ -42,10 +42,7 @@ def save_metrics(written: SaveSeconds | None) -> dict[str, float]:
     """Return the metrics of a checkpoint that has been written; none without one."""
     if written is None:
         return {}
-    return {
-        tags.CHECKPOINT_WRITE_SECONDS.tag: written.write,
-        tags.CHECKPOINT_SECONDS.tag: written.total,
-    }
+    return {tags.CHECKPOINT_WRITE_SECONDS.tag: written.write, tags.CHECKPOINT_SECONDS.tag: written.total}
 
 
 def throughput_metrics(facts: RunFacts, step_tokens: int, seconds_step: float) -> dict[str, float]:

@@ -60,8 +60,8 @@ class Telemetry:
         self._total_steps = total_steps
         records = cut_back(run.metrics, resume_step, keep=max(1, variance_window))
         self._losses = LossWindow(variance_window, every, records)
-        self._last_step = records[-1]["step"] if records else 0
-        self._last_tokens = records[-1]["tokens"] if records else 0
+        last = records[-1] if records else {"step": 0, "tokens": 0}
+        self._last_step, self._last_tokens = last["step"], last["tokens"]
         self._metrics_file = MetricsFile(run.metrics)
         self._event_file = EventFile(run.tensorboard, resume_step) if tensorboard else None
         self._display = StepDisplay(total_steps, resume_step, console, seconds_between_lines)
@@ -82,9 +82,8 @@ class Telemetry:
         metrics = step_metrics(record, self._facts, step_tokens, variance)
         self._written = record.written or self._written
         if self._is_written(record):
-            metrics.update(save_metrics(self._written))
+            metrics |= save_metrics(self._written) | memory_metrics(self._facts)
             self._written = None
-            metrics.update(memory_metrics(self._facts))
             self._metrics_file.append(position, metrics)
             if self._event_file is not None:
                 self._event_file.write_scalars(position.step, metrics)

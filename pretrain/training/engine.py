@@ -6,7 +6,6 @@ stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`) it keeps the norm, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +18,13 @@ from pretrain.training.adamw import build_adamw, clip_in_update
 from pretrain.training.reduction import OverlappedReduction, reduces_whole_gradients
 
 
-@dataclass(frozen=True)
-class WrappedModel:
-    """A live engine, the reduction of its gradients if DeepSpeed does not do it, and the engine's audit."""
-
-    engine: Any  # deepspeed.DeepSpeedEngine: its attributes are dynamic, so it cannot be typed usefully
-    reduction: OverlappedReduction | None
-    audit: dict[str, Any]
-
-
-def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext) -> WrappedModel:
+def wrap_model(
+    model: torch.nn.Module, config: Config, context: ParallelContext
+) -> tuple[Any, OverlappedReduction | None, dict[str, Any]]:
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
+
+    Returns:
+        the deepspeed.DeepSpeedEngine, the reduction of its gradients if DeepSpeed does not do it, the audit.
 
     Raises:
         MethodError: ZeRO holds a frozen weight.
@@ -52,7 +47,7 @@ def wrap_model(model: torch.nn.Module, config: Config, context: ParallelContext)
         engine.enable_backward_allreduce = False
         if not alone:
             reduction = OverlappedReduction(engine, engine.seq_data_parallel_group)
-    return WrappedModel(engine, reduction, audit(engine, context.tensor_parallel_group))
+    return engine, reduction, audit(engine, context.tensor_parallel_group)
 
 
 def set_learning_rate(engine: Any, learning_rate: float) -> None:

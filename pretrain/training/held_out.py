@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data_pipeline.shards.samples import ValidationSamples
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData
 from pretrain.model.build import token_losses
@@ -21,11 +20,19 @@ def held_out_losses(engine: Any, data: RunData, config: Config, context: Paralle
     """Return the total loss on each source's held-out samples (collective): always the same, no dropout."""
     engine.eval()
     totals = torch.zeros(len(data.validation), 2, dtype=torch.float64, device=context.device)
-    with torch.no_grad():
-        for position, samples in enumerate(data.validation.values()):
-            totals[position] = _rank_loss(
-                engine, samples, data.boundary, config.data.micro_batch_size, context
-            )
+    micro_batch = np.arange(config.data.micro_batch_size)
+    for total, samples in zip(totals, data.validation.values(), strict=True):
+        # Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that
+        # comes out short is filled with sample 0 at weight zero.
+        for first in range(0, len(samples), len(micro_batch) * context.data_parallel_size):
+            numbers = first + context.data_parallel_rank * len(micro_batch) + micro_batch
+            real = numbers < len(samples)
+            tokens = torch.from_numpy(samples.blocks(np.where(real, numbers, 0)))
+            with torch.no_grad():
+                losses = token_losses(engine, tokens.to(context.device), data.boundary)
+            weights = torch.from_numpy(real.astype(np.float64)).to(context.device)
+            total[0] += losses.sum(dim=1, dtype=torch.float64) @ weights
+            total[1] += count_predictions(tokens[torch.from_numpy(real)], data.boundary)
     engine.train()
     dist.all_reduce(totals)
     totals /= context.tensor_parallel_size  # tensor-parallel ranks counted the same samples
@@ -33,27 +40,3 @@ def held_out_losses(engine: Any, data: RunData, config: Config, context: Paralle
         source: (loss, round(count))
         for source, (loss, count) in zip(data.validation, totals.tolist(), strict=True)
     }
-
-
-def _rank_loss(
-    engine: Any,
-    samples: ValidationSamples,
-    boundary: int | None,
-    micro_batch_size: int,
-    context: ParallelContext,
-) -> torch.Tensor:
-    """Return [sum of the losses, predictions that count] of this data-parallel rank's share.
-
-    Every rank makes the same number of forward passes (ZeRO-3 gathers weights in each), so a share that comes
-    out short is filled with sample 0 at weight zero.
-    """
-    total = torch.zeros(2, dtype=torch.float64, device=context.device)
-    round_size = micro_batch_size * context.data_parallel_size
-    for first in range(0, len(samples), round_size):
-        numbers = first + context.data_parallel_rank * micro_batch_size + np.arange(micro_batch_size)
-        real = numbers < len(samples)
-        tokens = torch.from_numpy(samples.blocks(np.where(real, numbers, 0)))
-        total[1] += count_predictions(tokens[torch.from_numpy(real)], boundary)
-        losses = token_losses(engine, tokens.to(context.device), boundary).sum(dim=1, dtype=torch.float64)
-        total[0] += losses @ torch.from_numpy(real.astype(np.float64)).to(context.device)
-    return total

@@ -76,9 +76,10 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             started = time.perf_counter()
             run.save(position, in_background=config.checkpoint.asynchronous and state is None)
             stall = time.perf_counter() - started
-        run.record(StepRecord(position, result, stall, validation, run.checkpoints.take_written(), samples))
+        record = StepRecord(position, result, stall, validation, run.checkpoints.take_written(), samples)
+        # On the disk before a checkpoint counts: a resumed run then misses no record.
+        run.record(record, durable=stall is not None)
         if stall is not None:
-            run.sync_records()  # before the checkpoint counts: a resumed run then misses no record
             run.commit(good=validation is not None)
         if state is not None:
             return state

@@ -104,17 +104,17 @@ class Run:
         if note is not None:
             self.say(note)
 
-    def record(self, record: StepRecord) -> None:
-        """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`."""
+    def record(self, record: StepRecord, durable: bool = False) -> None:
+        """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.
+
+        Args:
+            durable: wait until this record and all before it are on the disk.
+        """
         if self.telemetry is not None:
             with self.errors.recording(RunDirectory(self.config.run_path).metrics):
                 self.telemetry.log(record)
-
-    def sync_records(self) -> None:
-        """Make every recorded step durable (rank 0). A write error is recorded in `errors`."""
-        if self.telemetry is not None:
-            with self.errors.recording(RunDirectory(self.config.run_path).metrics):
-                self.telemetry.sync()
+                if durable:
+                    self.telemetry.sync()
 
     def commit(self, good: bool) -> None:
         """Let the checkpoint of `save` count, unless the records up to its step are not durable (collective).
@@ -274,20 +274,17 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
             telemetry.say(f"removed {name}, which a killed run had not finished to save")
         return telemetry
 
-    telemetry = _on_first_rank(context, open_run_files, config.run_path)
-    batches = Batches(config, context, data)
-    profile = StepProfile(config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank)
     return Run(
         config=config,
         context=context,
         phased=phased,
         data=data,
-        prompts=read_prompts(config, blend),
-        batches=batches,
         checkpoints=checkpoints,
         position=position,
-        telemetry=telemetry,
-        profile=profile,
+        telemetry=_on_first_rank(context, open_run_files, config.run_path),
+        prompts=read_prompts(config, blend),
+        batches=Batches(config, context, data),
+        profile=StepProfile(config.telemetry.profile, RunDirectory(config.run_path).profile, context.rank),
         watch=watch,
         errors=errors,
         lock=lock,
@@ -308,11 +305,11 @@ def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Pat
         except (UserError, DataError) as error:
             failure = [error]
         except OSError as error:
-            problem = f"rank 0 cannot use {error.filename} ({error.strerror})"
+            sentence = f"rank 0 cannot use {error.filename} ({error.strerror})"
+            sentence += "; check run.directory and data.directory"
             if error.errno in OF_THE_STORAGE or error.filename is None:
-                failure = [UserError(storage_sentence(error, place))]
-            else:
-                failure = [UserError(f"{problem}; check run.directory and data.directory")]
+                sentence = storage_sentence(error, place)
+            failure = [UserError(sentence)]
     dist.broadcast_object_list(failure, src=0, device=context.device)
     if failure[0] is not None:
         raise failure[0]

@@ -58,10 +58,10 @@ class PhasedEngine:
         self._config = config
         self._context = context
         self.phase = phase_at(config, step)
-        self.engine: Any
-        self.update: GuardedUpdate
-        self.audit: dict[str, Any]
+        self.engine: Any  # its attributes are dynamic, so it cannot be typed usefully
         self._reduction: OverlappedReduction | None
+        self.audit: dict[str, Any]
+        self.update: GuardedUpdate
         self.structured_products: StructuredProducts | None = None
         self._build(state)
 
@@ -98,13 +98,11 @@ class PhasedEngine:
         use_structured_products(model, self.structured_products)
         if state is not None:
             together(partial(state.give_weights, model))
-        wrapped = wrap_model(model, self._config, self._context)
+        self.engine, self._reduction, self.audit = wrap_model(model, self._config, self._context)
         if compiles_layers(self._config, self._context.device, self._context.world_size):
             compile_layers(model, "inductor")
         if state is not None:
-            together(partial(state.give_optimizer, wrapped.engine))
-        self.engine, self.audit = wrapped.engine, wrapped.audit
-        self._reduction = wrapped.reduction
+            together(partial(state.give_optimizer, self.engine))
         self.update = GuardedUpdate(self.engine)
 
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:

@@ -149,9 +149,8 @@ def open_telemetry(
 
 def run_facts(config: Config, context: ParallelContext, phased: PhasedEngine) -> RunFacts:
     """Return the facts that telemetry counts with, in the engine's phase."""
-    shape, device = config.shape(), device_name(context.device)
+    shape, policy, device = config.shape(), config.policy(), device_name(context.device)
     totals = phased.audit["totals"]
-    policy = config.policy()
     return RunFacts(
         world_size=context.world_size,
         device_name=device,

@@ -61,10 +61,8 @@ def _spike(run: Run, position: Position, result: StepResult) -> str:
     }
     for name, (value, usual) in numbers.items():
         if value > usual.limit(factor):
-            return (
-                f"the {name} is {value:.6g}, more than {factor:g} standard deviations above its mean "
-                f"{usual.mean:.6g}"
-            )
+            above = f"more than {factor:g} standard deviations above its mean {usual.mean:.6g}"
+            return f"the {name} is {value:.6g}, {above}"
     return ""
 
 
@@ -99,8 +97,7 @@ def weights_are_finite(engine: Any, device: torch.device) -> bool:
 
 
 def _stop_diverged(run: Run, record: StepRecord, what: str) -> NoReturn:
-    run.record(record)
-    run.sync_records()
+    run.record(record, durable=True)
     run.checkpoints.withdraw()
     good = run.checkpoints.newest()
     run.leave(DIVERGED)

@@ -69,9 +69,8 @@ class TrainingState:
         new = dict(model.named_parameters())
         for name, weight in self.weights.items():
             if name not in new or new[name].shape != weight.shape:
-                raise RuntimeError(
-                    f"the model of the new phase has no '{name}' of shape {tuple(weight.shape)}"
-                )
+                shape = tuple(weight.shape)
+                raise RuntimeError(f"the model of the new phase has no '{name}' of shape {shape}")
             with torch.no_grad():
                 new[name].copy_(weight)
 

@@ -19,11 +19,19 @@ from data_pipeline.__main__ import main
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.manifest import Manifest
 from data_pipeline.shards.writing import ShardWriter, pack
-from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import (
+    InputFile,
+    Inputs,
+    PassedOver,
+    RecordKeys,
+    find_all_inputs,
+    find_inputs,
+)
 from data_pipeline.sources.records import Document, read_documents
 from data_pipeline.tokenizer.encoder import Encoded
-from data_pipeline.tokenizing.plan import TokenizeOptions
-from data_pipeline.tokenizing.run import tokenize
+from data_pipeline.tokenizing.plan import Task, TokenizeOptions
+from data_pipeline.tokenizing.rejects import Limits
+from data_pipeline.tokenizing.run import Made, Run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -50,6 +58,39 @@ class Workshop:
         found = find_all_inputs([self.corpus])
         what = (found.files[files], self.model, out, self.options, workers, quiet)
         return tokenize(*what, passed_over=found.passed_over)
+
+
+def tokenize(
+    files: list[InputFile],
+    model: Path,
+    out: Path,
+    options: TokenizeOptions,
+    workers: int,
+    report: Callable[[Progress], None],
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+    passed_over: tuple[PassedOver, ...] = (),
+) -> tuple[Manifest, int]:
+    """Make a shard directory, or finish it; return the manifest and how many units were made now."""
+    run = Run(Inputs(files, passed_over), model, out, options, workers, report, limits)
+    made = run.make()
+    return run.finish(), made.now
+
+
+def make_task(
+    files: list[InputFile],
+    model: Path,
+    out: Path,
+    options: TokenizeOptions,
+    workers: int,
+    report: Callable[[Progress], None],
+    task: Task,
+    passed_over: tuple[PassedOver, ...] = (),
+) -> Made:
+    """Make the units of one task; if they were the last, the shards too, but not the manifest."""
+    run = Run(Inputs(files, passed_over), model, out, options, workers, report)
+    made = run.make(task)
+    run.make_shards_if_all_units_are_there()
+    return made
 
 
 def all_documents(directory: Path) -> list[Document]:

@@ -13,8 +13,7 @@ import pytest
 import zstandard
 
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.catalogue import SOURCES, Wanted
-from data_pipeline.sources.origin import RemoteFile
+from data_pipeline.sources.hub import SOURCES, RemoteFile, Wanted
 from tests.data_pipeline.helpers import REPOSITORY as REPOSITORY_ROOT
 from tests.data_pipeline.helpers import Outcome, Workshop, contents, run, run_apart, wait_until
 from tests.data_pipeline.sources.hub_server import COMMIT, REPOSITORY, Hub, serve

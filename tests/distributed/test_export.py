@@ -181,8 +181,7 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
 ) -> None:
     from pretrain.finetuning.classification_data import TASKS
     from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
-    from pretrain.finetuning.models import HEAD, load_classifier, load_language_model
-    from pretrain.finetuning.pretrained import open_pretrained
+    from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, open_pretrained
 
     torch.manual_seed(0)
     pretrained = open_pretrained(runs / "out" / name, trust_code=True)
@@ -208,13 +207,13 @@ def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
 
 
 def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Path) -> None:
-    from pretrain.finetuning.pretrained import open_pretrained
+    from pretrain.finetuning.models import open_pretrained
 
     run = RunDirectory(runs / "unfreeze")
     shutil.copytree(runs / "out/unfreeze", run.exports / "step_00000004")
     opened = open_pretrained(run.path, trust_code=False)
     assert opened.directory == run.exports / "step_00000004" and opened.name == "unfreeze"
-    assert (opened.method, opened.frozen_rows) == ("unfreeze", {})
+    assert (opened.variant, opened.frozen_rows) == ("unfreeze", {})
 
 
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:
@@ -251,7 +250,7 @@ def test_runs_are_evaluated_on_tasks_through_their_exports(
 ) -> None:
     """Code that an export needs is our own and runs; the items are of both runs, the labels as in compare."""
     pytest.importorskip("lm_eval")
-    from pretrain.evaluation.tasks.verb import tasks
+    from pretrain.evaluation.verbs import tasks
 
     files, out = write_tasks(tmp_path / "files"), tmp_path / "out"
     tasks([runs / "hybrid", runs / "normed"], "choice", "hybrid", include_path=files, out=out)

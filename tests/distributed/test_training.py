@@ -13,9 +13,10 @@ from pretrain.compare.comparison import compare_runs
 from pretrain.compare.theory import expected_cost
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
-from pretrain.runs.tags import PERPLEXITY_OF_SOURCE, When, tags_of
+from pretrain.runs.tags import PERPLEXITY_OF_SOURCE, When
 from tests.command_line import logged_steps
 from tests.fabricated_runs import write_run
+from tests.pretrain.telemetry.records import tags_of
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 

@@ -6,3 +6,5 @@ length           perplexity at other lengths than the trained one (E5)
 approximation    error of function regression, by width and depth (E1)
 trained_model    model of a finished run, on one process
 """
+
+import pretrain.study.packages  # noqa: F401  # before any module that imports them

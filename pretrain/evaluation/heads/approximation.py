@@ -14,12 +14,15 @@ optimisation, never of generalisation from a finite set.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 from megatron.core.transformer.transformer_block import TransformerBlock
 
 from megatron_patches.engine.freeze import parameter_groups
@@ -31,14 +34,12 @@ from pretrain.errors import UserError
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.single_process import one_process
+from pretrain.reporting.plots import label, legend_below, new_figure, plot_seeds
 from pretrain.reporting.progress import WorkDisplay
 from pretrain.reporting.tables import Table
+from pretrain.reporting.text import share
 from pretrain.study.gaps import CONFIDENCE, SCORES, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LENGTH, BATCH, TEST_SEQUENCES = 32, 32, 512
 BANDWIDTH = 0.3
@@ -47,6 +48,9 @@ FEATURES = 3
 TEST_SEED = 2**40
 """Far from any training seed, which is (seed, step) below."""
 DIGITS = 4
+
+Errors: TypeAlias = Mapping[str, Mapping[tuple[int, int], Sequence[float]]]
+"""{variant: {(width, depth): error of each seed}}"""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,7 @@ class Grid:
             "parallel.tensor_model_parallel_size": 1,
         }
         config = load_config("demo", [f"{key}={value}" for key, value in values.items()])
-        policy = config.policy()
-        if policy.penalty or policy.unfreeze:
+        if config.policy().penalty or config.policy().unfreeze:
             raise UserError(
                 f"--variants has '{variant}', whose penalty or schedule belongs to the training loop of a "
                 "run and would do nothing in this experiment; leave it out"
@@ -114,8 +117,7 @@ class Trial:
 def run_grid(grid: Grid) -> list[Trial]:
     """Train every model of the grid, in a fixed order; deterministic on one machine.
 
-    Raises:
-        UserError: as `Grid.config`, before anything is trained.
+    Raises UserError as `Grid.config`, before anything is trained.
     """
     plan = [
         (variant, width, depth, seed)
@@ -186,45 +188,45 @@ def kernel_regression(seed: int, sequences: int) -> tuple[torch.Tensor, torch.Te
     return features, (kernel @ values[..., None])[..., 0] / kernel.sum(-1)
 
 
-def errors(trials: Sequence[Trial], variant: str, width: int, depth: int) -> list[float]:
-    """Return the errors of one variant and size, by seed."""
-    own = [t for t in trials if (t.variant, t.width, t.depth) == (variant, width, depth)]
-    return [trial.error for trial in sorted(own, key=lambda trial: trial.seed)]
+def errors_by_model(trials: Sequence[Trial]) -> Errors:
+    """Return the errors of every variant and size, by ascending seed."""
+    errors: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.seed):
+        of_variant = errors.setdefault(trial.variant, {})
+        of_variant.setdefault((trial.width, trial.depth), []).append(trial.error)
+    return errors
 
 
 def approximation_report(grid: Grid, trials: Sequence[Trial], tolerance: float) -> Report:
     """Return the report of the error by width and depth, every variant beside the first.
 
-    Args:
-        tolerance: how far, relatively, a variant's error may be above the first one's in the largest model.
+    In the largest model a variant's error may be above the first one's by the relative `tolerance`.
     """
-    baseline = grid.variants[0]
-    width, depth = grid.widths[-1], grid.depths[-1]
-    criterion = (
-        f"the error in the largest model (width {width}, depth {depth}) is below that in the smallest (width "
-        f"{grid.widths[0]}, depth {grid.depths[0]}), and at most {100 * tolerance:g} % above "
-        f"that of {baseline}, seed by seed."
-    )
+    errors = errors_by_model(trials)
     return Report(
         experiment="E1",
         title="Function approximation",
-        criterion=criterion,
-        verdicts=[_verdict(grid, trials, variant, tolerance) for variant in grid.variants],
-        tables=_tables(grid, trials),
+        criterion=(
+            f"the error in the largest model (width {grid.widths[-1]}, depth {grid.depths[-1]}) is below "
+            f"that in the smallest (width {grid.widths[0]}, depth {grid.depths[0]}), and at most "
+            f"{100 * tolerance:g} % above that of {grid.variants[0]}, seed by seed."
+        ),
+        verdicts=[_verdict(grid, errors, variant, tolerance) for variant in grid.variants],
+        tables=_tables(grid, errors),
         notes=_notes(grid),
         content={
             "tolerance": tolerance,
             "settings": asdict(grid),
             "trials": [asdict(trial) for trial in trials],
         },
-        figures={"approximation": lambda: _figure(grid, trials)},
+        figures={"approximation": lambda: _figure(grid, errors)},
     )
 
 
-def _verdict(grid: Grid, trials: Sequence[Trial], variant: str, tolerance: float) -> Verdict:
-    small = errors(trials, variant, grid.widths[0], grid.depths[0])
-    large = errors(trials, variant, grid.widths[-1], grid.depths[-1])
-    best = errors(trials, grid.variants[0], grid.widths[-1], grid.depths[-1])
+def _verdict(grid: Grid, errors: Errors, variant: str, tolerance: float) -> Verdict:
+    smallest, largest = grid.sizes[0], grid.sizes[-1]
+    small, large = errors[variant][smallest], errors[variant][largest]
+    best = errors[grid.variants[0]][largest]
     excess = [100 * (own / other - 1) for own, other in zip(large, best, strict=True)]
     falls = [after < before for before, after in zip(small, large, strict=True)]
     text = (
@@ -232,25 +234,24 @@ def _verdict(grid: Grid, trials: Sequence[Trial], variant: str, tolerance: float
     )
     if variant == grid.variants[0]:
         return Verdict(variant, len(large), sum(falls), f"{text} (the baseline: judged by the fall alone)")
-    near = [percent <= 100 * tolerance for percent in excess]
-    held = sum(both for both in map(min, falls, near))
+    held = sum(fall and more <= 100 * tolerance for fall, more in zip(falls, excess, strict=True))
     return Verdict(variant, len(large), held, f"{text}, {seeds_text(excess, 1)} % above the baseline")
 
 
-def _tables(grid: Grid, trials: Sequence[Trial]) -> list[Table]:
+def _tables(grid: Grid, errors: Errors) -> list[Table]:
     """Return the errors of all sizes and variants, and their ratios to the first variant's."""
     baseline, *others = grid.variants
     error_rows, ratio_rows = [], []
-    for width, depth in grid.sizes:
-        names = (str(width), str(depth), str(grid.seeds))
-        own = {variant: errors(trials, variant, width, depth) for variant in grid.variants}
+    for size in grid.sizes:
+        names = (*map(str, size), str(grid.seeds))
+        own = {variant: errors[variant][size] for variant in grid.variants}
         error_rows.append((*names, *(seeds_text(values, DIGITS) for values in own.values())))
         ratio_rows.append((*names, *(_ratio_text(own[variant], own[baseline]) for variant in others)))
+    header = ("width", "depth", "n")
     ratio_title = (
         f"Error / error of {baseline} at the same size and seed: geometric mean with its "
-        f"{100 * CONFIDENCE:g} % interval"
+        f"{share(CONFIDENCE)} interval"
     )
-    header = ("width", "depth", "n")
     return [
         text_table("Error, mean ± sd over seeds", (*header, *grid.variants), error_rows),
         text_table(ratio_title, (*header, *others), ratio_rows),
@@ -283,36 +284,28 @@ def _notes(grid: Grid) -> list[str]:
     ]
 
 
-def _figure(grid: Grid, trials: Sequence[Trial]) -> Figure:
-    from pretrain.reporting.plots import label, legend_below, new_figure
-
+def _figure(grid: Grid, errors: Errors) -> Figure:
     figure, (by_width, by_depth) = new_figure(1, 2, height=3.4)
     width, depth = grid.widths[-1], grid.depths[-1]
-    _plot(by_width, grid, trials, [(value, depth) for value in grid.widths], grid.widths)
+    _plot(by_width, grid, errors, {value: (value, depth) for value in grid.widths})
     label(by_width, f"By width, at depth {depth}", "hidden_size", "error (1: best constant)")
     by_depth.sharey(by_width)
-    _plot(by_depth, grid, trials, [(width, value) for value in grid.depths], grid.depths)
+    _plot(by_depth, grid, errors, {value: (width, value) for value in grid.depths})
     label(by_depth, f"By depth, at width {width}", "num_layers", "error (1: best constant)")
     legend_below(figure, by_width)
     return figure
 
 
-def _plot(
-    plot: Axes, grid: Grid, trials: Sequence[Trial], sizes: Sequence[tuple[int, int]], values: Sequence[int]
-) -> None:
-    """Plot the errors of `sizes` over `values`."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
-
-    from pretrain.reporting.plots import plot_seeds
-
+def _plot(plot: Axes, grid: Grid, errors: Errors, sizes: Mapping[int, tuple[int, int]]) -> None:
+    """Plot the errors of `sizes`, {place on the x axis: (width, depth)}."""
     for place, variant in enumerate(grid.variants):
         shift = 1.03 ** (place - (len(grid.variants) - 1) / 2)  # error bars must not hide one another
-        by_size = [errors(trials, variant, *size) for size in sizes]
-        plot_seeds(plot, [value * shift for value in values], by_size, grid.variants, variant)
+        by_size = [errors[variant][size] for size in sizes.values()]
+        plot_seeds(plot, [value * shift for value in sizes], by_size, grid.variants, variant)
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     plot.set_xscale("log", base=2)
     plot.set_yscale("log")
-    plot.xaxis.set_major_locator(FixedLocator(list(values)))
+    plot.xaxis.set_major_locator(FixedLocator(list(sizes)))
     plot.xaxis.set_minor_locator(FixedLocator([]))
     plot.xaxis.set_major_formatter(plain)
     plot.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -6,24 +6,23 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 
 from megatron_patches.attention.heads import attention_observed
 from pretrain.errors import UserError
+from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
+from pretrain.reporting.plots import LABEL_WIDTH, new_figure
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.seeds import by_group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
-
-    from pretrain.evaluation.heads.trained_model import TrainedModel
 
 HEADS = 3
 """Heads of a layer that are drawn, beside each other."""
@@ -65,8 +64,7 @@ class AttentionMaps:
 def chosen_layer(wanted: int | None, runs: Sequence[FinishedRun]) -> int:
     """Return the layer to draw of all `runs`, from 0: `wanted`, or the middle one of the shallowest run.
 
-    Raises:
-        UserError: a run has no such layer.
+    Raises UserError where a run has no such layer.
     """
     layers, name = min((int(run.config["model"]["num_layers"]), run.name) for run in runs)
     if wanted is None:
@@ -121,11 +119,6 @@ def numbers_file(maps: Sequence[AttentionMaps]) -> bytes | None:
 
 def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
     """Draw a row for each of `maps`, a column for each head, one logarithmic scale of colours for all."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
-
-    from pretrain.reporting.plots import new_figure
-
     heads = [len(one.probabilities) for one in maps]
     positions = max(one.probabilities.shape[-1] for one in maps)
     figure, plots = new_figure(len(maps), HEADS, height=2.4)
@@ -136,7 +129,10 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
         if head >= heads[row]:
             plot.set_visible(False)
             continue
-        _draw(plot, maps[row].probabilities[head], scale)
+        seen = np.ma.masked_equal(maps[row].probabilities[head], 0)  # what a query cannot see stays white
+        plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
+        plot.grid(visible=False)
+        plot.locator_params(nbins=5, integer=True)
         if head == 0:
             _name_row(plot, maps[row])
         if head >= max(heads[:row], default=0):  # the first row with this head
@@ -151,17 +147,7 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
     return figure
 
 
-def _draw(plot: Axes, probabilities: npt.NDArray[np.float32], scale: LogNorm) -> None:
-    """Draw one head; keys that a query cannot see stay white."""
-    seen = np.ma.masked_equal(probabilities, 0)
-    plot.imshow(seen, norm=scale, cmap=_COLOURS, interpolation="nearest")
-    plot.grid(visible=False)
-    plot.locator_params(nbins=5, integer=True)
-
-
 def _name_row(first: Axes, maps: AttentionMaps) -> None:
-    from pretrain.reporting.plots import LABEL_WIDTH
-
     first.set_ylabel("query position")
     first.annotate(
         "\n".join([*textwrap.wrap(maps.group, LABEL_WIDTH, break_long_words=False), f"seed {maps.seed}"]),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from megatron.core.models.gpt import GPTModel
 
 from megatron_patches.attention.heads import attention_observed, head_weights
@@ -28,13 +30,10 @@ from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import build_model, token_losses
 from pretrain.model.packing import document_layout
 from pretrain.ranks.groups import ParallelContext
+from pretrain.reporting.plots import GREY, group_style, label, legend_below, new_figure, remark
 from pretrain.reporting.tables import Table
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -65,31 +64,52 @@ class LayerDiversity:
     entropy: float
     relative_entropy: float
 
-    @property
-    def roles(self) -> list[WeightDiversity]:
-        """Return the roles that the layer has."""
-        return [role for role in (self.query, self.key) if role is not None]
-
-    @property
-    def cosine_max(self) -> float | None:
-        """Return the largest cosine of both roles."""
-        return max((role.cosine_max for role in self.roles), default=None)
-
-    @property
-    def angle_smallest(self) -> float | None:
-        """Return the smallest angle of both roles."""
-        return min((role.angle_smallest for role in self.roles), default=None)
-
 
 def measure_diversity(model: GPTModel, data: RunData, samples: int) -> list[LayerDiversity]:
     """Measure every layer of a model on one process, on the first held-out samples of each source."""
-    attention = _Attention(len(model.decoder.layers))
+    layers = model.decoder.layers
     device = next(model.parameters()).device
+    sums, positions = np.zeros((len(layers), 3)), 0
     for source in data.validation.values():
         for number in range(min(samples, len(source))):
             tokens = torch.from_numpy(source.blocks(np.array([number]))).to(device)
-            attention.watch(model, tokens, data.boundary)
-    return [attention.layer(index, layer.self_attention) for index, layer in enumerate(model.decoder.layers)]
+            seen, count = _attention_sums(model, tokens, data.boundary)
+            sums += seen
+            positions += count
+    one_head = model.config.num_attention_heads == 1
+    measured = []
+    for layer, (divergence, nats, relative) in zip(layers, (sums / positions).tolist(), strict=True):
+        weights = head_weights(layer.self_attention)
+        query, key = (
+            weight_diversity(getattr(weights, role)) if weights else None for role in ("query", "key")
+        )
+        measured.append(LayerDiversity(query, key, None if one_head else divergence, nats, relative))
+    return measured
+
+
+def _attention_sums(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> tuple[np.ndarray, int]:
+    """Run `[batch, seq + 1]` ids; sum divergence, entropy and relative entropy over positions, `[layers, 3]`.
+
+    Only positions that see two keys or more count; their number is returned too.
+    """
+    inputs = tokens[:, :-1]
+    visible = torch.arange(1, inputs.size(1) + 1, device=tokens.device).expand_as(inputs)
+    if boundary is not None:
+        visible = document_layout(inputs, boundary).positions + 1
+    several = visible >= 2
+    sums = np.zeros((len(model.decoder.layers), 3))
+
+    def observe(layer: int, probabilities: torch.Tensor) -> None:
+        heads = probabilities.size(1)
+        divergence = pairwise_divergence(probabilities).sum((-1, -2)) / max(1, heads * (heads - 1))
+        nats = entropy(probabilities).mean(1)
+        relative = nats / visible.clamp(min=2).log()
+        for column, values in enumerate((divergence, nats, relative)):
+            sums[layer, column] = float(values[several].sum(dtype=torch.float64))
+
+    with torch.no_grad(), attention_observed(model, observe):
+        token_losses(model, tokens, boundary)
+    return sums, int(several.sum())
 
 
 def flat_cosines(weights: torch.Tensor) -> torch.Tensor:
@@ -167,49 +187,6 @@ def weight_diversity(weights: torch.Tensor) -> WeightDiversity | None:
     )
 
 
-def _weights(attention: Any) -> tuple[WeightDiversity | None, WeightDiversity | None]:
-    weights = head_weights(attention)
-    if weights is None:
-        return None, None
-    return weight_diversity(weights.query), weight_diversity(weights.key)
-
-
-class _Attention:
-    """Sums over positions of the measures of attention."""
-
-    def __init__(self, num_layers: int) -> None:
-        self._sums = np.zeros((num_layers, 3))
-        self._positions = 0
-        self._one_head = False
-
-    def watch(self, model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> None:
-        """Add one forward pass of `[batch, seq + 1]` ids."""
-        inputs = tokens[:, :-1]
-        visible = torch.arange(1, inputs.size(1) + 1, device=tokens.device).expand_as(inputs)
-        if boundary is not None:
-            visible = document_layout(inputs, boundary).positions + 1
-        several = visible >= 2
-
-        def observe(layer: int, probabilities: torch.Tensor) -> None:
-            heads = probabilities.size(1)
-            self._one_head |= heads == 1
-            divergence = pairwise_divergence(probabilities).sum((-1, -2)) / max(1, heads * (heads - 1))
-            nats = entropy(probabilities).mean(1)
-            relative = nats / visible.clamp(min=2).log()
-            for column, values in enumerate((divergence, nats, relative)):
-                self._sums[layer, column] += float(values[several].sum(dtype=torch.float64))
-
-        self._positions += int(several.sum())
-        with torch.no_grad(), attention_observed(model, observe):
-            token_losses(model, tokens, boundary)
-
-    def layer(self, index: int, attention: Any) -> LayerDiversity:
-        """Return the means of one layer, with the measures of its weights."""
-        divergence, nats, relative = (self._sums[index] / self._positions).tolist()
-        query, key = _weights(attention)
-        return LayerDiversity(query, key, None if self._one_head else divergence, nats, relative)
-
-
 @dataclass(frozen=True)
 class RunDiversity:
     """Diversity of one run, layer by layer."""
@@ -228,36 +205,30 @@ def measure_run(trained: TrainedModel, group: str, context: ParallelContext, sam
     return RunDiversity(trained.run.name, group, trained.run.seed, after, before)
 
 
-def summary(layers: Sequence[LayerDiversity]) -> Mapping[str, float | None]:
+Reduce = Callable[[Sequence[float]], float]
+
+MEASURES: Mapping[str, tuple[str, int, Reduce]] = {
+    "cosine_max": ("max cosine", 3, max),
+    "cosine_mean": ("mean cosine", 3, statistics.mean),
+    "row_cosine_max": ("max row cosine", 3, max),
+    "angle_smallest": ("min angle", 1, min),
+    "angle_mean": ("mean angle", 1, statistics.mean),
+    "overlap": ("mean cos²", 3, statistics.mean),
+    "divergence": ("KL", 3, statistics.mean),
+    "entropy": ("entropy", 3, statistics.mean),
+    "relative_entropy": ("relative entropy", 3, statistics.mean),
+}
+"""{measure of a role or of a layer: (title, digits shown, what makes one number of several)}"""
+
+
+def summary(layers: Sequence[LayerDiversity]) -> dict[str, float | None]:
     """Return one number a measure, the worst or the mean over layers and roles; None where not applicable."""
-    roles = [role for layer in layers for role in layer.roles]
-    divergences = [layer.divergence for layer in layers if layer.divergence is not None]
-    return {
-        "cosine_max": max((role.cosine_max for role in roles), default=None),
-        "cosine_mean": statistics.mean(role.cosine_mean for role in roles) if roles else None,
-        "row_cosine_max": max((role.row_cosine_max for role in roles), default=None),
-        "angle_smallest": min((role.angle_smallest for role in roles), default=None),
-        "angle_mean": statistics.mean(role.angle_mean for role in roles) if roles else None,
-        "overlap": statistics.mean(role.overlap for role in roles) if roles else None,
-        "divergence": statistics.mean(divergences) if divergences else None,
-        "entropy": statistics.mean(layer.entropy for layer in layers),
-        "relative_entropy": statistics.mean(layer.relative_entropy for layer in layers),
-    }
-
-
-LayerMeasure = Callable[[LayerDiversity], float | None]
-
-MEASURES = (
-    ("cosine_max", "max cosine", 3),
-    ("cosine_mean", "mean cosine", 3),
-    ("row_cosine_max", "max row cosine", 3),
-    ("angle_smallest", "min angle", 1),
-    ("angle_mean", "mean angle", 1),
-    ("overlap", "mean cos²", 3),
-    ("divergence", "KL", 3),
-    ("entropy", "entropy", 3),
-    ("relative_entropy", "relative entropy", 3),
-)
+    parts = [part for layer in layers for part in (layer, layer.query, layer.key)]
+    numbers: dict[str, float | None] = {}
+    for measure, (_, _, reduce) in MEASURES.items():
+        values = [value for part in parts if (value := getattr(part, measure, None)) is not None]
+        numbers[measure] = reduce(values) if values else None
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -279,15 +250,7 @@ def diversity_report(
         f"{limits.divergence:g} nat."
     )
     drawn = lowest_seeds(maps)
-    content = {
-        "limits": asdict(limits),
-        "samples_per_source": samples,
-        "maps": [one.about for one in drawn],
-        "runs": [
-            asdict(run) | {"summary": {"trained": summary(run.trained), "untrained": summary(run.untrained)}}
-            for run in runs
-        ],
-    }
+    summaries = [{"trained": summary(run.trained), "untrained": summary(run.untrained)} for run in runs]
     return Report(
         experiment="E4",
         title="Head diversity",
@@ -295,7 +258,12 @@ def diversity_report(
         verdicts=[_verdict(group, own, limits) for group, own in groups.items()],
         tables=[_summary_table(groups), *(_layer_table(group, own) for group, own in groups.items())],
         notes=_notes(runs, samples),
-        content=content,
+        content={
+            "limits": asdict(limits),
+            "samples_per_source": samples,
+            "maps": [one.about for one in drawn],
+            "runs": [asdict(run) | {"summary": own} for run, own in zip(runs, summaries, strict=True)],
+        },
         figures={"diversity": lambda: _figure(groups, limits), "maps": lambda: maps_figure(drawn)},
         captions={"maps": caption(drawn)},
         files={"maps.npz": numbers_file(drawn)},
@@ -316,35 +284,32 @@ def _verdict(group: str, runs: Sequence[RunDiversity], limits: Limits) -> Verdic
     return Verdict(group, len(runs), held, text)
 
 
-def _summary_table(groups: dict[str, list[RunDiversity]]) -> Table:
+def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
     rows = []
     for group, runs in groups.items():
         for state in ("trained", "untrained"):
             numbers = [summary(getattr(run, state)) for run in runs]
-            cells = [seeds_text([one[key] for one in numbers], digits) for key, _, digits in MEASURES]
+            cells = [seeds_text([one[key] for one in numbers], MEASURES[key][1]) for key in MEASURES]
             rows.append((group, str(len(runs)), state, *cells))
-    header = ("variant", "n", "state", *(title for _, title, _ in MEASURES))
+    header = ("variant", "n", "state", *(title for title, _, _ in MEASURES.values()))
     return text_table("Whole model, mean ± sd over seeds", header, rows)
 
 
 def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
-    columns: tuple[tuple[str, LayerMeasure, int], ...] = (
-        ("max cosine, W_Q", lambda layer: layer.query.cosine_max if layer.query else None, 3),
-        ("max cosine, W_K", lambda layer: layer.key.cosine_max if layer.key else None, 3),
-        ("min angle, W_Q", lambda layer: layer.query.angle_smallest if layer.query else None, 1),
-        ("min angle, W_K", lambda layer: layer.key.angle_smallest if layer.key else None, 1),
-        ("KL", lambda layer: layer.divergence, 3),
-        ("entropy", lambda layer: layer.entropy, 3),
-        ("relative entropy", lambda layer: layer.relative_entropy, 3),
-    )
-    rows = [
-        (
-            str(index),
-            *(seeds_text([get(run.trained[index]) for run in runs], digits) for _, get, digits in columns),
-        )
-        for index in range(len(runs[0].trained))
+    columns = [
+        *(("cosine_max", role) for role in ("query", "key")),
+        *(("angle_smallest", role) for role in ("query", "key")),
+        *((measure, "") for measure in ("divergence", "entropy", "relative_entropy")),
     ]
-    return text_table(f"{group}, trained, by layer", ("layer", *(title for title, _, _ in columns)), rows)
+    header, rows = ["layer"], [[str(index)] for index in range(len(runs[0].trained))]
+    for measure, role in columns:
+        title, digits, _ = MEASURES[measure]
+        header.append(f"{title}, W_{role[0].upper()}" if role else title)
+        for index, row in enumerate(rows):
+            layers = [run.trained[index] for run in runs]
+            parts = [getattr(layer, role) if role else layer for layer in layers]
+            row.append(seeds_text([getattr(part, measure, None) for part in parts], digits))
+    return text_table(f"{group}, trained, by layer", header, rows)
 
 
 def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
@@ -373,20 +338,16 @@ def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
     return notes
 
 
-def _figure(groups: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
-    from matplotlib.ticker import MaxNLocator
-
-    from pretrain.reporting.plots import GREY, label, legend_below, new_figure, remark
-
+def _figure(groups: Mapping[str, Sequence[RunDiversity]], limits: Limits) -> Figure:
     figure, plots = new_figure(2, 2, height=2.8)
-    panels: tuple[tuple[str, str, LayerMeasure, float | None], ...] = (
-        ("Largest |cosine| of flattened W", "|cosine|", lambda layer: layer.cosine_max, limits.cosine),
-        ("Smallest principal angle", "degrees", lambda layer: layer.angle_smallest, None),
-        ("KL between heads", "nats", lambda layer: layer.divergence, limits.divergence),
-        ("Attention entropy / ln(visible keys)", "1 = uniform", lambda layer: layer.relative_entropy, None),
+    panels = (
+        ("Largest |cosine| of flattened W", "|cosine|", "cosine_max", limits.cosine),
+        ("Smallest principal angle", "degrees", "angle_smallest", None),
+        ("KL between heads", "nats", "divergence", limits.divergence),
+        ("Attention entropy / ln(visible keys)", "1 = uniform", "relative_entropy", None),
     )
-    for plot, (title, unit, get, limit) in zip(plots, panels, strict=True):
-        _plot_layers(plot, groups, get)
+    for plot, (title, unit, measure, limit) in zip(plots, panels, strict=True):
+        _plot_layers(plot, groups, measure)
         if limit is not None:
             plot.axhline(limit, color=GREY, linestyle="--", linewidth=1)
             remark(plot, "criterion", (1, limit), (3, 0), ("axes fraction", "data"), va="center")
@@ -397,13 +358,11 @@ def _figure(groups: dict[str, list[RunDiversity]], limits: Limits) -> Figure:
     return figure
 
 
-def _plot_layers(plot: Axes, groups: dict[str, list[RunDiversity]], get: LayerMeasure) -> None:
-    from pretrain.reporting.plots import group_style
-
+def _plot_layers(plot: Axes, groups: Mapping[str, Sequence[RunDiversity]], measure: str) -> None:
     for group, runs in groups.items():
         colour, marker = group_style(list(groups), group)
         for state, line, fill in (("trained", "-", colour), ("untrained", ":", "white")):
-            layers = [[get(layer) for layer in getattr(run, state)] for run in runs]
+            layers = [[summary([layer])[measure] for layer in getattr(run, state)] for run in runs]
             if any(value is None for values in layers for value in values):
                 continue
             plot.plot(

@@ -11,24 +11,23 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from data_pipeline.shards.samples import ValidationSamples
 from megatron_patches.attention.heads import has_queries_and_keys
 from pretrain.errors import UserError
 from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
-from pretrain.model.packing import document_layout
+from pretrain.reporting.plots import GREY, group_style, label, legend_below, new_figure, plot_seeds, remark
 from pretrain.reporting.tables import Table
+from pretrain.reporting.text import NOTHING
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FACTORS = (0.5, 1.0, 1.5)
 OTHERS = (0.5, 1.5)
@@ -115,13 +114,9 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     spans = samples or -(-trained.config.data.validation_samples // _BLOCKS_PER_SPAN[1.0])
     sources = trained.data.blend.validation_samples(3 * length, spans)
     reasons = {factor: reason for factor in FACTORS if (reason := why_not(trained, factor))}
-    losses = {
-        factor: _losses(trained, sources, round(factor * length))
-        for factor in FACTORS
-        if factor not in reasons
-    }
-    run = trained.run
-    return RunLengths(run.name, group, run.seed, length, losses, reasons)
+    possible = [factor for factor in FACTORS if factor not in reasons]
+    losses = {factor: _losses(trained, sources, round(factor * length)) for factor in possible}
+    return RunLengths(trained.run.name, group, trained.run.seed, length, losses, reasons)
 
 
 def why_not(trained: TrainedModel, factor: float) -> str | None:
@@ -147,7 +142,8 @@ def _losses(trained: TrainedModel, sources: Mapping[str, ValidationSamples], len
             tokens = torch.from_numpy(cut(spans, length)).to(device)
             with torch.no_grad():
                 losses = token_losses(trained.model, tokens, trained.data.boundary)
-            counted = _counted(tokens, trained.data.boundary)
+            inputs, boundary = tokens[:, :-1], trained.data.boundary
+            counted = torch.ones_like(inputs) if boundary is None else inputs != boundary
             sums += losses.double().cpu().numpy().reshape(-1, span).sum(0)
             counts += counted.cpu().numpy().reshape(-1, span).sum(0)
     return LengthLoss(length, sums, counts)
@@ -159,17 +155,8 @@ def cut(spans: np.ndarray, length: int) -> np.ndarray:
     return spans[:, starts[:, None] + np.arange(length + 1)].reshape(-1, length + 1)
 
 
-def _counted(tokens: torch.Tensor, boundary: int | None) -> torch.Tensor:
-    inputs = tokens[:, :-1]
-    return torch.ones_like(inputs) if boundary is None else document_layout(inputs, boundary).counted
-
-
 def length_report(runs: Sequence[RunLengths], tolerance: float) -> Report:
-    """Return the report of all runs; runs of a group are seeds of one another.
-
-    Args:
-        tolerance: the largest relative change of perplexity that counts as stable.
-    """
+    """Return the report of all runs; relative changes of perplexity up to `tolerance` count as stable."""
     groups = by_group(runs)
     return Report(
         experiment="E5",
@@ -195,34 +182,27 @@ def _verdict(group: str, runs: Sequence[RunLengths], tolerance: float) -> Verdic
         parts.append(f"at {100 * (factor - 1):+.0f} %: {'not possible, ' + reason if reason else measured}")
     known = [[change for factor in OTHERS if (change := run.change(factor)) is not None] for run in runs]
     held = sum(all(abs(change) <= tolerance for change in changes) for changes in known)
-    possible = not runs[0].reasons
     # What cannot be measured cannot hold; what was measured can still have failed.
-    answer = held if possible or held == 0 else None
+    answer = None if runs[0].reasons and held else held
     return Verdict(group, len(runs), answer, "; ".join(parts))
 
 
-def _table(groups: dict[str, list[RunLengths]]) -> Table:
+def _table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
     rows = []
     for group, runs in groups.items():
         for factor in FACTORS:
-            length = round(factor * runs[0].trained_length)
-            reason = runs[0].reasons.get(factor)
-            if reason:
-                rows.append((group, str(len(runs)), str(length), f"not possible: {reason}", "–", "–"))
-                continue
-            perplexities: list[float | None] = [run.losses[factor].perplexity for run in runs]
-            changes = [100 * (run.change(factor) or 0.0) for run in runs]
-            cells = (
-                seeds_text(perplexities, 2),
-                seeds_text(changes, 1),
-                f"{runs[0].losses[factor].predictions:,}",
-            )
-            rows.append((group, str(len(runs)), str(length), *cells))
+            cells = (f"not possible: {runs[0].reasons.get(factor)}", NOTHING, NOTHING)
+            if factor in runs[0].losses:
+                perplexities = [run.losses[factor].perplexity for run in runs]
+                changes = [100 * (run.change(factor) or 0.0) for run in runs]
+                predictions = f"{runs[0].losses[factor].predictions:,}"
+                cells = (seeds_text(perplexities, 2), seeds_text(changes, 1), predictions)
+            rows.append((group, str(len(runs)), str(round(factor * runs[0].trained_length)), *cells))
     header = ("variant", "n", "length", "perplexity", "change, %", "predictions")
     return text_table("Perplexity by length, mean ± sd over seeds", header, rows)
 
 
-def _gain_table(groups: dict[str, list[RunLengths]]) -> Table:
+def _gain_table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
     rows = []
     for group, runs in groups.items():
         trained = runs[0].trained_length
@@ -252,7 +232,7 @@ def _notes(runs: Sequence[RunLengths]) -> list[str]:
 
 
 def _content(run: RunLengths) -> dict[str, Any]:
-    losses = {
+    lengths = {
         f"{factor:g}": {
             "length": loss.length,
             "loss": loss.loss,
@@ -263,21 +243,18 @@ def _content(run: RunLengths) -> dict[str, Any]:
         }
         for factor, loss in run.losses.items()
     }
-    reasons = {f"{factor:g}": reason for factor, reason in run.reasons.items()}
     return {
         "name": run.name,
         "group": run.group,
         "seed": run.seed,
         "trained_length": run.trained_length,
-        "lengths": losses,
+        "lengths": lengths,
         "gain_by_position": run.gain().tolist(),
-        "not_possible": reasons,
+        "not_possible": {f"{factor:g}": reason for factor, reason in run.reasons.items()},
     }
 
 
-def _figure(groups: dict[str, list[RunLengths]], tolerance: float) -> Figure:
-    from pretrain.reporting.plots import label, legend_below, new_figure
-
+def _figure(groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> Figure:
     figure, (changes, positions) = new_figure(1, 2, height=3.6)
     _plot_changes(changes, groups, tolerance)
     label(changes, "Change of perplexity", "length / trained length", "%")
@@ -292,9 +269,7 @@ def _figure(groups: dict[str, list[RunLengths]], tolerance: float) -> Figure:
     return figure
 
 
-def _plot_changes(plot: Axes, groups: dict[str, list[RunLengths]], tolerance: float) -> None:
-    from pretrain.reporting.plots import plot_seeds, remark
-
+def _plot_changes(plot: Axes, groups: Mapping[str, Sequence[RunLengths]], tolerance: float) -> None:
     plot.axhspan(-100 * tolerance, 100 * tolerance, color="#ececec", zorder=0)
     text, at = f"criterion ±{100 * tolerance:g} %", (1, -100 * tolerance)
     remark(plot, text, at, (-2, 3), ("axes fraction", "data"), ha="right")
@@ -306,9 +281,7 @@ def _plot_changes(plot: Axes, groups: dict[str, list[RunLengths]], tolerance: fl
     plot.set_xticks(FACTORS)
 
 
-def _plot_gain(plot: Axes, groups: dict[str, list[RunLengths]]) -> None:
-    from pretrain.reporting.plots import GREY, group_style, remark
-
+def _plot_gain(plot: Axes, groups: Mapping[str, Sequence[RunLengths]]) -> None:
     for group, runs in groups.items():
         colour, marker = group_style(list(groups), group)
         length, trained = runs[0].losses[max(runs[0].losses)].length, runs[0].trained_length

@@ -1,6 +1,5 @@
 """Downstream tasks by lm-evaluation-harness, for `evaluate tasks`.
 
-verb         the command line
 report       report.md, report.json, tables on the terminal
 statistics   gaps over pairs of seeds, McNemar's test over items
 run          models on tasks; results on disk are kept

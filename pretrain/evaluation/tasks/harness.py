@@ -139,9 +139,13 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     """
     from lm_eval.tasks import TaskManager
 
-    if include_path is not None and not include_path.is_dir():
-        raise UserError(f"--include-path {include_path} is no directory; give one with task files (*.yaml)")
+    own_files = ""
     if include_path is not None:
+        if not include_path.is_dir():
+            raise UserError(
+                f"--include-path {include_path} is no directory; give one with task files (*.yaml)"
+            )
+        own_files = f" nor in --include-path {include_path}"
         own = TaskManager(include_path=str(include_path), include_defaults=False)
         if all(part in own.task_index for part in _parts(own, names)):
             return own
@@ -149,7 +153,6 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     if unknown := [name for name in names if name not in manager.task_index]:
         near = difflib.get_close_matches(unknown[0], manager.all_tasks, n=3)
         meant = f" (did you mean {' or '.join(near)}?)" if near else ""
-        own_files = f" nor in --include-path {include_path}" if include_path else ""
         raise UserError(
             f"--tasks: there is no task, group or tag {', '.join(unknown)}{meant} in "
             f"lm-evaluation-harness{own_files}; `lm-eval ls tasks` lists what there is"
@@ -176,11 +179,8 @@ def _parts(manager: TaskManager, names: Iterable[str]) -> Iterator[str]:
 
 def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
     """Return those of the tasks whose data are not in local files."""
-    paths = {
-        name: str((manager.task_index[name].cfg or {}).get("dataset_path", ""))
-        for name in _parts(manager, names)
-        if name in manager.task_index
-    }
+    entries = {name: manager.task_index.get(name) for name in _parts(manager, names)}
+    paths = {name: str((e.cfg or {}).get("dataset_path", "")) for name, e in entries.items() if e}
     return sorted(name for name, path in paths.items() if path not in _LOCAL and not Path(path).exists())
 
 
@@ -206,17 +206,14 @@ def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
 
 
 def _offline() -> bool:
-    """Return whether huggingface_hub is told not to ask the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _remedy() -> str:
     """Return the advice about data that cannot be had."""
-    cached = (
-        "fetch the data once without HF_HUB_OFFLINE"
-        if _offline()
-        else "set HF_HUB_OFFLINE=1 if the data were fetched on this machine before"
-    )
+    cached = "set HF_HUB_OFFLINE=1 if the data were fetched on this machine before"
+    if _offline():
+        cached = "fetch the data once without HF_HUB_OFFLINE"
     return f"{cached}, or name local files in a task of --include-path (docs/evaluation.md)"
 
 

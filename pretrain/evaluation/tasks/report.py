@@ -10,6 +10,7 @@ from typing import Any
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
 from pretrain.evaluation.tasks.harness import BOOTSTRAP, Measured
 from pretrain.evaluation.tasks.models import ModelUnderTest
+from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.evaluation.tasks.statistics import Contrast, ItemTest, Result, Scores, TaskComparison
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, mean_sd, number, setting_text
@@ -66,7 +67,7 @@ class TaskReport:
             page += ["## Gaps by the other metrics (not tested)", _gap_table(others, (PAIRS, GAP, INTERVAL))]
         if comparison.item_tests:
             page += ["## Item by item, one model against one", _item_table(comparison.item_tests)]
-        page += ["## Tasks and models", _task_table(self), _model_table(self)]
+        page += ["## Tasks and models", *_inputs(self)]
         page += ["## How the numbers are made", _definitions(self)]
         page += ["## Made by", "```\n" + " \\\n    ".join(map(shlex.join, self.command)) + "\n```"]
         return Document(page, _content(self, remarks), [*summary, remarks])
@@ -125,9 +126,9 @@ def notes(report: TaskReport) -> list[str]:
             f"Fewer than {FEWEST_SEEDS} pairs of seeds ({sizes}): no statistical significance is claimed of "
             "variants there."
         )
-    cut = {name: max(s[name].cut for s in report.scores.values()) for name in _names(report)}
-    if any(cut.values()):
-        listed = ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count)
+    names = [one.name for one in report.measured]
+    cut = {name: max(scores[name].cut for scores in report.scores.values()) for name in names}
+    if listed := ", ".join(f"{number(count, 0)} of {name}" for name, count in cut.items() if count):
         remarks.append(
             f"Requests longer than the model's context lose their beginning, here up to {listed} a model."
         )
@@ -149,22 +150,22 @@ def _differing_settings(groups: Groups[ModelUnderTest]) -> list[str]:
     return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
 
 
-def _task_table(report: TaskReport) -> Table:
-    rows = [
+def _inputs(report: TaskReport) -> list[Block]:
+    """Return the tables of the tasks and of the models."""
+    tasks = [
         (one.name, part.name if one.group else NOTHING, part.version, str(part.shots), part.asked[:12])
         for one in report.measured
         for part in one.tasks
     ]
-    return Table(("task", "part", "version", "shots", "requests, SHA-256"), rows, (0, 1, 4))
-
-
-def _model_table(report: TaskReport) -> Table:
-    rows = [
+    models = [
         (group.name, one.name, str(one.seed), NOTHING if one.step is None else f"{one.step:,}", str(one.path))
         for group in report.groups.groups
         for one in group.runs
     ]
-    return Table(("variant", "model", "seed", "step", "directory"), rows, (0, 1, 4))
+    return [
+        Table(("task", "part", "version", "shots", "requests, SHA-256"), tasks, (0, 1, 4)),
+        Table(("variant", "model", "seed", "step", "directory"), models, (0, 1, 4)),
+    ]
 
 
 def _definitions(report: TaskReport) -> list[str]:
@@ -185,11 +186,8 @@ def _definitions(report: TaskReport) -> list[str]:
     ]
 
 
-def _names(report: TaskReport) -> list[str]:
-    return [one.name for one in report.measured]
-
-
 def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
+    """Return the content of report.json; the items are in OUT/results."""
     models = [
         {
             "variant": group.name,
@@ -197,7 +195,7 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
             "seed": one.seed,
             "step": one.step,
             "path": str(one.path),
-            "tasks": {name: _model_scores(report, one, name) for name in _names(report)},
+            "tasks": {name: _without_items(scores) for name, scores in report.scores[one.path].items()},
         }
         for group in report.groups.groups
         for one in group.runs
@@ -224,11 +222,8 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _model_scores(report: TaskReport, model: ModelUnderTest, name: str) -> dict[str, Any]:
-    """Return the scores without the items, which are below OUT/results."""
-    whole = report.scores[model.path][name]
-    scores = {
-        metric: {key: value for key, value in asdict(score).items() if key != "items"}
-        for metric, score in whole.scores.items()
-    }
+def _without_items(whole: TaskScores) -> dict[str, Any]:
+    scores = asdict(whole)["scores"]
+    for score in scores.values():
+        del score["items"]
     return {"items": whole.items, "cut": whole.cut, "scores": scores}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,8 +25,7 @@ class Settings:
     Attributes:
         limit: items of each task, the first so many; None: all.
         harness: version of lm-eval.
-        results: directory of results, one file for each model and task. A result counts for the same weights,
-            tokenizer and code of the model, the same requests and scoring, and the same version of lm-eval.
+        results: directory of results, one file for each model and task.
     """
 
     batch_size: int
@@ -50,10 +50,14 @@ def measure(
     with WorkDisplay(len(models) * len(tasks)) as work:
         for model in models:
             parts = _measure_one(model, tasks, settings, work)
-            scores[model.path] = {
-                one.name: _whole(one, {task.name: parts[task.name] for task in one.tasks}) for one in measured
-            }
+            scores[model.path] = {one.name: _whole(one, parts) for one in measured}
     return scores
+
+
+def _whole(one: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
+    if one.group is None:
+        return parts[one.tasks[0].name]
+    return group_scores(one.group, {task.name: parts[task.name] for task in one.tasks})
 
 
 def _measure_one(
@@ -90,21 +94,8 @@ def _measure_one(
 
 def _scores(content: Mapping[str, Any]) -> TaskScores:
     """Return the scores of a file, whose numbers that are not finite are null."""
-    scores = {
-        metric: Score(
-            _number(values["value"]),
-            values["stderr"],
-            bool(values["higher_is_better"]),
-            tuple(map(_number, values["items"])),
-        )
-        for metric, values in content["scores"].items()
-    }
-    return TaskScores(scores, int(content["items"]), int(content["cut"]))
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
-def _whole(one: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
-    return parts[one.tasks[0].name] if one.group is None else group_scores(one.group, parts)
+    scores = {}
+    for metric, score in content["scores"].items():
+        value, *items = (math.nan if one is None else float(one) for one in (score["value"], *score["items"]))
+        scores[metric] = Score(value, score["stderr"], score["higher_is_better"], tuple(items))
+    return TaskScores(scores, content["items"], content["cut"])

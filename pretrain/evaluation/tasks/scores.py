@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,18 +44,11 @@ def task_scores(results: Mapping[str, Any], name: str, cut: int) -> TaskScores:
     """Return the scores of one task from the results of the harness's `evaluate`, `samples` included."""
     result, better = results["results"][name], results["higher_is_better"].get(name) or {}
     scores = {}
-    for key, value in result.items():
-        metric, comma, which = key.partition(",")
-        if not comma or metric.endswith("_stderr") or not _is_number(value):
-            continue
+    for metric, which, value, error in _metrics(result):
         items = [sample.get(metric) for sample in results["samples"][name] if sample["filter"] == which]
         numeric = all(map(_is_number, items))  # what is aggregated from pairs, such as F1, has no such items
-        scores[_named(metric, which)] = Score(
-            float(value),
-            _error(result.get(f"{metric}_stderr,{which}")),
-            better.get(metric) is not False,
-            tuple(map(float, items)) if numeric else (),
-        )
+        own_items = tuple(map(float, items)) if numeric else ()
+        scores[_named(metric, which)] = Score(value, error, better.get(metric) is not False, own_items)
     return TaskScores(scores, int(result["sample_len"]), cut)
 
 
@@ -70,30 +63,28 @@ def group_scores(group: Group, parts: Mapping[str, TaskScores]) -> TaskScores:
             flat[name][f"{key}_stderr,{which or 'none'}"] = "N/A" if score.stderr is None else score.stderr
     whole = group.aggregate(flat)
     first = next(iter(parts.values())).scores
-    scores = {
-        named: Score(
-            float(value),
-            _error(whole.get(f"{metric}_stderr,{which}")),
-            first[named].higher_is_better,
-            tuple(item for part in parts.values() for item in _items(part, named)),
-        )
-        for key, value in whole.items()
-        for metric, comma, which in [key.partition(",")]
-        if comma and not metric.endswith("_stderr") and (named := _named(metric, which)) in first
-    }
+    scores = {}
+    for metric, which, value, error in _metrics(whole):
+        named = _named(metric, which)
+        if named in first:
+            measured = [part.scores[named] for part in parts.values() if named in part.scores]
+            items = tuple(item for score in measured for item in score.items)
+            scores[named] = Score(value, error, first[named].higher_is_better, items)
     return TaskScores(scores, int(whole["sample_len"]), sum(part.cut for part in parts.values()))
 
 
-def _items(part: TaskScores, metric: str) -> tuple[float, ...]:
-    return part.scores[metric].items if metric in part.scores else ()
+def _metrics(result: Mapping[str, Any]) -> Iterator[tuple[str, str, float, float | None]]:
+    """Yield metric, filter, value and standard error of the keys `metric,filter` of the harness."""
+    for key, value in result.items():
+        metric, comma, which = key.partition(",")
+        if comma and not metric.endswith("_stderr") and _is_number(value):
+            error: Any = result.get(f"{metric}_stderr,{which}")
+            known = error is not None and not isinstance(error, str) and math.isfinite(error)
+            yield metric, which, float(value), float(error) if known else None
 
 
 def _named(metric: str, which: str) -> str:
     return metric if which == "none" else f"{metric},{which}"
-
-
-def _error(value: Any) -> float | None:
-    return None if value is None or isinstance(value, str) or not math.isfinite(value) else float(value)
 
 
 def _is_number(value: Any) -> bool:

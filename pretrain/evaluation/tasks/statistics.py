@@ -82,11 +82,10 @@ class TaskComparison:
 
 def compare_tasks(groups: Groups[ModelUnderTest], scores: Scores) -> TaskComparison:
     """Compare all groups by every task and metric, corrected over all contrasts, and over all item tests."""
-    first = next(iter(scores.values()))
     results: list[Result] = []
     contrasts: list[Contrast] = []
     item_tests: list[ItemTest] = []
-    for task, task_scores in first.items():
+    for task, task_scores in next(iter(scores.values())).items():
         main = main_metric(task_scores)
         for metric, score in task_scores.scores.items():
             for group in groups.groups:
@@ -94,20 +93,16 @@ def compare_tasks(groups: Groups[ModelUnderTest], scores: Scores) -> TaskCompari
                 base = groups.baseline_of(group)
                 if base.name == group.name:
                     continue
-                gap = paired_gap(
-                    base.name,
-                    _values(group, scores, task, metric),
-                    _values(base, scores, task, metric),
-                    SCORES,
-                )
-                contrasts.append(
-                    Contrast(task, metric, group.name, score.higher_is_better, metric == main, gap)
-                )
+                values, others = (_values(one, scores, task, metric) for one in (group, base))
+                gap, better = paired_gap(base.name, values, others, SCORES), score.higher_is_better
+                contrasts.append(Contrast(task, metric, group.name, better, metric == main, gap))
                 if metric == main:
                     item_tests += _item_tests(group, base, scores, task, metric)
-    return TaskComparison(
-        groups.baseline, tuple(results), tuple(_adjusted(contrasts)), tuple(_adjusted_items(item_tests))
-    )
+    tested = iter(adjust([one.gap for one in contrasts if one.tested]))
+    contrasts = [replace(one, gap=next(tested) if one.tested else _untested(one.gap)) for one in contrasts]
+    adjusted = zip(item_tests, holm([one.p for one in item_tests]), strict=True)
+    item_tests = [replace(one, p_holm=p) for one, p in adjusted]
+    return TaskComparison(groups.baseline, tuple(results), tuple(contrasts), tuple(item_tests))
 
 
 def main_metric(task_scores: TaskScores) -> str:
@@ -129,40 +124,33 @@ def _values(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
+def _untested(gap: PairedGap | None) -> PairedGap | None:
+    return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
+
+
 def _result(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> Result:
-    own = [scores[one.path][task] for one in group.runs]
-    errors = spread_of_all([one.scores[metric].stderr for one in own])
-    score = spread([one.scores[metric].value for one in own])
+    whole = [scores[one.path][task] for one in group.runs]
+    own = [one.scores[metric] for one in whole]
+    errors, score = spread_of_all([one.stderr for one in own]), spread([one.value for one in own])
     assert score is not None  # a group has a run
-    better = own[0].scores[metric].higher_is_better
-    return Result(task, metric, group.name, better, score, errors.mean if errors else None, own[0].items)
-
-
-def model_pairs(
-    group: Group[ModelUnderTest], base: Group[ModelUnderTest]
-) -> list[tuple[ModelUnderTest, ModelUnderTest]]:
-    """Return the pairs of models of equal seed; of two groups of one model each, these two."""
-    by_seed = {one.seed: one for one in base.runs}
-    pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
-    if not pairs and len(group.runs) == len(base.runs) == 1:
-        return [(group.runs[0], base.runs[0])]
-    return pairs
+    error = errors.mean if errors else None
+    return Result(task, metric, group.name, own[0].higher_is_better, score, error, whole[0].items)
 
 
 def _item_tests(
     group: Group[ModelUnderTest], base: Group[ModelUnderTest], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
+    """Test the pairs of models of equal seed; of two groups of one model each, these two."""
+    by_seed = {one.seed: one for one in base.runs}
+    pairs = [(one, by_seed[one.seed]) for one in group.runs if one.seed in by_seed]
+    if not pairs and len(group.runs) == len(base.runs) == 1:
+        pairs = [(group.runs[0], base.runs[0])]
     tests = []
-    for model, other in model_pairs(group, base):
-        ours = scores[model.path][task].scores[metric].items
-        theirs = scores[other.path][task].scores[metric].items
+    for model, other in pairs:
+        ours, theirs = (scores[one.path][task].scores[metric].items for one in (model, other))
         if right_or_wrong(ours) and right_or_wrong(theirs):
-            only_ours, only_theirs, p = mcnemar(ours, theirs)
-            tests.append(
-                ItemTest(
-                    task, metric, group.name, model.name, other.name, len(ours), only_ours, only_theirs, p
-                )
-            )
+            counts = (len(ours), *mcnemar(ours, theirs))
+            tests.append(ItemTest(task, metric, group.name, model.name, other.name, *counts))
     return tests
 
 
@@ -178,17 +166,3 @@ def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, f
         return only_ours, only_theirs, 1.0
     p = 2 * stats.binom.cdf(min(only_ours, only_theirs), only_ours + only_theirs, 0.5)
     return only_ours, only_theirs, min(1.0, float(p))
-
-
-def _adjusted(contrasts: Sequence[Contrast]) -> list[Contrast]:
-    """Apply Holm's correction to the tested gaps; the p values of the others are left out."""
-    tested = iter(adjust([one.gap for one in contrasts if one.tested]))
-    return [replace(one, gap=next(tested) if one.tested else _untested(one.gap)) for one in contrasts]
-
-
-def _untested(gap: PairedGap | None) -> PairedGap | None:
-    return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
-
-
-def _adjusted_items(tests: Sequence[ItemTest]) -> list[ItemTest]:
-    return [replace(one, p_holm=p) for one, p in zip(tests, holm([one.p for one in tests]), strict=True)]

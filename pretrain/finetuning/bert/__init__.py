@@ -1,6 +1,5 @@
 """Head-wise test on BERT: queries and keys of a pretrained model are replaced and frozen.
 
-verbs        `evaluate bert-reservoir`
 experiment   fine-tunings of all arms in pairs of seeds
 report       accuracies, paired differences, norms
 arms         conditions and layers

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from megatron_patches.recipe.layers import layer_range
 from pretrain.errors import UserError
@@ -50,36 +49,6 @@ class Arm:
     @property
     def file_name(self) -> str:
         return self.name.replace(", layers ", "-layers-").replace("%", "pct")
-
-
-@dataclass(frozen=True)
-class Result:
-    """Result of one fine-tuning.
-
-    Attributes:
-        accuracy, standard_error: on the validation examples, which no choice was made by.
-        majority: the accuracy of always saying the most frequent label.
-        best_step: step whose weights are judged, chosen by the examples set aside.
-        proof: tensors that were frozen and are the same bit for bit, and tensors that changed.
-        made_anew: tensors that the directory does not have.
-    """
-
-    condition: str
-    layers: str
-    seed: int
-    accuracy: float
-    standard_error: float
-    majority: float
-    items: int
-    shortened: int
-    steps: int
-    best_step: int
-    seconds: float
-    device: str
-    trainable_parameters: int
-    proof: dict[str, Any]
-    made_anew: list[str]
-    replaced: list[dict[str, Any]] = field(default_factory=list)
 
 
 def arms(conditions: Sequence[Condition], layers: Sequence[str]) -> list[Arm]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ import torch
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example
 from pretrain.finetuning.encoding import Encoded
-from pretrain.study.models import model_digest
 
 if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
@@ -33,11 +32,6 @@ class BertDirectory:
     config: BertConfig
     tokenizer: PreTrainedTokenizerBase
 
-    @cached_property
-    def digest(self) -> str:
-        """Return the identity of the directory."""
-        return model_digest(self.path)
-
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
         """Load the model with a classifier of two labels in float32; also return the names of new tensors.
 
@@ -46,20 +40,14 @@ class BertDirectory:
         """
         from transformers import BertForSequenceClassification
 
-        try:
+        options: Any = {"num_labels": 2, "dtype": torch.float32, "local_files_only": True}
+        with _reading(self.path, "its weights"):
             loaded: Any = BertForSequenceClassification.from_pretrained(
-                self.path,
-                num_labels=2,
-                dtype=torch.float32,
-                local_files_only=True,
-                output_loading_info=True,
+                self.path, **options, output_loading_info=True
             )
-        except Exception as error:  # safetensors and the unpickler raise their own
-            raise UserError(f"--model {self.path}: its weights cannot be read: {_line(error)}") from error
         model, info = loaded
         made = sorted([*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])])
-        missing = [name for name in made if not name.startswith(_NEW)]
-        if missing:
+        if missing := [name for name in made if not name.startswith(_NEW)]:
             raise UserError(
                 f"--model {self.path} lacks {missing[0]} ({len(missing)} tensors in all): its weights are "
                 "not those of a BERT of its config.json"
@@ -68,11 +56,11 @@ class BertDirectory:
 
     def encode(self, examples: Sequence[Example], longest: int) -> Encoded:
         """Encode each sentence as [CLS] sentence [SEP], cut to `longest` ids."""
-        whole = self.tokenizer([e.first for e in examples], truncation=False, verbose=False)["input_ids"]
-        cut = self.tokenizer([e.first for e in examples], truncation=True, max_length=longest)["input_ids"]
-        shortened = sum(len(ids) > longest for ids in whole)
+        sentences = [example.first for example in examples]
+        whole = self.tokenizer(sentences, truncation=False, verbose=False)["input_ids"]
+        cut = self.tokenizer(sentences, truncation=True, max_length=longest)["input_ids"]
         items = [{"input_ids": ids, "labels": e.label} for ids, e in zip(cut, examples, strict=True)]
-        return Encoded(items, shortened)
+        return Encoded(items, sum(len(ids) > longest for ids in whole))
 
 
 def open_bert(path: Path, longest: int) -> BertDirectory:
@@ -88,7 +76,11 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
         raise UserError(
             f"--model {path} is not a directory; download one, or make one with benchmarks/bert_small.py"
         )
-    kind = _read_config(path).get("model_type")
+    try:
+        content = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {path} has no config.json that can be read; it is no model") from error
+    kind = content.get("model_type") if isinstance(content, dict) else None
     if kind != "bert":
         raise UserError(
             f"--model {path} holds a model of type '{kind}', not 'bert'; this test is of BERT's layers"
@@ -98,11 +90,9 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
             raise UserError(f"--model {path} has no {what}: none of {', '.join(names)}")
     from transformers import AutoTokenizer, BertConfig
 
-    try:
+    with _reading(path, "config.json or tokenizer"):
         config = BertConfig.from_pretrained(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # of tokenizers: nothing narrower
-        raise UserError(f"--model {path}: config.json or tokenizer cannot be read: {_line(error)}") from error
     if config.hidden_size % config.num_attention_heads:
         raise UserError(
             f"--model {path}: hidden_size={config.hidden_size} is not divisible by "
@@ -120,13 +110,10 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
     return BertDirectory(path, config, tokenizer)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
     try:
-        content = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"--model {path} has no config.json that can be read; it is no model") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        yield
+    except Exception as error:  # safetensors, the unpickler and tokenizers raise their own
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(f"--model {path}: {what} cannot be read: {line}") from error

@@ -6,8 +6,9 @@ of a seed share all of these: the surgery has random streams of its own, so no o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,22 @@ from torch import nn
 
 from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
-from pretrain.finetuning.bert.arms import Arm, Norm, Result
+from pretrain.finetuning.bert.arms import Arm, Norm
 from pretrain.finetuning.bert.directory import BertDirectory
 from pretrain.finetuning.bert.surgery import frozen_rows, install
-from pretrain.finetuning.classification_data import TASKS, read_examples
+from pretrain.finetuning.classification_data import TASKS, VALIDATION, read_examples
+from pretrain.finetuning.encoding import Encoded
 from pretrain.finetuning.glue import task_judge
 from pretrain.finetuning.metrics import measure, predictions_of, standard_error
-from pretrain.finetuning.training import Judge, Settings
+from pretrain.finetuning.training import Settings
 from pretrain.finetuning.trials import FineTuned, FineTuning, environment, run_trials
+from pretrain.study.models import model_digest
 
 TASK = TASKS["sst2"]
 HEADS = ("bert.pooler.", "classifier.")
 """Tensors that begin anew, or have to learn anew, and must therefore have changed."""
-_JUDGED = "validation"
+Result = Mapping[str, Any]
+"""Result of one fine-tuning, as report.json has it."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +50,33 @@ class ReservoirTest:
     norm: Norm = Norm.unit
     longest: int = 128
 
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """Return the identity that all fine-tunings of the test share."""
         return {
-            **environment("accelerate", "sklearn"),
-            "model": self.bert.digest,
+            **environment("accelerate", "scikit-learn"),
+            "model": model_digest(self.bert.path),
             "train": sha256_file(self.train),
             "validation": sha256_file(self.validation),
             "norm": self.norm.value,
             "max_length": self.longest,
-            "settings": self.settings.as_dict(),
+            "settings": asdict(self.settings),
         }
 
 
-@dataclass(frozen=True)
 class ArmFineTuning(FineTuning):
     """Fine-tuning of the BERT in one arm of the test."""
 
-    test: ReservoirTest
-    arm: Arm
-
     head = HEADS[-1]
+    judge = staticmethod(task_judge(TASK))
+
+    def __init__(self, test: ReservoirTest, arm: Arm, train: Encoded, validation: Encoded) -> None:
+        self.test, self.arm = test, arm
+        self.identity = {**test.identity, "arm": arm.name}
+        self.settings = test.settings
+        self.frozen_rows = frozen_rows(arm, test.bert.config)
+        self.train, self.judged = train, {VALIDATION: validation}
+        self.pad_id = test.bert.tokenizer.pad_token_id
 
     def title(self, seed: int) -> str:
         return f"{self.arm.name}, seed {seed}"
@@ -77,33 +87,25 @@ class ArmFineTuning(FineTuning):
     def load(self, seed: int) -> tuple[nn.Module, dict[str, Any]]:
         model, made_anew = self.test.bert.classifier()
         replaced = install(model, self.arm, seed, self.test.norm)
-        return model, {"made_anew": made_anew, "replaced": [asdict(part) for part in replaced]}
-
-    @property
-    def judge(self) -> Judge:
-        return task_judge(TASK)
+        return model, {"made_anew": made_anew, "replaced": replaced}
 
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
-        judged, outcome = self.judged[_JUDGED], tuned.outcome
-        labels, predictions = judged.labels, predictions_of(TASK, tuned.outputs[_JUDGED])
-        result = Result(
-            condition=self.arm.condition.value,
-            layers=self.arm.layers,
-            seed=seed,
-            accuracy=measure(TASK, labels, predictions)["accuracy"],
-            standard_error=standard_error(TASK, labels, predictions),
-            majority=float(np.bincount(labels).max() / len(labels)),
-            items=len(labels),
-            shortened=self.train.shortened + judged.shortened,
-            steps=outcome.steps,
-            best_step=outcome.best_step,
-            seconds=outcome.seconds,
-            device=outcome.device,
-            trainable_parameters=sum(p.numel() for p in tuned.model.parameters() if p.requires_grad),
-            proof=check_heads(tuned.weights),
+        judged = self.judged[VALIDATION]
+        labels, predictions = judged.labels, predictions_of(TASK, tuned.outputs[VALIDATION])
+        return {
+            "condition": self.arm.condition.value,
+            "layers": self.arm.layers,
+            "seed": seed,
+            **measure(TASK, labels, predictions),
+            "standard_error": standard_error(TASK, labels, predictions),
+            "majority": float(np.bincount(labels).max() / len(labels)),
+            "items": len(labels),
+            "shortened": self.train.shortened + judged.shortened,
+            **{key: tuned.course[key] for key in ("steps", "best_step", "seconds", "device")},
+            "trainable_parameters": sum(p.numel() for p in tuned.model.parameters() if p.requires_grad),
+            "proof": check_heads(tuned.weights),
             **tuned.facts,
-        )
-        return asdict(result)
+        }
 
 
 def run_test(
@@ -119,28 +121,14 @@ def run_test(
         UserError: a file has no examples, or as `BertDirectory` and `run_trials`.
         RuntimeError: frozen rows changed, which is a defect.
     """
-    bert = test.bert
-    train, validation = (
-        bert.encode(read_examples(TASK, [path]), test.longest) for path in (test.train, test.validation)
-    )
-    bert.classifier()  # weights that cannot be read are refused before anything is written
-    identity = test.identity()
-    fine_tunings = [
-        ArmFineTuning(
-            identity={**identity, "arm": arm.name},
-            settings=test.settings,
-            frozen_rows=frozen_rows(arm, bert.config),
-            train=train,
-            judged={_JUDGED: validation},
-            pad_id=bert.tokenizer.pad_token_id,
-            test=test,
-            arm=arm,
-        )
-        for arm in arms
-    ]
+    paths = (test.train, test.validation)
+    train, validation = (test.bert.encode(read_examples(TASK, [path]), test.longest) for path in paths)
+    test.bert.classifier()  # weights that cannot be read are refused before anything is written
+    fine_tunings = [ArmFineTuning(test, arm, train, validation) for arm in arms]
     results: dict[Arm, list[Result]] = {arm: [] for arm in arms}
-    for done in run_trials(((one, seed) for seed in seeds for one in fine_tunings), out, begin_piece):
-        results[done.fine_tuning.arm].append(Result(**done.result))
+    pairs = ((one, seed) for seed in seeds for one in fine_tunings)
+    for one, _, result, _ in run_trials(pairs, out, begin_piece):
+        results[one.arm].append(result)
     return results
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pretrain.finetuning.bert.arms import Arm, Condition, Norm, Result
+from pretrain.finetuning.bert.arms import Arm, Condition, Norm
 from pretrain.finetuning.encoding import ASIDE
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number, share
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pretrain.finetuning.bert.experiment import ReservoirTest
 
-Results = Mapping[Arm, Sequence[Result]]
+Results = Mapping[Arm, Sequence[Mapping[str, Any]]]
 _GAP_COLUMNS = (
     replace(PAIRS, title="n"),
     replace(GAP, title="points"),
@@ -53,10 +53,8 @@ def compare_arms(results: Results) -> list[Comparison]:
         if arm.condition is Condition.orthonormal:
             controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
             pairs += [(arm, other) for c in controls if (other := Arm(c, arm.layers)) in results]
-    by_seed = {arm: {r.seed: r.accuracy for r in runs} for arm, runs in results.items()}
-    gaps = adjust(
-        [paired_gap(control.name, by_seed[arm], by_seed[control], POINTS) for arm, control in pairs]
-    )
+    by_seed = {arm: _accuracy_by_seed(runs) for arm, runs in results.items()}
+    gaps = adjust([paired_gap(base.name, by_seed[arm], by_seed[base], POINTS) for arm, base in pairs])
     return [Comparison(arm, control, gap) for (arm, control), gap in zip(pairs, gaps, strict=True) if gap]
 
 
@@ -77,11 +75,11 @@ def reservoir_report(test: ReservoirTest, results: Results, tolerance: float) ->
         notes=_notes(test, results),
         content={
             "tolerance": tolerance,
-            "experiment": test.identity(),
+            "experiment": test.identity,
             "comparisons": [
                 {"arm": c.arm.name, "control": c.control.name, **gap_content(c.gap)} for c in comparisons
             ],
-            "runs": [{"arm": arm.name, **asdict(run)} for arm, runs in results.items() for run in runs],
+            "runs": [{"arm": arm.name, **run} for arm, runs in results.items() for run in runs],
         },
         figures={"differences": lambda: _figure(comparisons)},
     )
@@ -91,20 +89,25 @@ def _verdicts(comparisons: Sequence[Comparison], results: Results, tolerance: fl
     verdicts = []
     for one in comparisons:
         if one.control.condition is Condition.unfrozen:
-            base = {run.seed: run.accuracy for run in results[one.control]}
-            held = sum(run.accuracy >= (1 - tolerance) * base[run.seed] for run in results[one.arm])
+            base = _accuracy_by_seed(results[one.control])
+            own = _accuracy_by_seed(results[one.arm])
+            held = sum(accuracy >= (1 - tolerance) * base[seed] for seed, accuracy in own.items())
             numbers = f"{POINTS.signed(one.gap.mean)} points {POINTS.interval(one.gap)}"
             verdicts.append(Verdict(one.arm.name, one.gap.n, held, numbers))
     return verdicts
 
 
+def _accuracy_by_seed(runs: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    return {run["seed"]: run["accuracy"] for run in runs}
+
+
 def _accuracies(results: Results) -> Table:
     rows = []
     for arm, runs in results.items():
-        accuracy = seeds_text([100 * run.accuracy for run in runs], 2)
-        error = number(100 * float(np.mean([run.standard_error for run in runs])), 2)
-        sizes = (f"{runs[0].proof['frozen_entries']:,}", f"{runs[0].trainable_parameters:,}")
-        steps = seeds_text([float(run.best_step) for run in runs], 0)
+        accuracy = seeds_text([100 * run["accuracy"] for run in runs], 2)
+        error = number(100 * float(np.mean([run["standard_error"] for run in runs])), 2)
+        sizes = (f"{runs[0]['proof']['frozen_entries']:,}", f"{runs[0]['trainable_parameters']:,}")
+        steps = seeds_text([float(run["best_step"]) for run in runs], 0)
         rows.append((arm.name, str(len(runs)), accuracy, error, *sizes, steps))
     header = ("arm", "n", "accuracy, %", "standard error of items", "frozen", "trained", "best step")
     return text_table("Accuracy on the validation examples, mean ± sd over seeds", header, rows)
@@ -134,7 +137,7 @@ def _put_in(results: Results) -> list[Table]:
     rows = []
     for arm, runs in results.items():
         for role in ("query", "key"):
-            parts = [part for run in runs for part in run.replaced if part["role"] == role]
+            parts = [part for run in runs for part in run["replaced"] if part["role"] == role]
             if parts:
                 before, after = (np.array([p[key] for p in parts]) for key in ("norms_before", "norms"))
                 error = max(max(part["errors"]) for part in parts)
@@ -156,15 +159,15 @@ def _notes(test: ReservoirTest, results: Results) -> list[str]:
         "Every arm has the same learning rate, epochs and examples set aside; the seed decides the new head, "
         "the order of the examples, dropout and the bank, so arms of one seed are pairs.",
         f"Weights are those of the best look at {share(ASIDE)} of the training examples, set aside by "
-        f"the seed; the {runs[0].items:,} validation examples chose nothing. Their standard error is of one "
-        "model over other examples of the kind; the interval is of the mean over seeds, "
+        f"the seed; the {runs[0]['items']:,} validation examples chose nothing. Their standard error is of "
+        "one model over other examples of the kind; the interval is of the mean over seeds, "
         "for this one pretrained model and these examples.",
-        f"Always the most frequent label would have an accuracy of {100 * runs[0].majority:.2f} %.",
+        f"Always the most frequent label would have an accuracy of {100 * runs[0]['majority']:.2f} %.",
         "Frozen tensors were compared bit for bit after training; pooler and classifier changed in each run.",
     ]
-    if new := sorted({name for run in runs for name in run.made_anew}):
+    if new := sorted({name for run in runs for name in run["made_anew"]}):
         notes.append(f"Not in the directory, made anew by the seed: {', '.join(new)}.")
-    if cut := max(run.shortened for run in runs):
+    if cut := max(run["shortened"] for run in runs):
         notes.append(f"{cut} examples were cut to {test.longest} pieces.")
     return notes
 

@@ -7,8 +7,8 @@ without any reordering. Whatever is replaced loses its bias: a trained offset me
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,29 +22,16 @@ if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """Replaced rows of one (layer, role) of a model; lists are by head.
-
-    Attributes:
-        norms_before, norms: Frobenius norms of each head's rows [head_dim, hidden_size].
-        errors: the largest |W Wᵀ − I| of each head's rows, taken by their norm to rows of length 1.
-        digest: of the rows, as `python -m megatron_patches digest` makes it.
-    """
-
-    layer: int
-    role: Role
-    norms_before: list[float]
-    norms: list[float]
-    errors: list[float]
-    digest: str
-
-
-def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Norm) -> list[Replaced]:
+def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Norm) -> list[dict[str, Any]]:
     """Replace queries and keys of the arm's layers as its condition says.
 
     Args:
         seed: of the bank.
+
+    Returns:
+        For each layer and role, as report.json has it: by head the Frobenius norms of the rows
+        [head_dim, hidden_size], before and after, and the largest |W Wᵀ − I| of the rows, taken by their norm
+        to rows of length 1; and the digest that `python -m megatron_patches digest` makes of them.
 
     Raises:
         UserError: rows of a pretrained head are too close to dependent to be made orthonormal.
@@ -52,12 +39,12 @@ def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Nor
     """
     if arm.condition is Condition.unfrozen:
         return []
-    config = model.config
-    return [
-        _install(_linear(model, layer, role), config, arm.condition, layer, role, seed, norm)
-        for layer in layers_of(arm.layers, config.num_hidden_layers)
-        for role in ROLES
-    ]
+    replaced = []
+    for layer in layers_of(arm.layers, model.config.num_hidden_layers):
+        for role in ROLES:
+            linear: torch.nn.Linear = getattr(model.bert.encoder.layer[layer].attention.self, role)
+            replaced.append(_install(linear, model.config, arm.condition, layer, role, seed, norm))
+    return replaced
 
 
 @torch.no_grad()
@@ -69,46 +56,42 @@ def _install(
     role: Role,
     seed: int,
     norm: Norm,
-) -> Replaced:
+) -> dict[str, Any]:
     heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     before = _norms(linear.weight, heads)
     if condition is not Condition.frozen:
-        rows = _rows(linear.weight, config, condition, layer, role, seed)
+        if condition is Condition.reorthonormalized:
+            rows = _orthonormal_heads(linear.weight, head_dim, f"layer {layer}, {role}")
+        else:
+            rows = layer_shard(bank_recipe(config, condition, seed), layer, role, 0, 1, torch.float64)
         if norm is Norm.match:
             rows = rows * (before / _norms(rows, heads)).repeat_interleave(head_dim)[:, None]
         linear.weight.copy_(rows)
         linear.bias.zero_()
     after = _norms(linear.weight, heads)
     unit = linear.weight.double() * (head_dim**0.5 / after).repeat_interleave(head_dim)[:, None]
-    return Replaced(
-        layer,
-        role,
-        before.tolist(),
-        after.tolist(),
-        orthonormality_errors(unit, head_dim),
-        role_digest(head_digests(linear.weight, head_dim)),
-    )
+    return {
+        "layer": layer,
+        "role": role,
+        "norms_before": before.tolist(),
+        "norms": after.tolist(),
+        "errors": orthonormality_errors(unit, head_dim),
+        "digest": role_digest(head_digests(linear.weight, head_dim)),
+    }
 
 
-def _rows(
-    weight: torch.Tensor, config: BertConfig, condition: Condition, layer: int, role: Role, seed: int
-) -> torch.Tensor:
-    """Return the new rows: float64 [heads * head_dim, hidden_size]"""
-    heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    if condition is not Condition.reorthonormalized:
-        recipe = bank_recipe(config, condition, seed)
-        return layer_shard(recipe, layer, role, 0, 1, torch.float64)
-    replaced = []
+def _orthonormal_heads(weight: torch.Tensor, head_dim: int, place: str) -> torch.Tensor:
+    """Return each head's own rows made orthonormal: float64 [heads * head_dim, hidden_size]"""
+    heads = []
     for head, rows in enumerate(weight.double().split(head_dim)):
         orthonormal = orthonormalize_rows(rows.numpy())
         if orthonormal is None:
             raise UserError(
-                f"layer {layer}, {role} head {head} of the model has rows too close to dependent to be made "
+                f"{place} head {head} of the model has rows too close to dependent to be made "
                 "orthonormal; leave 'reorthonormalized' out of --conditions"
             )
-        replaced.append(torch.from_numpy(orthonormal))
-    assert len(replaced) == heads
-    return torch.cat(replaced)
+        heads.append(torch.from_numpy(orthonormal))
+    return torch.cat(heads)
 
 
 def bank_recipe(config: BertConfig, condition: Condition, seed: int) -> BankRecipe:
@@ -133,11 +116,6 @@ def frozen_rows(arm: Arm, config: BertConfig) -> dict[str, list[list[int]]]:
         for layer in layers_of(arm.layers, config.num_hidden_layers)
         for role in ROLES
     }
-
-
-def _linear(model: BertForSequenceClassification, layer: int, role: Role) -> torch.nn.Linear:
-    linear: torch.nn.Linear = getattr(model.bert.encoder.layer[layer].attention.self, role)
-    return linear
 
 
 def _norms(weight: torch.Tensor, heads: int) -> torch.Tensor:

@@ -14,8 +14,7 @@ import pytest
 from data_pipeline.io.pool import Progress
 from data_pipeline.io.progress import ProgressLine, time_left
 from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.run import tokenize
-from tests.data_pipeline.helpers import REPOSITORY, Workshop
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, tokenize
 
 
 def test_the_time_left_is_that_of_the_bytes_left() -> None:

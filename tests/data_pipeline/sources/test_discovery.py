@@ -10,9 +10,9 @@ from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import (
     InputFile,
     cut_into_pieces,
+    find_all_inputs,
     find_inputs,
     parse_chunks,
-    select_all_inputs,
 )
 
 
@@ -61,10 +61,10 @@ def test_chunks(tmp_path: Path) -> None:
         (tmp_path / "train" / place).mkdir(parents=True)
         (tmp_path / "train" / place / "a.jsonl").write_text("{}\n")
     assert parse_chunks("1, 3-5,4") == {1, 3, 4, 5}
-    names = [file.name for file in select_all_inputs([tmp_path], "1,10").files]
+    names = [file.name for file in find_all_inputs([tmp_path], "1,10").files]
     assert names == ["train/chunk1/a.jsonl", "train/chunk10/a.jsonl"]
-    assert len(select_all_inputs([tmp_path], "").files) == 4
+    assert len(find_all_inputs([tmp_path], "").files) == 4
     mistakes = {"3": "no input lies in a directory chunk3", "5-1": "not a list", "x": "not a list"}
     for chunks, message in mistakes.items():
         with pytest.raises(DataError, match=message):
-            select_all_inputs([tmp_path], chunks)
+            find_all_inputs([tmp_path], chunks)

@@ -15,15 +15,14 @@ import pytest
 import zstandard
 
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.sources.survey import COMPANION, survey
+from data_pipeline.sources.discovery import COMPANION, find_all_inputs, find_inputs
 from tests.data_pipeline.helpers import Workshop, run
 
 LINE = b'{"text": "a document of a few words"}\n'
 
 
 def passed_over(root: Path) -> dict[str, str]:
-    return {entry.name: entry.reason for entry in survey([root]).passed_over}
+    return {entry.name: entry.reason for entry in find_all_inputs([root]).passed_over}
 
 
 def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -38,8 +37,8 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "s.jsonl"))
-        found = survey([root])
-    assert found.files == (root / "a.jsonl",)
+        found = find_all_inputs([root])
+    assert [file.path for file in found.files] == [root / "a.jsonl"]
     assert passed_over(root) == {
         "b.csv": "unknown ending",
         "c.json": "unknown ending",
@@ -92,10 +91,10 @@ def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
     if before == 0:
         os.seteuid(65534)  # root may enter anything
     try:
-        found = survey([open_directory])
+        found = find_all_inputs([open_directory])
     finally:
         os.seteuid(before)
-    assert found.files == (open_directory / "a.jsonl",)
+    assert [file.path for file in found.files] == [open_directory / "a.jsonl"]
     assert [(entry.name, entry.reason) for entry in found.passed_over] == [("closed", "permission denied")]
 
 

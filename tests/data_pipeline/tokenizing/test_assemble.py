@@ -17,12 +17,11 @@ from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.shards.writing import index_size
 from data_pipeline.sources.discovery import find_inputs
-from data_pipeline.tokenizing.assemble import join_all, plan_shards
+from data_pipeline.tokenizing.assemble import Assembler
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions, read_plan
-from data_pipeline.tokenizing.run import make_task, merge_manifests, tokenize
-from data_pipeline.tokenizing.unit_files import unit_groups
+from data_pipeline.tokenizing.run import merge_manifests
 from data_pipeline.tokenizing.work_unit import read_record
-from tests.data_pipeline.helpers import Workshop, contents, quiet, run
+from tests.data_pipeline.helpers import Workshop, contents, make_task, quiet, run, tokenize
 
 SMALL = TokenizeOptions("small", range_bytes=100_000, shard_bytes=150_000)
 
@@ -85,9 +84,8 @@ def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: 
             raise EndedError
 
     _, units = read_plan(out)
-    groups = [unit_groups(read_record(unit), unit.data_path, "uint16") for unit in units]
     with pytest.raises(EndedError):
-        join_all(plan_shards(groups, SMALL, "uint16"), out, "uint16", 1, end)
+        Assembler(units, [read_record(unit) for unit in units], 1, end).make_shards()
     assert not (out / "manifest.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.bin")}
     _, made = tokenize(files, workshop.model, out, SMALL, 1, quiet)

@@ -18,8 +18,7 @@ from data_pipeline.io.pool import Progress, run_tasks
 from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.sources.records import RecordReader
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions
-from data_pipeline.tokenizing.run import make_task, tokenize
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, quiet
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, contents, make_task, quiet, tokenize
 
 
 def test_a_lease_is_held_by_one_and_named(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ from data_pipeline.shards.verify import find_problems
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from data_pipeline.tokenizing.run import tokenize
-from tests.data_pipeline.helpers import Workshop, contents, quiet, run
+from tests.data_pipeline.helpers import Workshop, contents, quiet, run, tokenize
 from tests.data_pipeline.sources.test_records import HOSTILE
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 

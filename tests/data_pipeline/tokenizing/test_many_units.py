@@ -14,8 +14,7 @@ import pytest
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
-from data_pipeline.tokenizing.run import tokenize
-from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, quiet
+from tests.data_pipeline.helpers import REPOSITORY, Workshop, all_documents, quiet, tokenize
 
 UNITS = 5000
 DESCRIPTORS = 256

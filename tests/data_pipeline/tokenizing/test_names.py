@@ -16,8 +16,7 @@ from data_pipeline.shards.writing import shard_name
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from data_pipeline.tokenizing.run import tokenize
-from tests.data_pipeline.helpers import Workshop, quiet, run
+from tests.data_pipeline.helpers import Workshop, quiet, run, tokenize
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 # With 10,000 it passes too, and takes the disk a minute or more of fsync.

@@ -13,9 +13,9 @@ from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources.discovery import find_all_inputs, find_inputs
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions
-from data_pipeline.tokenizing.run import make_task, merge_manifests, tokenize
+from data_pipeline.tokenizing.run import merge_manifests
 from data_pipeline.tokenizing.verbs import which_task
-from tests.data_pipeline.helpers import Workshop, all_documents, contents, quiet, run
+from tests.data_pipeline.helpers import Workshop, all_documents, contents, make_task, quiet, run, tokenize
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 

@@ -20,8 +20,7 @@ from data_pipeline.sources.records import read_documents
 from data_pipeline.tokenizer.tokenizer import load_tokenizer
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
-from data_pipeline.tokenizing.run import tokenize
-from tests.data_pipeline.helpers import Workshop, contents, quiet, write_documents
+from tests.data_pipeline.helpers import Workshop, contents, quiet, tokenize, write_documents
 
 
 def texts_of(manifest: Manifest) -> dict[tuple[str, str], list[str]]:
@@ -171,11 +170,10 @@ def test_files_are_those_of_megatrons_own_writer(tmp_path: Path, dtype: str) -> 
 
 def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert (dtype_for(65_536), dtype_for(65_537)) == ("uint16", "int32")
-    writer = ShardWriter(tmp_path / "x", "uint16")
-    write_documents(writer, [np.array([65_535], dtype=np.int32)])
-    with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
-        write_documents(writer, [np.array([65_536], dtype=np.int32)])
-    with pytest.raises(DataError, match=r"token id \(-1\) does not fit uint16"):
-        write_documents(writer, [np.array([5, -1], dtype=np.int32)])
-    writer.discard()
+    with ShardWriter(tmp_path / "x", "uint16") as writer:
+        write_documents(writer, [np.array([65_535], dtype=np.int32)])
+        with pytest.raises(DataError, match=r"token id \(65536\) does not fit uint16"):
+            write_documents(writer, [np.array([65_536], dtype=np.int32)])
+        with pytest.raises(DataError, match=r"token id \(-1\) does not fit uint16"):
+            write_documents(writer, [np.array([5, -1], dtype=np.int32)])
     assert list(tmp_path.iterdir()) == []

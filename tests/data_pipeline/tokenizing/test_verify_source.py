@@ -16,9 +16,8 @@ from data_pipeline.shards.manifest import Manifest, read_manifest, write_manifes
 from data_pipeline.shards.verify import find_problems
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
-from data_pipeline.tokenizing.run import tokenize
 from data_pipeline.tokenizing.source_check import compare_with_source
-from tests.data_pipeline.helpers import Workshop, quiet, run
+from tests.data_pipeline.helpers import Workshop, quiet, run, tokenize
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.export.agreement import own_logits
 from pretrain.export.export import export_run
-from pretrain.export.importing import import_model
+from pretrain.export.source_model import import_model
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.signals import StopSignals

@@ -35,7 +35,7 @@ def _compare(config: Config, phase: int) -> dict[str, list[dict[str, Any]]]:
     set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
     model = build_model(config, context, phase)
     assert model.inventory == tensors(config.shape(), config.policy(), phase)
-    engine = wrap_model(model, config, context).engine
+    engine, _, _ = wrap_model(model, config, context)
     own = _live(model, engine.optimizer)
     release_engine(engine)
     live: list[Any] = [None] * context.world_size

@@ -33,7 +33,7 @@ def audits(payload: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 def _audit(config: Config) -> list[dict[str, Any]]:
     context, model = _model(config)
-    engine = wrap_model(model, config, context).engine
+    engine, _, _ = wrap_model(model, config, context)
     own = audit_rank(engine) | {"tensor_parallel_rank": context.tensor_parallel_rank}
     release_engine(engine)
     del engine, model

@@ -13,34 +13,31 @@ from pathlib import Path
 
 import torch
 
-from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import kernel_constants, kernel_stages, launch
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product and its input gradient: pieces a of b numbers, m blocks; head_dim 0: not rotated."""
+    """A product and its input gradient: pieces a of b numbers, m blocks."""
 
     tokens: int
     a: int
     b: int
     m: int
-    head_dim: int = 0
-    batch: int = 1
 
 
 CASES = (
     Case(tokens=18, a=8, b=8, m=16),  # queries and keys of 64 = 8 · 8
     Case(tokens=33, a=24, b=20, m=30),  # no power of two; of 20 blocks a subset each; two groups, two chunks
-    Case(tokens=18, a=8, b=6, m=12, head_dim=32, batch=3),  # components that go together: two blocks apart
-    Case(tokens=17, a=32, b=4, m=8, head_dim=32, batch=2),  # in one block
+    Case(tokens=18, a=8, b=6, m=12),
+    Case(tokens=17, a=32, b=4, m=8),  # blocks larger than pieces
     Case(tokens=3, a=2, b=7, m=3),  # smaller than every tile
 )
 
 
 def tensors(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """x `[tokens, a * b]`, grad `[tokens, m * a]`, total like x, right, left, and angles of a rotation."""
+    """x `[tokens, a * b]`, grad `[tokens, m * a]`, total like x, right and left."""
     generator = torch.Generator().manual_seed(case.a)
 
     def drawn(*sizes: int) -> torch.Tensor:
@@ -54,12 +51,7 @@ def tensors(case: Case, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         "grad": drawn(case.tokens, case.m * case.a),
         "total": drawn(case.tokens, case.a * case.b),
     }
-    found = {name: tensor.to(dtype) for name, tensor in found.items()}
-    if case.head_dim:
-        rotary = RotaryAngles(case.head_dim, 10000.0)
-        rotary.rotate(torch.zeros(case.tokens // case.batch + 1, 1, 1, case.head_dim, dtype=dtype))
-        found |= {"cosine": rotary._cosine[:, 0, 0, : case.head_dim // 2], "sine": rotary._sine[:, 0, 0]}
-    return found
+    return {name: tensor.to(dtype) for name, tensor in found.items()}
 
 
 def interpret(directory: Path) -> None:
@@ -69,10 +61,8 @@ def interpret(directory: Path) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             given = tensors(case, dtype)
             right, left = Factors(given["right"], given["left"])
-            angles = [given["cosine"], given["sine"]] if case.head_dim else []
-            forward = launch(given["x"], right, left, None, angles, case.batch, [16, 4])
-            grad, total = given["grad"], given["total"]
-            backward = launch(grad, left.mT, right.mT, total, angles, case.batch, [16, 4], True)
+            forward = launch(given["x"], right, left, None, [16, 4])
+            backward = launch(given["grad"], left.mT, right.mT, given["total"], [16, 4])
             out[number, str(dtype)] = forward, backward
     torch.save(out, directory / "interpreted.pt")
 
@@ -86,27 +76,26 @@ def compile_for_gpus(directory: Path) -> None:
     from megatron_patches.bank.monarch_triton import two_products
 
     names = two_products.arg_names
-    pointers = {"x", "first", "second", "addend", "out", "cosine", "sine"}
+    pointers = {"x", "first", "second", "addend", "out"}
     found = []
-    for capability, kind, backward, half, tokens, warps in (
-        (80, "bf16", False, 0, 32, 8),
-        (80, "bf16", True, 0, 32, 8),
-        (80, "bf16", True, 32, 16, 8),
-        (90, "bf16", False, 32, 32, 8),
-        (80, "fp32", False, 0, 16, 8),
+    for capability, kind, backward, tokens, warps in (
+        (80, "bf16", False, 32, 8),
+        (80, "bf16", True, 32, 8),
+        (90, "bf16", False, 32, 8),
+        (80, "fp32", False, 16, 8),
     ):
         # d 2048 = 32 · 64, queries and keys: 128 blocks.
         a, b, m = 32, 64, 128
         first, rows = ((m, a, a), b) if backward else ((a, m, b), a)
         contiguous = ("first_r", "second_m") if backward else ("first_k", "second_p")
         constants = {
-            **kernel_constants(first, rows, tokens, half, backward, backward),
+            **kernel_constants(first, rows, tokens, backward),
             "INTERPRETED": False,
             **dict.fromkeys(contiguous, 1),
         }
         kinds = {name: f"*{kind}" if name in pointers else "i32" for name in names}
         kinds |= dict.fromkeys(constants, "constexpr")
-        aligned = [name for name, argument in kinds.items() if argument != "constexpr" and name != "batch"]
+        aligned = [name for name, argument in kinds.items() if argument != "constexpr"]
         source = ASTSource(
             fn=two_products,
             signature=kinds,
@@ -115,7 +104,7 @@ def compile_for_gpus(directory: Path) -> None:
         )
         options = {
             "num_warps": warps,
-            "num_stages": kernel_stages(2 if kind == "bf16" else 4, half, backward),
+            "num_stages": kernel_stages(2 if kind == "bf16" else 4),
         }
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         found.append(

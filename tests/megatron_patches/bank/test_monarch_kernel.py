@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
-from megatron_patches.bank.monarch_kernel import TILES, Tile, rotates, two_products, why_not
+from megatron_patches.bank.monarch_kernel import TILES, Tile, two_products, why_not
 from tests.megatron_patches.bank.monarch_kernel_worker import CASES, Case, tensors
 from tests.ranks import ROOT, rank_environment
 
@@ -50,36 +49,21 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str
     return found
 
 
-def dense(case: Case, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Result and input gradient by the dense matrix, in float64, but heads rotated back are rounded."""
-    dtype = given["x"].dtype
+def dense(given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result and input gradient by the dense matrix, in float64."""
     exact = {name: tensor.double() for name, tensor in given.items()}
     rows = Factors(exact["right"], exact["left"]).rows()
-    result, grad = exact["x"] @ rows.t(), exact["grad"]
-    if case.head_dim:
-        result = rotated(result, case, exact, sign=1)
-        grad = rotated(grad, case, exact, sign=-1).to(dtype).double()
-    return result, exact["total"] + grad @ rows
+    return exact["x"] @ rows.t(), exact["total"] + exact["grad"] @ rows
 
 
 def both_ways(
-    case: Case, given: dict[str, torch.Tensor], tile: Tile, device: str = "cpu"
+    given: dict[str, torch.Tensor], tile: Tile, device: str = "cpu"
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What `two_products` takes for the result and for the input gradient."""
     there = {name: tensor.to(device) for name, tensor in given.items()}
     right, left = there["right"], there["left"]
-    angles = [there["cosine"], there["sine"]] if case.head_dim else []
-    forward = (there["x"], right, left, None, angles, case.batch, [*tile])
-    return forward, (there["grad"], left.mT, right.mT, there["total"], angles, case.batch, [*tile], True)
-
-
-def rotated(heads: torch.Tensor, case: Case, exact: dict[str, torch.Tensor], sign: int) -> torch.Tensor:
-    """As complex numbers."""
-    first, second = heads.unflatten(1, (-1, case.head_dim)).chunk(2, dim=-1)
-    positions = torch.arange(case.tokens) // case.batch
-    angle = torch.complex(exact["cosine"][positions], sign * exact["sine"][positions])[:, None]
-    turned = torch.complex(first, second) * angle
-    return torch.cat([turned.real, turned.imag], dim=-1).flatten(1)
+    forward = (there["x"], right, left, None, [*tile])
+    return forward, (there["grad"], left.mT, right.mT, there["total"], [*tile])
 
 
 def assert_rounded_once(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -101,7 +85,7 @@ def test_the_kernel_gives_the_dense_product_rounded_once(
     number: int, dtype: torch.dtype, interpreted: dict[tuple[int, str], list[torch.Tensor]]
 ) -> None:
     found = interpreted[number, str(dtype)]
-    for one, wanted in zip(found, dense(CASES[number], tensors(CASES[number], dtype)), strict=True):
+    for one, wanted in zip(found, dense(tensors(CASES[number], dtype)), strict=True):
         assert_rounded_once(one, wanted)
 
 
@@ -112,7 +96,7 @@ def test_the_kernel_gives_the_dense_product_rounded_once(
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_on_a_gpu_too(case: Case, dtype: torch.dtype, tile: Tile) -> None:
     given = tensors(case, dtype)
-    for arguments, wanted in zip(both_ways(case, given, tile, "cuda"), dense(case, given), strict=True):
+    for arguments, wanted in zip(both_ways(given, tile, "cuda"), dense(given), strict=True):
         assert_rounded_once(two_products(*arguments).cpu(), wanted)
 
 
@@ -122,7 +106,7 @@ def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
     """The interpreter takes Python that the compiler refuses; sizes are those of d 2048."""
     run_worker("compile", tmp_path)
     compiled = json.loads((tmp_path / "compiled.json").read_text())
-    assert len(compiled) == 5
+    assert len(compiled) == 4
     for found in compiled:
         assert found["machine_code"] > 0 and found["shared_bytes"] <= A100_SHARED_BYTES, found
         assert found["wide_stores"] > 0, found
@@ -134,15 +118,13 @@ def test_the_kernel_compiles_for_gpus_and_fits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_operator_on_the_cpu_gives_the_dense_product_rounded_once(case: Case, dtype: torch.dtype) -> None:
     given = tensors(case, dtype)
-    for arguments, wanted in zip(both_ways(case, given, Tile()), dense(case, given), strict=True):
+    for arguments, wanted in zip(both_ways(given, Tile()), dense(given), strict=True):
         assert_rounded_once(two_products(*arguments), wanted)
 
 
 def test_the_operator_keeps_the_rules_of_torch_library() -> None:
-    """The plain result, and the input gradient that has an addend and is rotated back."""
-    plain, _ = both_ways(CASES[1], tensors(CASES[1], torch.float32), Tile())
-    _, turned_back = both_ways(CASES[2], tensors(CASES[2], torch.float32), Tile())
-    for arguments in (plain, turned_back):
+    """The result, and the input gradient, which has an addend."""
+    for arguments in both_ways(tensors(CASES[1], torch.float32), Tile()):
         torch.library.opcheck(two_products, arguments)
 
 
@@ -161,27 +143,6 @@ def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:
     torch.testing.assert_close(
         add_input_grad(grad, factors, total, Tile()), add_input_grad(grad, factors, total.clone())
     )
-
-
-def test_heads_are_rotated_as_the_layer_rotates_them() -> None:
-    case = Case(tokens=12, a=8, b=6, m=12, head_dim=32, batch=3)
-    given = tensors(case, torch.float32)
-    factors = Factors(given["right"], given["left"])
-    heads = project(given["x"], factors).view(4, 3, 3, 32)
-    angles = [given["cosine"], given["sine"]]
-    found = two_products(given["x"], *factors, None, angles, case.batch, [*Tile()])
-    torch.testing.assert_close(found.view_as(heads), RotaryAngles(32, 10000.0).rotate(heads))
-
-
-@pytest.mark.parametrize(
-    ("block", "head_dim", "can"),
-    [
-        *((32, 64, True), (32, 32, True), (32, 128, True), (8, 128, True), (24, 48, True)),
-        *((8, 256, False), (8, 8, False), (32, 96, False), (24, 24, False), (16, 96, False)),
-    ],
-)
-def test_which_heads_the_kernel_can_rotate(block: int, head_dim: int, can: bool) -> None:
-    assert rotates(block, head_dim) == can
 
 
 def test_the_kernel_is_never_for_the_cpu() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pretrain.checkpoint.format import About, Block, StoredParameter, StoredSlice
-from pretrain.checkpoint.reading import StoredCheckpoint
+from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.errors import UserError
 from pretrain.runs.position import Position

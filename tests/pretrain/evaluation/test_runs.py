@@ -77,7 +77,7 @@ def test_what_does_not_fit_the_run_is_refused(answers: dict[str, Any]) -> None:
     refusals = answers["refusals"]
     assert "frozen digest mismatch at layer=1 role=key" in refusals["bank"]
     assert "the weights are not those of that step" in refusals["weights"]
-    assert "in shape (128, 32) but config.yaml describes (64, 32)" in refusals["shape"]
+    assert "was written with model.ffn_hidden_size=128 but config.yaml has 64" in refusals["shape"]
     assert "rank_00000.safetensors does not have the SHA-256" in refusals["flipped"]
 
 

@@ -16,7 +16,7 @@ import yaml
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks import harness
 from pretrain.evaluation.tasks.models import ModelUnderTest, model_directory, read_models
-from pretrain.evaluation.tasks.verb import tasks
+from pretrain.evaluation.verbs import tasks
 from pretrain.export import run_exports as cache
 from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
 

@@ -16,7 +16,7 @@ import yaml
 from scipy import stats
 
 from pretrain.evaluation.tasks.harness import load_tasks, require_harness
-from pretrain.evaluation.tasks.verb import tasks
+from pretrain.evaluation.verbs import tasks
 from pretrain.study.gaps import holm
 from pretrain.study.models import model_digest
 from tests.pretrain.evaluation.tiny_models import WORDS, own_cache, write_model, write_tasks

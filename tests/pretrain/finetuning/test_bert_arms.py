@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pretrain.errors import UserError
-from pretrain.finetuning.bert.arms import Condition, Result, arms, layers_of
+from pretrain.finetuning.bert.arms import Condition, arms, layers_of
 from pretrain.finetuning.bert.report import compare_arms
 
 
@@ -30,7 +30,8 @@ def test_arms_are_compared_in_pairs() -> None:
     gains[Condition.orthonormal] = [0.02, 0.0, 0.01, 0.02, 0.0]
     results = {
         arm: [
-            _result(b + g, seed) for seed, (b, g) in enumerate(zip(base, gains[arm.condition], strict=True))
+            {"accuracy": b + g, "seed": seed}
+            for seed, (b, g) in enumerate(zip(base, gains[arm.condition], strict=True))
         ]
         for arm in arms(list(gains), ["all"])
     }
@@ -43,7 +44,3 @@ def test_arms_are_compared_in_pairs() -> None:
         2 * gap.t_p
     )  # the equal ones count for nothing
     assert found["orthonormal", "frozen"].mean == pytest.approx(0.0)
-
-
-def _result(accuracy: float, seed: int) -> Result:
-    return Result("", "", seed, accuracy, 0.0, 0.5, 1, 0, 1, 1, 0.0, "cpu", 1, {}, [])

@@ -41,7 +41,7 @@ def test_what_is_put_into_every_head(bert: BertDirectory, condition: Condition, 
         for one in (before, model):
             one.bert.encoder.layer[1].attention.self.key.bias.fill_(0.5)
     replaced = install(model, Arm(condition, "1"), 7, norm)
-    assert [(part.layer, part.role) for part in replaced] == [(1, "query"), (1, "key")]
+    assert [(part["layer"], part["role"]) for part in replaced] == [(1, "query"), (1, "key")]
     recipe = bank_recipe(bert.config, condition, 7)
     for role in ROLES:
         linear = getattr(model.bert.encoder.layer[1].attention.self, role)

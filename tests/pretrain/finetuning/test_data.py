@@ -12,7 +12,7 @@ from pyarrow import parquet
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, find_tasks, read_examples, read_task
 from pretrain.finetuning.encoding import encode_examples, set_aside, shorten
-from pretrain.finetuning.translation_data import read_pairs
+from pretrain.finetuning.records import read_pairs
 
 # Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
 ARCHIVES = {

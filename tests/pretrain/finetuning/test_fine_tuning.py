@@ -15,7 +15,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("sacrebleu")
 
 from pretrain.errors import UserError
-from pretrain.finetuning.pretrained import Pretrained, group_models, open_pretrained
+from pretrain.finetuning.models import Pretrained, group_models, open_pretrained
 from pretrain.finetuning.verbs import glue, translation
 from tests.command_line import assert_refused, cli
 from tests.tiny_exports import tiny_export

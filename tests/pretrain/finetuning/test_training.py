@@ -21,18 +21,24 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
-from pretrain.finetuning.encoding import Collate, encode_examples
+from pretrain.finetuning.encoding import collate, encode_examples
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
 from pretrain.finetuning.glue import glue_fine_tunings
-from pretrain.finetuning.models import HEAD, load_classifier, load_language_model, load_tokenizer
-from pretrain.finetuning.packages import require_packages
-from pretrain.finetuning.plan import Plan, run_on_exports
-from pretrain.finetuning.pretrained import Pretrained, open_pretrained
+from pretrain.finetuning.models import (
+    HEAD,
+    Pretrained,
+    group_models,
+    load_classifier,
+    load_language_model,
+    load_tokenizer,
+    open_pretrained,
+)
+from pretrain.finetuning.records import Pair
 from pretrain.finetuning.report import Trial
-from pretrain.finetuning.training import Examples, Settings, begin, fine_tune
-from pretrain.finetuning.translating import Prompt, translate
-from pretrain.finetuning.translation import Texts, translation_fine_tunings
-from pretrain.finetuning.translation_data import Pair
+from pretrain.finetuning.training import Settings, begin, fine_tune
+from pretrain.finetuning.translation import Prompt, Texts, translate, translation_fine_tunings
+from pretrain.finetuning.trials import Plan, run_on_exports
+from pretrain.finetuning.verbs import require_packages
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
 
 pytestmark = pytest.mark.distributed
@@ -63,6 +69,10 @@ def reviews(count: int, seed: int) -> list[Example]:
     return found
 
 
+def plan_of(models: list[Pretrained], settings: Settings, seeds: int = 1) -> Plan:
+    return Plan(models, group_models(models), settings, seeds)
+
+
 def run_glue(plan: Plan, tasks: list[TaskData], out: Path, begins: Callable[[str], None] = str) -> Done:
     return run_on_exports(glue_fine_tunings(plan, tasks), plan.seeds, out, begins)
 
@@ -77,7 +87,7 @@ def trained(
     models: dict[str, Pretrained], sst2: TaskData, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Both models on the toy SST-2, seeds 1 and 2, and where the results are kept."""
-    plan = Plan(list(models.values()), list(models), QUICK, seeds=2)
+    plan = plan_of(list(models.values()), QUICK, seeds=2)
     out = tmp_path_factory.mktemp("out")
     begun: list[str] = []
     temporary = tmp_path_factory.mktemp("temporary")
@@ -129,10 +139,10 @@ def test_the_same_seed_gives_the_same_numbers(
         (tmp_path / "trials" / path.name).write_text(
             path.read_text().replace('"examples": "', '"examples": "0')
         )
-    plan = Plan([models["rotary"]], ["rotary"], QUICK, seeds=1)
+    plan = plan_of([models["rotary"]], QUICK)
     (trial,), (detail,) = run_glue(plan, [sst2], tmp_path)
     first = trained["details"][0]
-    assert not detail["kept"] and trial == trained["trials"][0]
+    assert not detail["kept"] and trial == replace(trained["trials"][0], group="orthogonal")
     for key in ("metrics", "weights", "predictions"):
         assert detail[key] == first[key]
     assert detail["training"]["looks"] == first["training"]["looks"]
@@ -147,7 +157,7 @@ def test_nothing_is_left_and_nothing_is_said(
 ) -> None:
     assert trained["left"] == set()
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    run_glue(Plan([models["learned"]], ["x"], quick, seeds=1), [sst2], tmp_path)
+    run_glue(plan_of([models["learned"]], quick), [sst2], tmp_path)
     assert capfd.readouterr() == ("", "")
     assert [path.name for path in tmp_path.iterdir()] == ["trials"]
 
@@ -197,11 +207,10 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
     texts = [("good", "bad"), ("a longer one of more words than the other", "and more of them"), ("", "")]
     examples = [Example(first, second, 0) for first, second in texts]
     items = encode_examples(TASKS["rte"], examples, tokenizer.ids, tokenizer.start, 64).items
-    collate = Collate(tokenizer.start)
     with torch.no_grad():
-        together = model(**collate(items)).logits
+        together = model(**collate(items, tokenizer.start)).logits
         for item, expected in zip(items, together, strict=True):
-            alone = model(**collate([item])).logits[0]
+            alone = model(**collate([item], tokenizer.start)).logits[0]
             torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-6)
     assert (together[0] - together[1]).abs().max() > 1e-3
     assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
@@ -219,21 +228,21 @@ def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretraine
     begin(1)
     model = load_classifier(models["rotary"], SST2, tokenizer.start)
     settings = Settings(learning_rate=1e-2, epochs=30, batch_size=40, patience=2)
-    outcome, outputs = fine_tune(
-        model, Examples(train, aside, Collate(tokenizer.start)), settings, 1, {"aside": aside}
+    course, outputs = fine_tune(
+        model, train, aside, tokenizer.start, settings, seed=1, judged={"aside": aside}
     )
-    steps = [step for step, _ in outcome.looks]
-    assert outcome.steps == steps[-1] < 90 and outcome.best_step == steps[-3]
+    steps = [step for step, _ in course["looks"]]
+    assert course["steps"] == steps[-1] < 90 and course["best_step"] == steps[-3]
     labels = torch.tensor([item["labels"] for item in aside])
     loss = torch.nn.functional.cross_entropy(torch.tensor(outputs["aside"]), labels)
-    assert -outcome.best == pytest.approx(float(loss), rel=1e-4)
-    assert outcome.best == max(value for _, value in outcome.looks)
+    assert -course["best"] == pytest.approx(float(loss), rel=1e-4)
+    assert course["best"] == max(value for _, value in course["looks"])
 
 
 def test_a_loss_that_is_no_number_ends_it(
     models: dict[str, Pretrained], sst2: TaskData, tmp_path: Path
 ) -> None:
-    plan = Plan([models["rotary"]], ["x"], Settings(learning_rate=1e30, epochs=1, batch_size=40), seeds=1)
+    plan = plan_of([models["rotary"]], Settings(learning_rate=1e30, epochs=1, batch_size=40))
     with pytest.raises(UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"):
         run_glue(plan, [sst2], tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -245,7 +254,7 @@ def test_scores_are_learned_by_regression(models: dict[str, Pretrained], tmp_pat
     def some(count: int, seed: int) -> list[Example]:
         return [Example(one.first, "bad film", 5.0 * one.label) for one in reviews(count, seed)]
 
-    plan = Plan([models["learned"]], ["x"], replace(QUICK, epochs=10), seeds=1)
+    plan = plan_of([models["learned"]], replace(QUICK, epochs=10))
     (trial,), _ = run_glue(plan, [TaskData(task, some(96, 0), some(40, 1))], tmp_path)
     assert trial.metrics.keys() == {"pearson", "spearman"} and min(trial.metrics.values()) > 0.8
     assert trial.score == sum(trial.metrics.values()) / 2 and 0 < trial.standard_error < 0.1
@@ -255,7 +264,7 @@ def test_the_score_of_mnli_is_the_mean_of_both_sets(models: dict[str, Pretrained
     some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
     data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    (trial,), _ = run_glue(Plan([models["learned"]], ["x"], quick, seeds=1), [data], tmp_path)
+    (trial,), _ = run_glue(plan_of([models["learned"]], quick), [data], tmp_path)
     assert list(trial.metrics) == ["accuracy", "accuracy_mismatched"] and trial.items == 48
     errors = [p * (1 - p) / n for p, n in zip(trial.metrics.values(), (20, 28), strict=True)]
     assert trial.standard_error == pytest.approx(sum(errors) ** 0.5 / 2)
@@ -275,7 +284,7 @@ def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: P
     test.append(Pair("long " * 60, "too long", ""))
     texts = Texts(train, test, "{source} =")
     quick = Settings(learning_rate=1e-2, epochs=12, batch_size=16)
-    plan = Plan([models["rotary"]], ["x"], quick, seeds=1)
+    plan = plan_of([models["rotary"]], quick)
     (trial,), (detail,) = run_on_exports(translation_fine_tunings(plan, texts), plan.seeds, tmp_path, str)
     assert detail["translations"][:3] == list(PHRASES.values())
     assert detail["translations"][-2:] == [PHRASES["three"], ""] and detail["untranslated"] == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.job.shape import Batches, Shape, shape_to_use
+from pretrain.job.__main__ import Batches, Shape, shape_to_use
 from tests.command_line import assert_refused
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides

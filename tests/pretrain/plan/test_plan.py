@@ -88,14 +88,14 @@ def test_freezing_takes_its_weight_gradients_and_nothing_else_of_the_products() 
 def test_the_run_follows_from_the_step() -> None:
     plan = planned("large", price=2.5)
     speed, step = plan.chosen.speed, plan.chosen.seconds.total
-    assert speed.gpu_hours == pytest.approx(16 * step * plan.config.total_steps / 3600)
-    assert speed.days == pytest.approx(speed.gpu_hours / 16 / 24)
-    assert speed.kwh == pytest.approx(speed.gpu_hours * 0.4) and speed.cost == pytest.approx(
-        speed.gpu_hours * 2.5
+    assert speed.run_gpu_hours == pytest.approx(16 * step * plan.config.total_steps / 3600)
+    assert speed.run_days == pytest.approx(speed.run_gpu_hours / 16 / 24)
+    assert speed.run_kwh == pytest.approx(speed.run_gpu_hours * 0.4) and speed.run_cost == pytest.approx(
+        speed.run_gpu_hours * 2.5
     )
     assert speed.mfu == pytest.approx(plan.chosen.flops.model / (step * 16 * 312e12))
-    assert speed.hfu is not None and speed.mfu is not None and speed.mfu_full is not None
-    assert speed.hfu < speed.mfu < speed.mfu_full
+    assert speed.hfu is not None and speed.mfu is not None and speed.mfu_full_attention is not None
+    assert speed.hfu < speed.mfu < speed.mfu_full_attention
     assert planned("demo", gpus=2).chosen.speed.mfu is None  # fp32
 
 
@@ -107,7 +107,7 @@ def test_the_text_is_a_hundred_columns_wide_and_marks_every_number(config: str, 
     assert [line for line in lines if len(line) > 100] == []
     tables = [line for line in lines if line[:3].strip() in ("=", "~")]
     assert len(tables) > 20
-    names = {name for _, name, _ in report.MEMORY_ROWS} | {"step", "tokens/s", "days", "kWh", "cost"}
+    names = {name for _, name in report.MEMORY.values()} | {"step", "tokens/s", "days", "kWh", "cost"}
     names |= {"MFU, %", "HFU, %"} if config != "demo" else set()
     assert [name for name in names if not any(line[3:].startswith(name) for line in tables)] == []
     assert "No GPU was used" in lines[3] and "Assumed:" in lines
@@ -208,16 +208,16 @@ def test_a_baseline_that_is_not_known_is_one_sentence() -> None:
 def test_the_largest_micro_batch_is_the_largest() -> None:
     plan = planned("large", "data.sequence_length=2048", "data.micro_batch_size=5", gpus=8, gpu="a100-40gb")
     fit, share = plan.fit, plan.config.data.global_batch_size // 8
-    assert fit.micro_batch is not None and fit.fits
+    assert fit.largest_micro_batch_size is not None and fit.fits
 
     def peak(micro_batch: int) -> int:
         changes = ["data.sequence_length=2048", f"data.micro_batch_size={micro_batch}"]
         return memory_of(workload_of(load_config("large", changes), 8)).peak
 
-    assert {size for size in divisors(share) if peak(size) <= fit.memory} == set(
-        divisors(share)[: divisors(share).index(fit.micro_batch) + 1]
+    assert {size for size in divisors(share) if peak(size) <= fit.memory_bytes} == set(
+        divisors(share)[: divisors(share).index(fit.largest_micro_batch_size) + 1]
     )
-    assert fit.micro_batch_peak == peak(fit.micro_batch)
+    assert fit.largest_micro_batch_peak_bytes == peak(fit.largest_micro_batch_size)
 
 
 def test_what_is_advised_makes_it_fit() -> None:
@@ -226,27 +226,27 @@ def test_what_is_advised_makes_it_fit() -> None:
     assert not plan.fit.fits and plan.fit.changes
     for change in plan.fit.changes:
         again = planned("large", *changes, *change.settings, gpus=8, gpu="a100-40gb")
-        assert (again.fit.peak, again.fit.fits) == (change.peak, change.fits)
+        assert (again.fit.peak_bytes, again.fit.fits) == (change.peak_bytes, change.fits)
     first = next(change for change in plan.fit.changes if change.fits)
     assert f"Set {' '.join(first.settings)}: " in report.render(plan).replace("\n", " ")
 
 
 def test_nothing_makes_it_fit() -> None:
     fit = fit_of(load_config("large"), 16, memory=10**9)
-    assert fit.micro_batch is None and not any(change.fits for change in fit.changes)
+    assert fit.largest_micro_batch_size is None and not any(change.fits for change in fit.changes)
 
 
 def test_young_and_daly_lose_least() -> None:
     def lost(every: int) -> float:
-        share = saving(4 * 10**9, every, 0.2, 2, 2.0, 1000.0).lost
+        share = saving(4 * 10**9, every, 0.2, 2, 2.0, 1000.0).lost_share
         assert share is not None
         return share
 
     found = saving(4 * 10**9, 0, 0.2, 2, 2.0, 1000.0)
-    assert found.lost is None and found.every_seconds is None and found.seconds == 2.0
+    assert found.lost_share is None and found.every_seconds is None and found.write_seconds == 2.0
     assert (
-        found.lost_at_best
-        == lost(found.best_steps)
+        found.lost_share_at_young_daly
+        == lost(found.young_daly_steps)
         <= min(lost(1000), lost(10_000), lost(20_000), lost(10**6))
     )
 

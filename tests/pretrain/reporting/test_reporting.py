@@ -11,12 +11,12 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from pretrain.reporting.content import strict_json
 from pretrain.reporting.log_errors import error_lines
 from pretrain.reporting.plots import write_figures
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import byte_count, mean_sd, setting_text
+from pretrain.runs.directory import strict_json
 
 
 def test_mean_and_deviation_of_the_sample() -> None:

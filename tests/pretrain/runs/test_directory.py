@@ -69,7 +69,7 @@ ALLOWED = {
     "sweep/plan.py": {FINISHED},  # words of its own: what a directory holds before a sweep, …
     "sweep/running.py": {FINISHED},  # … and how the sweep's own attempt ended
     "sweep/verb.py": {FINISHED},
-    "export/importing.py": {"config.yaml"},  # beside the weights that it makes, in no run directory
+    "export/source_model.py": {"config.yaml"},  # beside the weights that it makes, in no run directory
 }
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pretrain.runs import tags
-from pretrain.runs.tags import METRICS, Page, When, markdown_table, metric_of, tags_of
+from pretrain.runs.tags import METRICS, Page, When, metric_of
 from pretrain.telemetry.event_file import chart_layout
 from tests.pretrain.runs.test_directory import texts
+from tests.pretrain.telemetry.records import tags_of
 from tests.ranks import ROOT
 
 PUBLIC = [
@@ -79,6 +80,23 @@ def test_tensorboards_charts_show_every_metric_that_has_one_exactly_once() -> No
         assert len(shown) == (0 if metric.chart is None else 1), tag
     assert list(layout["quality"])[:2] == ["training loss", "validation loss"]
     assert layout["throughput"]["utilisation: mfu and hfu"] == ["throughput/mfu$", "throughput/hfu$"]
+
+
+def markdown_table() -> list[str]:
+    """Return the lines of the table in docs/metrics.md."""
+    rows = [("tag", "unit", "what it is", "in a record", "repeats exactly")]
+    rows += [("---",) * 5]
+    rows += [
+        (
+            f"`{metric.tag}{f'<{metric.member}>' if metric.member else ''}`",
+            metric.unit,
+            metric.meaning,
+            metric.when.value,
+            "no, measured" if metric.measured else "yes",
+        )
+        for metric in METRICS
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def test_the_documented_table_is_that_of_the_program() -> None:

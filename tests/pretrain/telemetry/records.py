@@ -13,9 +13,15 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain.runs.position import Position
-from pretrain.runs.tags import HOST_BYTES, PERPLEXITY_OF_SOURCE, When, tags_of
+from pretrain.runs.tags import HOST_BYTES, METRICS, PERPLEXITY_OF_SOURCE, When
 from pretrain.telemetry.records import RunFacts, StepRecord, StepResult, StepSeconds
 from pretrain.telemetry.telemetry import Telemetry
+
+
+def tags_of(*occasions: When) -> set[str]:
+    """Return the tags of the single metrics that a record has on these occasions."""
+    return {metric.tag for metric in METRICS if metric.when in occasions and not metric.member}
+
 
 ALWAYS = tags_of(When.ALWAYS)
 WITH_PEAK = tags_of(When.PEAK_KNOWN)

@@ -1,4 +1,4 @@
-"""The context of a stage of benchmarks.gpu.check (folder, deadline, commands) and its result.
+"""The context of a stage of benchmarks.gpu.check (folder, deadline, commands), its measurements, its result.
 
 Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or hangs,
 takes nothing with it.
@@ -6,13 +6,17 @@ takes nothing with it.
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +24,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 60
+"""Lines of a log that a report shows."""
+TO_START = 25.0
+"""Seconds for a process to import everything and, at its end, to write what it found."""
 
 
 class StageError(Exception):
@@ -41,16 +48,20 @@ class StageContext:
     Attributes:
         until: of `time.monotonic`.
         on_gpu: whether the processes will find a GPU.
-        small: sizes for a CPU.
+        at_once: trainings that one stage starts at the same time.
     """
 
     work: Path
     shards: Path
     until: float
     on_gpu: bool
-    small: bool
     at_once: int
     environment: Mapping[str, str]
+
+    @property
+    def small(self) -> bool:
+        """Sizes for a CPU."""
+        return not self.on_gpu
 
     @property
     def runs(self) -> Path:
@@ -65,11 +76,6 @@ class StageContext:
     def seconds_left(self) -> float:
         return self.until - time.monotonic()
 
-    def require_time(self) -> None:
-        """Raises StageError when the stage's time is over."""
-        if self.seconds_left <= 0:
-            raise StageError("the time of this stage was over")
-
     def run(self, name: str, command: Sequence[str]) -> None:
         """Run a command to its end.
 
@@ -83,6 +89,26 @@ class StageContext:
                 raise StageError(f"{name}: the time of this stage was over:\n{self.tail(name)}") from None
         if code:
             raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
+
+    def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
+        """Return the `Measurements` of a module of this folder; its own end before time counts as a failure.
+
+        Raises:
+            StageError: it failed before it measured anything.
+        """
+        file, failure = self.work / f"{name}.json", None
+        seconds = f"{max(1.0, self.seconds_left - TO_START):.0f}"
+        options = ["--seconds", seconds, "--json", str(file)]
+        try:
+            self.run(name, [sys.executable, "-m", f"benchmarks.gpu.{module}", *words, *options])
+        except StageError as error:
+            failure = str(error)
+            if not file.exists():
+                raise
+        values: dict[str, Any] = json.loads(file.read_text())
+        if failure is not None:
+            values["failed"]["the process itself"] = failure
+        return values
 
     @contextmanager
     def started(self, name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
@@ -128,6 +154,50 @@ class StageReport:
             self.write()
 
     def write(self) -> None:
-        beside = self._file.with_suffix(".tmp")
-        beside.write_text(json.dumps(self.values, indent=1) + "\n")
-        beside.replace(self._file)
+        write_json(self._file, self.values)
+
+
+class Measurements:
+    """The values that a stage's process measures before its time is over, written to a file after each.
+
+    Attributes:
+        values: as given, the traceback of every failure by name, and the names for which no time was left.
+    """
+
+    def __init__(self, file: Path, seconds: float, **values: Any) -> None:
+        self._file = file
+        self.until = time.monotonic() + seconds
+        self.values: dict[str, Any] = {**values, "failed": {}, "left_out": []}
+
+    def attempt(self, name: str, measure: Callable[[], Any], section: str | None = None) -> None:
+        """Make one measurement, unless time is over; its result goes into a section of the values."""
+        if time.monotonic() > self.until:
+            self.values["left_out"].append(name)
+        else:
+            try:
+                result = measure()
+                if section is not None:
+                    self.values[section][name] = result
+                    print(name, result, flush=True)
+            except Exception:  # the other measurements are still worth having
+                self.values["failed"][name] = traceback.format_exc(limit=-12)
+                print(f"{name} failed", flush=True)
+        self.write()
+
+    def write(self) -> None:
+        write_json(self._file, self.values)
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a file that a reader, or a process killed in between, never sees half."""
+    beside = file.with_suffix(".tmp")
+    beside.write_text(json.dumps(values, indent=1) + "\n")
+    beside.replace(file)
+
+
+def measuring_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that `StageContext.measure` gives."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing new begins")
+    parser.add_argument("--json", type=Path, required=True)
+    return parser
