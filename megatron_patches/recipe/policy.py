@@ -365,7 +365,7 @@ VARIANTS: dict[str, QKPolicy] = {
         init="orthogonal", trainable=True, scope="layer", construction="monarch", trains_factors=True
     ),
     "low_rank": QKPolicy(init="low_rank", trainable=True),
-    "shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
+    "orthogonal_shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
     # As vanilla, but for the upper half, which waits for the first tenth of the run.
     "early_freeze": QKPolicy(
         init="gaussian",

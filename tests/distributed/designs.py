@@ -34,7 +34,7 @@ DESIGNS: dict[str, dict[str, str]] = {
         "frozen_heads": "{0: 0.5}",
         "adapters": "[logit_scale, qk_norm, core, low_rank]",
     },
-    "shared": {"variant": "shared"},
+    "orthogonal_shared": {"variant": "orthogonal_shared"},
     "shared-monarch-convolution": {
         "variant": "monarch",
         "shared": "true",

@@ -31,17 +31,32 @@ GIVEN: dict[str, Any] = {
 }
 """A value of each axis that is no variant's own."""
 
-ORTHONORMAL = {"orthogonal", "shared", "orthogonal_trainable", "orthogonal_penalty", "unfreeze", "hybrid"}
+ORTHONORMAL = {
+    "orthogonal",
+    "orthogonal_shared",
+    "orthogonal_trainable",
+    "orthogonal_penalty",
+    "unfreeze",
+    "hybrid",
+}
 STRUCTURED = {"hadamard", "dct", "monarch"}
 STARTED = {"monarch_trainable", "low_rank", "vanilla", "orthogonal_trainable"}
 LATE = {"unfreeze", "early_freeze"}
-FROZEN = {"orthogonal", "shared", "gaussian", "gaussian_naive", "pretrained", "hybrid", *STRUCTURED}
+FROZEN = {
+    "orthogonal",
+    "orthogonal_shared",
+    "gaussian",
+    "gaussian_naive",
+    "pretrained",
+    "hybrid",
+    *STRUCTURED,
+}
 APPLIES = {
     "scope": {*ORTHONORMAL, *STRUCTURED, "monarch_trainable"},
     "construction": ORTHONORMAL,
     "gaussian_std": {"gaussian", "gaussian_naive", "early_freeze"},
     "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
-    "frozen_roles": FROZEN - {"shared", "hybrid"},
+    "frozen_roles": FROZEN - {"orthogonal_shared", "hybrid"},
     "penalty": {"orthogonal_penalty"},
     "frozen_heads": FROZEN,
     "adapters": {*FROZEN, *STARTED},
