@@ -93,7 +93,13 @@ def test_cross_entropy_keeps_less_for_backward() -> None:
 
 # Of every kind of layer one, and all of them with `full`.
 COMPILED = {
-    1: ("vanilla", "orthogonal", "orthogonal_penalty", "hybrid-all-adapters", "synthesizer_factorized"),
+    1: (
+        "vanilla",
+        "orthogonal_penalty",
+        "hybrid-all-adapters",
+        "hybrid-shared-helpers",
+        "synthesizer_factorized",
+    ),
     2: ("vanilla", "orthogonal", "hybrid", "monarch", "synthesizer_random"),
 }
 
@@ -124,7 +130,7 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
         for design, sequence_parallel in kinds
     ]
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
-        assert report["loss"] < 1e-6 and report["gradients"] < 2e-6, (kind, report)
+        assert report["loss"] < 1e-6 and report["gradients"] < 4e-6, (kind, report)
         # Two layers; one graph serves both where they are alike.
         assert report["breaks"] == 0 and 1 <= report["graphs"] <= 2, (kind, report)
 
