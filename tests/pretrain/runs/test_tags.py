@@ -10,7 +10,7 @@ import pytest
 from pretrain.runs import tags
 from pretrain.runs.tags import METRICS, Page, When, markdown_table, metric_of, tags_of
 from pretrain.telemetry.event_file import chart_layout
-from tests.pretrain.runs.test_directory import texts
+from tests.parsed_files import texts
 from tests.ranks import ROOT
 
 PUBLIC = [
