@@ -7,7 +7,7 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
 """Files that look at the same plans: `tests.shipped_grids` makes them once a process."""
 
 
-def pytest_sessionstart() -> None:
-    gc.disable()  # until all is imported
-
-
-def pytest_collection_finish() -> None:
-    """What has been imported stays: the garbage collector need not look at it again and again."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What the tests import stays: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
