@@ -85,7 +85,7 @@ def wait_until(
     while not condition():
         assert launcher.poll() is None, f"the run ended before {what}"
         assert time.monotonic() < deadline, f"waited {timeout} s for {what}"
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def logged_steps(run: Path) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,41 @@ from tests.ranks import ROOT, rank_environment
 from tests.tiny import VOCAB_SIZE
 
 DRILLS = "tests/slurm/"
-LONGEST_FIRST = (DRILLS, "tests/distributed/", "tests/data_pipeline/")
-"""Drills wait for Slurm most of the time, and the rest runs beside them; at the end nothing long is left."""
+WORKSHOP = "tests/data_pipeline/shards/test_blend.py"
+FIRST = (DRILLS, "tests/distributed/", WORKSHOP, "tests/megatron_patches/", "tests/data_pipeline/")
+"""Drills wait for Slurm most of the time, and the rest runs beside them; at the end nothing long is left.
+
+One file makes the corpus and shards that all of data_pipeline shares; what needs neither runs meanwhile.
+"""
+ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
+"""Files that look at the same plans: `tests.shipped_grids` makes them once a process."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What the tests import stays: the garbage collector need not look at it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The order in which `pytest -n 2` hands out the tests."""
-    items.sort(key=lambda item: [not item.nodeid.startswith(part) for part in LONGEST_FIRST])
+    items.sort(key=lambda item: [not item.nodeid.startswith(part) for part in FIRST])
 
 
 @pytest.hookimpl(optionalhook=True)  # without pytest-xdist nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `pytest -n 2` a file stays with one process, for its fixtures, and so do all drills together."""
+    """Under `pytest -n 2` a file stays with one process, for its fixtures; some files stay together."""
     from xdist.scheduler import LoadScopeScheduling
 
     class FilesAndDrills(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return DRILLS if nodeid.startswith(DRILLS) else nodeid.partition("::")[0]
+            together = [part for part in (DRILLS, ONE_PLAN) if nodeid.startswith(part)]
+            return str(together[0]) if together else nodeid.partition("::")[0]
 
     return FilesAndDrills(config, log)
 

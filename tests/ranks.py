@@ -2,11 +2,12 @@
 
     answer = run_ranks(4, "tests.distributed.workers.parity:losses", {"layouts": [...]})
     done = train_on_warm_ranks(overrides, ranks=4)
+    done = warm_cli(["evaluate", "diversity", run])
 
 The first asks rank 0 for what a function answers, the second runs the program's own `train`, as
-`python -m pretrain train demo OVERRIDES --local-ranks 4` would. Neither starts a Python interpreter:
-tests/warm_ranks.py says how. What is about the start of a process itself (signals, kills, the launcher)
-starts the real command: tests/command_line.py.
+`python -m pretrain train demo OVERRIDES --local-ranks 4` would, and the third any verb as one process that no
+launcher started. None of them starts a Python interpreter: tests/warm_ranks.py says how. What is about the
+start of a process itself (signals, kills, the launcher) starts the real command: tests/command_line.py.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +56,13 @@ def train_on_warm_ranks(
     return _on_warm_ranks(ranks, "command", ["train", "demo", *overrides], timeout)
 
 
+def warm_cli(
+    arguments: Sequence[str], timeout: float = 500, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`command_line.cli` for what does not depend on how the process was started."""
+    return _on_warm_ranks(1, "command", list(arguments), timeout, environment or {}, launched=False)
+
+
 def rank_environment() -> dict[str, str]:
     """One thread a rank, and no launcher's variables inherited from outside.
 
@@ -72,7 +81,12 @@ def rank_environment() -> dict[str, str]:
 
 
 def _on_warm_ranks(
-    ranks: int, kind: str, arguments: list[str], timeout: float
+    ranks: int,
+    kind: str,
+    arguments: list[str],
+    timeout: float,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    launched: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -83,7 +97,8 @@ def _on_warm_ranks(
             "ranks": ranks,
             "kind": kind,
             "arguments": arguments,
-            "environment": rank_environment(),
+            "environment": rank_environment() | dict(environment),
+            "launched": launched,
             "stdout": str(output),
             "stderr": str(errors),
         }

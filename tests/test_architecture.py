@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron_patches.recipe.policy import VARIANTS
+from tests.parsed_files import nodes, parsed
 from tests.ranks import ROOT
 
 PACKAGES = ("pretrain", "megatron_patches", "data_pipeline")
@@ -23,11 +24,6 @@ LONGEST_FILE = 450
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@cache
 def modules(package: str) -> list[Path]:
     found = sorted((ROOT / package).rglob("*.py"))
     assert found, package
@@ -38,7 +34,7 @@ def modules(package: str) -> list[Path]:
 def imports(path: Path) -> frozenset[str]:
     """Full names of all modules that a file imports anywhere, functions and TYPE_CHECKING blocks included."""
     names: set[str] = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +157,7 @@ def test_only_load_makes_a_configuration() -> None:
     """So that nothing holds one which `refusals` has not judged."""
     makers = set()
     for path in modules("pretrain"):
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 if called == "Config" or called.startswith(("Config.model_", "config.model_copy")):
@@ -211,15 +207,12 @@ LAUNCHER = {
 
 def launcher_variables(path: Path) -> set[str]:
     """Those of LAUNCHER that a file names, but for `os.environ[NAME] = ...`, which only writes."""
-    tree = parsed(path)
     written = {
         id(node.slice)
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
     }
-    constants = (
-        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in written
-    )
+    constants = (node for node in nodes(path) if isinstance(node, ast.Constant) and id(node) not in written)
     return {node.value for node in constants if isinstance(node.value, str)} & LAUNCHER
 
 
@@ -240,16 +233,15 @@ def test_ranks_and_signals_are_known_without_torch() -> None:
 
 def replaced_attributes(path: Path) -> set[str]:
     """`module.name` of everything of somebody else's modules that a file assigns to."""
-    tree = parsed(path)
     modules = {
         (alias.asname or alias.name).split(".")[0]
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
     targets = [
         target
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign))
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
     ]
@@ -298,17 +290,16 @@ def test_what_is_written_against_a_version_says_so() -> None:
 def test_the_loop_names_no_variant() -> None:
     """Nor does anything else in `pretrain`: variants are data, and only policy.py has their names."""
     for path in modules("pretrain"):
-        tree = parsed(path)
         docstrings = {
             id(node.body[0].value)
-            for node in ast.walk(tree)
+            for node in nodes(path)
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
             and node.body
             and isinstance(node.body[0], ast.Expr)
         }
         texts = {
             node.value
-            for node in ast.walk(tree)
+            for node in nodes(path)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         }
         found = texts & set(VARIANTS)

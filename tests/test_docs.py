@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -153,11 +154,10 @@ def make_targets() -> set[str]:
 
 def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]:
     """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
-    apps = {module.__name__.split(".")[0]: module.app for module in _programs()}
-    if package not in apps:
+    programs = command_lines()
+    if package not in programs:
         return package, set() if package in ("pretrain.job", "pretrain.config.reference") else None
-    command: Any = typer.main.get_command(apps[package])
-    path = package
+    command, path = programs[package], package
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         if words[0] not in command.commands:
             return path, None
@@ -165,5 +165,8 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     return path, {option for param in command.params for option in param.opts} | {"--help"}
 
 
-def _programs() -> tuple:
-    return pretrain.__main__, data_pipeline.__main__, megatron_patches.__main__
+@cache
+def command_lines() -> dict[str, Any]:
+    """{package: its command line}"""
+    programs = (pretrain.__main__, data_pipeline.__main__, megatron_patches.__main__)
+    return {module.__name__.split(".")[0]: typer.main.get_command(module.app) for module in programs}

@@ -18,10 +18,11 @@ import pytest
 from benchmarks.results.__main__ import main, reports, sweeps
 from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
 from pretrain.study.seeds import group_runs, settings_of
-from pretrain.sweep.grid import read_grid, shipped_grids
-from pretrain.sweep.plan import PlannedRun, plan_sweep
+from pretrain.sweep.grid import shipped_grids
+from pretrain.sweep.plan import PlannedRun
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT, rank_environment
+from tests.shipped_grids import planned_runs, shipped_grid
 
 NAMED = {page.name: page for page in PAGES}
 QUICK = [page for page in PAGES if page.in_quick]
@@ -41,8 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @cache
 def planned(grid: str) -> dict[Path, PlannedRun]:
-    found = plan_sweep(read_grid(grid), None, [], lambda _: 1, check_data=False)
-    return {run.path: run for run in found}
+    return {run.path: run for run in planned_runs(grid)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_every_shipped_grid_is_in_a_page_and_every_page_in_a_folder_of_its_own()
 def test_every_cell_that_is_named_is_in_its_grid_with_all_seeds(page: Page, quick: bool) -> None:
     runs = runs_of(page, quick)
     for selection in page.quick if quick else page.runs:
-        seeds = 1 if quick else len(read_grid(selection.grid).content.seeds or [])
+        seeds = 1 if quick else len(shipped_grid(selection.grid).content.seeds or [])
         own = [run for run in runs if run.grid == selection.grid]
         counted = {cell: len(list(group)) for cell, group in groupby(own, lambda run: run.cell)}
         assert set(selection.cells) <= set(counted) and set(counted.values()) == {seeds}
@@ -127,7 +127,7 @@ def test_quick_trains_a_few_short_runs_once_and_what_its_reports_need() -> None:
     commands = [step.arguments for step in sweeps(QUICK, quick=True, jobs=1)]
     trained = [(command[1], word) for command in commands for word in command[4:] if word != "--only"]
     assert all(grid not in ("demo_tokens", "demo_variants") for grid, _ in trained)
-    paths = [read_grid(grid).content.directory / name for grid, name in trained]
+    paths = [shipped_grid(grid).content.directory / name for grid, name in trained]
     assert len(set(paths)) == len(paths) == 15
     assert set(paths) == {run.path for page in QUICK for run in runs_of(page, quick=True)}
     steps_of = [

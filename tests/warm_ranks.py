@@ -114,15 +114,16 @@ def _fork_ranks(request: dict[str, Any]) -> tuple[list[int], list[int]]:
 def _be_rank(rank: int, request: dict[str, Any], port: int) -> NoReturn:
     code = 1
     try:
-        os.environ |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": os.read(port, 16).decode().strip(),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "WORLD_SIZE": str(request["ranks"]),
-            "LOCAL_WORLD_SIZE": str(request["ranks"]),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
+        if request["launched"]:
+            os.environ |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": os.read(port, 16).decode().strip(),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "WORLD_SIZE": str(request["ranks"]),
+                "LOCAL_WORLD_SIZE": str(request["ranks"]),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            }
         {"function": _call, "command": _run_command}[request["kind"]](request["arguments"])
         code = 0
     except SystemExit as end:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.command_line import (
     assert_refused,
-    cli,
     deterministic_metrics,
     files_under,
     logged_steps,
@@ -22,7 +21,7 @@ from tests.command_line import (
     wait_until,
 )
 from tests.conftest import data_pipeline
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 Refused = dict[str, tuple[subprocess.CompletedProcess[str], bool]]
@@ -75,7 +74,7 @@ class Cases:
     ) -> subprocess.CompletedProcess[str]:
         if ranks:
             return train_on_warm_ranks(overrides, ranks, TIMEOUT)
-        return cli(["train", "demo", *overrides], TIMEOUT, environment)
+        return warm_cli(["train", "demo", *overrides], TIMEOUT, environment)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +178,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tiny_shards: Path
     before = deterministic_metrics(run)
     assert 1 < len(before) < 60
     assert_refused(
-        cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it"
+        warm_cli(["compare", str(run)], TIMEOUT), "has not finished (its state is 'running')", "resume it"
     )
 
     done = train_on_warm_ranks(overrides, ranks=1)

@@ -15,10 +15,10 @@ from pretrain.errors import UserError
 from pretrain.export.run_exports import _remove_outdated, exported
 from pretrain.export.sampling import Sampler, Sampling
 from pretrain.runs.directory import RunDirectory
-from tests.command_line import assert_refused, cli
+from tests.command_line import assert_refused
 from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
 from tests.pretrain.evaluation.tiny_models import write_tasks
-from tests.ranks import run_ranks, train_on_warm_ranks
+from tests.ranks import run_ranks, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytest.importorskip("transformers")
@@ -236,7 +236,7 @@ def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -
         "--tokens",
         "8",
     ]
-    greedy = cli([*arguments, "--greedy"])
+    greedy = warm_cli([*arguments, "--greedy"])
     assert greedy.returncode == 0, greedy.stderr
     texts = greedy.stdout.split("\n\n")
     assert len(texts) == 3

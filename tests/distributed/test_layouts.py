@@ -18,19 +18,17 @@ from tests.ranks import run_ranks
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
 
 WORKER = "tests.distributed.workers.layouts:go_on"
-STEPS = 20
-LINKS = (6, 7, 7)
+LINKS = (4, 4, 4)
 """Steps at each layout of a chain."""
+STEPS = sum(LINKS)
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3, "bf16 sums": 3e-3}
 """Largest relative difference of a loss from those of the uninterrupted run on one rank."""
 TRIED = (
     ("vanilla", "fp32"),
     ("orthogonal", "bf16"),
     ("orthogonal_trainable", "fp32"),
-    ("gaussian", "fp32"),
     ("orthogonal_penalty", "fp32"),
     ("unfreeze", "fp32"),
-    ("hybrid", "bf16"),
     ("monarch-hybrid-low_rank", "bf16"),
     ("low_rank", "fp32"),
     ("hybrid-all-adapters", "fp32"),
@@ -184,7 +182,7 @@ def test_losses_are_those_of_the_uninterrupted_run(
 def test_the_history_tells_of_the_layouts(chain: Chain, links: dict[Chain, list[Link]]) -> None:
     run = links[chain][0].checkpoint.parents[1]
     segments = json.loads((run / "environment.json").read_text())["segments"]
-    assert [segment["first_step"] for segment in segments] == [1, 7, 14]
+    assert [segment["first_step"] for segment in segments] == [1, 1 + LINKS[0], 1 + sum(LINKS[:2])]
     for segment, layout in zip(segments, chain.layouts, strict=True):
         assert segment["world_size"] == layout.ranks and segment["zero_stage"] == layout.zero_stage
         structured = segment.get("structured_products", {}).get("way")

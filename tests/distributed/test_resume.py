@@ -4,6 +4,8 @@
 
 import json
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -18,12 +20,11 @@ from tests.command_line import (
     started,
     wait_until,
 )
-from tests.ranks import train_on_warm_ranks
+from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
 STEPS, EVERY = 44, 15  # enough steps for a signal to arrive in time on a busy machine
-STOP_WHILE_SAVING = Path(__file__).parent / "stop_while_saving"
 
 
 def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int) -> list[str]:
@@ -42,13 +43,17 @@ def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int) -> list[
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """{zero stage: run directory}"""
+def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return the function from a ZeRO stage to the directory of its run, which the first call trains."""
     runs = tmp_path_factory.mktemp("uninterrupted")
-    for stage in (1, 2, 3):
+
+    @cache
+    def trained(stage: int) -> Path:
         done = train_on_warm_ranks(overrides_for(tiny_shards, runs, f"zero{stage}", stage), ranks=4)
         assert done.returncode == 0, done.stderr
-    return {stage: runs / f"zero{stage}" for stage in (1, 2, 3)}
+        return runs / f"zero{stage}"
+
+    return trained
 
 
 def assert_same_run(run: Path, reference: Path) -> None:
@@ -64,10 +69,6 @@ def assert_same_run(run: Path, reference: Path) -> None:
         assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
 
 
-def any_stopped(launcher: psutil.Popen) -> bool:
-    return any(rank.status() == psutil.STATUS_STOPPED for rank in launcher.children())
-
-
 # Four new interpreters a start: what differs least from the others is left to `full`. In test_designs.py warm
 # ranks stop and go on under every stage and with every kind of attention.
 FULL = pytest.mark.full
@@ -75,7 +76,7 @@ FULL = pytest.mark.full
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3])
 def test_kill_between_and_during_saves_then_resume(
-    stage: int, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
+    stage: int, uninterrupted: Callable[[int], Path], tiny_shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "killed"
     overrides = overrides_for(tiny_shards, tmp_path, "killed", stage)
@@ -90,16 +91,15 @@ def test_kill_between_and_during_saves_then_resume(
     assert max(logged_steps(run)) < STEPS
 
     second_save = run / f"checkpoints/step_{2 * EVERY:08d}"
-    environment = {"PYTHONPATH": str(STOP_WHILE_SAVING), "STOP_WHILE_SAVING": second_save.name}
-    with started(overrides, 4, tmp_path / "second.log", environment) as launcher:  # all die during a save
-        wait_until(lambda: any_stopped(launcher), launcher, "the second save")
-        launcher.kill()
-        launcher.wait(timeout=60)
+    place = f"{second_save.name}/checkpoint.json."  # a temporary name, after every rank's file
+    payload = {"overrides": overrides, "place": place}
+    killed = function_on_warm_ranks(4, "tests.distributed.workers.saving:killed_at_open", payload)
+    assert killed.returncode != 0, f"nobody opened {place}"
     assert list(second_save.glob("*.safetensors")) and not (second_save / "COMPLETE").exists()
 
     done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
-    assert_same_run(run, uninterrupted[stage])
+    assert_same_run(run, uninterrupted(stage))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,11 @@ def test_kill_between_and_during_saves_then_resume(
     ],
 )
 def test_signal_saves_exits_0_and_resumes_exactly(
-    number: signal.Signals, state: str, uninterrupted: dict[int, Path], tiny_shards: Path, tmp_path: Path
+    number: signal.Signals,
+    state: str,
+    uninterrupted: Callable[[int], Path],
+    tiny_shards: Path,
+    tmp_path: Path,
 ) -> None:
     run = tmp_path / "signalled"
     overrides = overrides_for(tiny_shards, tmp_path, "signalled", stage=1)
@@ -125,27 +129,26 @@ def test_signal_saves_exits_0_and_resumes_exactly(
 
     done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
-    assert_same_run(run, uninterrupted[1])
+    assert_same_run(run, uninterrupted(1))
 
 
-def test_keep_last_and_frozen_bank_not_in_checkpoints(uninterrupted: dict[int, Path]) -> None:
-    for run in uninterrupted.values():
-        kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
-        assert kept == ["step_00000030", "step_00000044"]
-        assert (run / "checkpoints/latest").read_text() == "step_00000044\n"
-        tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
-        assert not [place for place in tensors if "query_key" in place]
-        masters = [tensor for place, tensor in tensors.items() if place.startswith("master/")]
-        assert {
-            t.numel()
-            for place, t in tensors.items()
-            if place.startswith("master/") and "value_weight" in place
-        } == {32 * 32}
-        elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
-        assert sum(master.numel() for master in masters) == elements
-        files = list((run / "checkpoints/step_00000044").glob("*.safetensors"))
-        assert len(files) == 4
-        assert sum(file.stat().st_size - _head(file) for file in files) == 12 * elements
+@pytest.mark.parametrize("stage", [1, pytest.param(2, marks=FULL), 3])
+def test_keep_last_and_frozen_bank_not_in_checkpoints(
+    stage: int, uninterrupted: Callable[[int], Path]
+) -> None:
+    run = uninterrupted(stage)
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
+    assert kept == ["step_00000030", "step_00000044"]
+    assert (run / "checkpoints/latest").read_text() == "step_00000044\n"
+    tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
+    assert not [place for place in tensors if "query_key" in place]
+    masters = {place: tensor for place, tensor in tensors.items() if place.startswith("master/")}
+    assert {t.numel() for place, t in masters.items() if "value_weight" in place} == {32 * 32}
+    elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
+    assert sum(master.numel() for master in masters.values()) == elements
+    files = list((run / "checkpoints/step_00000044").glob("*.safetensors"))
+    assert len(files) == 4
+    assert sum(file.stat().st_size - _head(file) for file in files) == 12 * elements
 
 
 def _head(file: Path) -> int:

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.metrics_file import read_metrics
 from tests.command_line import deterministic_metrics
+from tests.distributed.covering import asked_for
 from tests.ranks import run_ranks
 from tests.tiny import tiny_overrides
 
@@ -30,6 +32,15 @@ UNCHECKED = {  # DeepSpeed itself would make this update
     "precision__grad_accum_dtype": "bf16",
 }
 WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
+"""Of each optimizer of DeepSpeed one."""
+
+
+def whole_runs(*tested: str) -> pytest.MarkDecorator:
+    """For WHOLE_RUNS, of which all but `tested` are left to `full`."""
+    marks = {engine: () if engine in tested else (pytest.mark.full,) for engine in WHOLE_RUNS}
+    return pytest.mark.parametrize("engine", [pytest.param(one, marks=marks[one]) for one in WHOLE_RUNS])
+
+
 WORKER = "tests.distributed.workers.stability:"
 STEADY = {"schedule__kind": "constant", "schedule__warmup_steps": 1, "telemetry__tensorboard": "false"}
 
@@ -81,12 +92,16 @@ def test_one_ranks_infinite_weight_is_seen_by_all(engine: str, skipped: dict[str
 
 
 @pytest.fixture(scope="module")
-def spoilt(overrides: Overrides) -> dict[str, str]:
+def spoilt(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, str]:
     """{run: state or refusal}; rank 1's gradient is spoilt at the given steps."""
     planned: dict[str, tuple[list[str], list[int]]] = {}
-    for engine in WHOLE_RUNS:
+    for engine in asked_for(request, "test_a_skipped_step_counts_its_samples_and_saves_nothing", "engine"):
         of = {**ENGINES[engine], "checkpoint__every": 2}
         planned[f"once-{engine}"] = overrides(f"once-{engine}", **of), [4]
+    for engine in asked_for(
+        request, "test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint", "engine"
+    ):
+        of = {**ENGINES[engine], "checkpoint__every": 2}
         planned[f"row-{engine}"] = overrides(f"row-{engine}", **of), [4, 5, 6]
     of = {"checkpoint__every": 2, "telemetry__every": 5}
     planned["twice"] = overrides("twice", **of), [2, 3]
@@ -108,7 +123,7 @@ def test_a_skipped_step_counts_its_samples_and_saves_nothing(
     assert complete(run) == ["step_00000006", "step_00000002"]
 
 
-@pytest.mark.parametrize("engine", WHOLE_RUNS)
+@whole_runs("zero1-fp32", "zero3-bf16")
 def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
     engine: str, spoilt: dict[str, str], runs: Path
 ) -> None:
@@ -143,11 +158,12 @@ def test_the_limit_is_a_key_and_without_a_checkpoint_the_start_is_named(
 
 
 @pytest.fixture(scope="module")
-def exploded(overrides: Overrides) -> dict[str, list[str]]:
+def exploded(overrides: Overrides, request: pytest.FixtureRequest) -> dict[str, list[str]]:
     """{engine: endings of a good run, of an explosion at the last step, of one at a save, of a cure}"""
     huge = {"optimizer__learning_rate": 1e9}
+    engines = asked_for(request, "test_an_exploding_update_ruins_no_checkpoint", "engine")
     planned = []
-    for engine in WHOLE_RUNS:
+    for engine in engines:
         of = {**ENGINES[engine], "checkpoint__every": 2, "checkpoint__keep_last": 1}
         name = f"exploded-{engine}"
         planned += [
@@ -157,10 +173,10 @@ def exploded(overrides: Overrides) -> dict[str, list[str]]:
             overrides(name, **of, schedule__steps=9),
         ]
     answers = run_ranks(2, WORKER + "trained_runs", {"runs": planned})
-    return {engine: answers[4 * index : 4 * index + 4] for index, engine in enumerate(WHOLE_RUNS)}
+    return {engine: answers[4 * index : 4 * index + 4] for index, engine in enumerate(engines)}
 
 
-@pytest.mark.parametrize("engine", WHOLE_RUNS)
+@whole_runs("zero1-bf16", "zero3-fp32")
 def test_an_exploding_update_ruins_no_checkpoint(
     engine: str, exploded: dict[str, list[str]], runs: Path
 ) -> None:
@@ -188,26 +204,32 @@ NEW_VALUES = {
     "eps": 0.1,
     "gradient_clip": 0.01,
 }
+NEW_VALUE = "test_a_key_of_the_optimizer_given_anew_takes_effect"
+GIVEN_ANEW = [
+    pytest.param(engine, key, marks=() if (number + other) % 2 else pytest.mark.full)
+    for number, engine in enumerate(WHOLE_RUNS)
+    for other, key in enumerate(NEW_VALUES)
+]
+"""Each key meets two of the optimizers, and each optimizer two or three of the keys; the rest are `full`."""
 
 
 @pytest.fixture(scope="module")
-def resumed(overrides: Overrides, runs: Path) -> None:
-    """From the same checkpoint: as before, and with each key of the optimizer given anew."""
+def resumed(overrides: Overrides, runs: Path, request: pytest.FixtureRequest) -> None:
+    """From the same checkpoint: as before, and with the keys of the optimizer given anew."""
     bases = [overrides(f"resumed-{engine}", **ENGINES[engine], schedule__steps=2) for engine in WHOLE_RUNS]
     assert run_ranks(2, WORKER + "trained_runs", {"runs": bases}) == ["finished"] * len(bases)
     planned = []
-    for engine in WHOLE_RUNS:
-        for key, value in {"nothing": None, **NEW_VALUES}.items():
-            name = f"resumed-{engine}-{key}"
-            shutil.copytree(runs / f"resumed-{engine}", runs / name)
-            change = {} if value is None else {f"optimizer__{key}": value}
-            planned.append(overrides(name, **ENGINES[engine], schedule__steps=4, **change))
+    given = zip(asked_for(request, NEW_VALUE, "engine"), asked_for(request, NEW_VALUE, "key"), strict=True)
+    for engine, key in [*product(WHOLE_RUNS, ["nothing"]), *given]:
+        name = f"resumed-{engine}-{key}"
+        shutil.copytree(runs / f"resumed-{engine}", runs / name)
+        change = {} if key == "nothing" else {f"optimizer__{key}": NEW_VALUES[key]}
+        planned.append(overrides(name, **ENGINES[engine], schedule__steps=4, **change))
     assert run_ranks(2, WORKER + "trained_runs", {"runs": planned}) == ["finished"] * len(planned)
 
 
 @pytest.mark.usefixtures("resumed")
-@pytest.mark.parametrize("key", NEW_VALUES)
-@pytest.mark.parametrize("engine", WHOLE_RUNS)
+@pytest.mark.parametrize(("engine", "key"), GIVEN_ANEW)
 def test_a_key_of_the_optimizer_given_anew_takes_effect(engine: str, key: str, runs: Path) -> None:
     before, after = (records(runs / f"resumed-{engine}-{name}") for name in ("nothing", key))
     losses = [[record["loss/train"] for record in found] for found in (before, after)]

@@ -17,7 +17,7 @@ import pytest
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.sweep.grid import expand, read_grid
 from tests.command_line import cli, files_under, logged_steps, wait_until
-from tests.ranks import ROOT, rank_environment, run_ranks
+from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
@@ -91,11 +91,11 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
     assert "2 of 3" in done.stdout and "perplexity" in done.stdout
 
     before = files_under(runs)
-    again = cli(["sweep", grid, "--task", "0", "--num-tasks", "2"])
+    again = warm_cli(["sweep", grid, "--task", "0", "--num-tasks", "2"])
     assert again.returncode == 0, (again.stdout, again.stderr)
     assert "2 runs in" in again.stdout and "all 2 runs are finished" in again.stdout
     assert files_under(runs) == before
-    other = cli(["sweep", grid, "schedule.steps=7"])
+    other = warm_cli(["sweep", grid, "schedule.steps=7"])
     assert other.returncode == 2 and "schedule.steps is 6 there and 7 in the grid" in other.stderr
     assert files_under(runs) == before
 
@@ -120,7 +120,7 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     with sweeping(arguments, log) as sweep:
         for run, step in zip(runs[:2], stopped_at, strict=True):
             wait_until(lambda run=run, step=step: step + 2 in logged_steps(run), sweep, "new steps")
-        second = cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
+        second = warm_cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])
         assert second.returncode == 1 and "busy: seed_2: another sweep is running it" in second.stdout
         os.killpg(sweep.pid, signal.SIGINT)  # as a terminal's Ctrl-C: once for every process of its group
         assert sweep.wait(timeout=300) == 128 + signal.SIGINT, log.read_text()

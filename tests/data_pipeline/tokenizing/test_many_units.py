@@ -1,4 +1,4 @@
-"""Thousands of units under a small limit of descriptors: tokenised, checked, and trained from."""
+"""More units than descriptors: tokenised, checked, and trained from under a small limit of them."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ def test_directories_of_many_shards_are_read_under_the_limit(
 
 
 @pytest.mark.distributed
-def test_five_thousand_units_are_tokenised_and_trained_from(
-    workshop: Workshop, text: Path, tmp_path: Path
+@pytest.mark.parametrize("units", [DESCRIPTORS + 50, pytest.param(UNITS, marks=pytest.mark.full)])
+def test_more_units_than_descriptors_are_tokenised_and_trained_from(
+    units: int, workshop: Workshop, text: Path, tmp_path: Path
 ) -> None:
     shards, command = tmp_path / "shards", ["data_pipeline", "tokenize", text, "--name", "many"]
     command += [
@@ -78,9 +79,9 @@ def test_five_thousand_units_are_tokenised_and_trained_from(
         "--validation-fraction",
         "0.2",
     ]
-    under_the_limit(*command, "--range-bytes", text.stat().st_size // UNITS)
+    under_the_limit(*command, "--range-bytes", text.stat().st_size // units)
     manifest = read_manifest(shards)
-    assert len(manifest.inputs) > UNITS and len(manifest.shards) == 6
+    assert len(manifest.inputs) > units and len(manifest.shards) == 6
     assert sorted(path.suffix for path in shards.iterdir()).count(".bin") == 6
     assert not (shards / "units").exists()
     assert "all as the manifest says" in under_the_limit("data_pipeline", "verify", shards)

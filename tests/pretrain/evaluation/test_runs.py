@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.command_line import assert_refused, cli
-from tests.ranks import run_ranks
+from tests.command_line import assert_refused
+from tests.ranks import run_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -104,7 +104,7 @@ def test_approximation_repeats_exactly_and_learns(answers: dict[str, Any]) -> No
 def test_diversity_report(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ("tensor-parallel", "zero3", "scores")]
     options = ["--samples", "2", "--maps-positions", "20", "--out", str(tmp_path)]
-    done = cli(["evaluate", "diversity", *paths, *options])
+    done = warm_cli(["evaluate", "diversity", *paths, *options])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     groups = [(verdict["group"], verdict["n"]) for verdict in report["verdicts"]]
@@ -140,7 +140,7 @@ def assert_maps(out: Path, report: dict[str, Any]) -> None:
 
 def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: Path, tmp_path: Path) -> None:
     paths = [str(runs / name) for name in ONE_RANK]
-    done = cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
+    done = warm_cli(["evaluate", "length", *paths, "--samples", "4", "--out", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     rotary, learned, scores = report["runs"]
@@ -159,13 +159,13 @@ def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: 
 
 
 def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path) -> None:
-    assert_refused(cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")
+    assert_refused(warm_cli(["evaluate", "diversity", *[str(runs / "learned")] * 2]), "given twice")
 
 
 def test_a_layer_that_is_not_there_cannot_be_drawn(
     answers: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    done = cli(["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)])
+    done = warm_cli(["evaluate", "diversity", str(runs / "learned"), "--maps-layer", "2", "--out", str(out)])
     assert_refused(done, "--maps-layer is 2, but run 'learned' has 2 layers: give a number from 0 to 1")
     assert not out.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from pretrain.compare.comparison import compare_runs
 from pretrain.runs.directory import CONTINUE, FINISHED, MARKER, RUNNING, STOPPED, RunDirectory, step_of
 from pretrain.runs.finished import newest_checkpoint_bytes
 from tests.fabricated_runs import write_run
+from tests.parsed_files import texts
 from tests.ranks import ROOT
 
 
@@ -71,17 +71,6 @@ ALLOWED = {
     "sweep/verb.py": {FINISHED},
     "export/source_model.py": {"config.yaml"},  # beside the weights that it makes, in no run directory
 }
-
-
-def texts(path: Path) -> set[str]:
-    """Every string in a file but docstrings; of an f-string, its fixed parts."""
-    tree = ast.parse(path.read_text())
-    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone
-    }
 
 
 def test_names_of_the_run_directory_are_written_once() -> None:

@@ -10,7 +10,7 @@ import pytest
 from pretrain.runs import tags
 from pretrain.runs.tags import METRICS, Page, When, metric_of
 from pretrain.telemetry.event_file import chart_layout
-from tests.pretrain.runs.test_directory import texts
+from tests.parsed_files import texts
 from tests.pretrain.telemetry.records import tags_of
 from tests.ranks import ROOT
 

@@ -19,6 +19,7 @@ from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grid
 from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 from pretrain.sweep.running import devices_of_slot
+from tests.shipped_grids import planned_runs, shipped_grid
 
 ONE_RANK = {"parallel.tensor_model_parallel_size": 1}
 
@@ -304,10 +305,12 @@ def test_values_survive_the_command_line(value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", shipped_grids())
-def test_every_run_of_every_shipped_grid_is_possible(name: str, tmp_path: Path) -> None:
+def test_every_run_of_every_shipped_grid_is_possible(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And its command makes the configuration that was checked."""
-    grid = read_grid(name)
-    runs = plan_sweep(grid, None, [("run.directory", str(tmp_path))], lambda _: 1, check_data=False)
+    monkeypatch.chdir(tmp_path)  # where no run of it has begun
+    grid, runs = shipped_grid(name), planned_runs(name)
     assert len(grid.content.seeds or []) == (1 if name == "demo_rates" else 5)
     assert {run.config.attention.variant for run in runs} >= {"vanilla", "orthogonal"}
     for run in runs:
