@@ -37,7 +37,7 @@ class Heads(NamedTuple):
     """Queries `[seq, batch, heads, head_dim]`, keys and values `[seq, batch, groups, head_dim]` of a layer.
 
     Attributes:
-        query, key: None before low_rank makes them, where there is no W.
+        query, key: no heads before low_rank makes them, where there is no W.
         value: None where only queries and keys are of interest.
         reach: what a token may look back at (see `convolution`).
     """
@@ -57,12 +57,9 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
     """Add B A x."""
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
     query, key = for_query @ weights["up_query"].t(), for_key @ weights["up_key"].t()
-    if heads.query is None:
-        assert heads.value is not None
-        head_dim = heads.value.size(-1)
-        return heads._replace(
-            query=query.unflatten(-1, (-1, head_dim)), key=key.unflatten(-1, (-1, head_dim))
-        )
+    if not heads.query.size(2) and query.size(-1):
+        by_head = (-1, heads.query.size(-1))
+        return heads._replace(query=query.unflatten(-1, by_head), key=key.unflatten(-1, by_head))
     return heads._replace(
         query=heads.query + query.view_as(heads.query), key=heads.key + key.view_as(heads.key)
     )
@@ -170,11 +167,9 @@ class HeadAdapters(torch.nn.Module):
 
     def apply_some(self, names: Iterable[str], heads: Heads, shared: Weights) -> Heads:
         """Apply some of the adapters, in this order and in the type of the heads; see `forward`."""
-        like = heads.query if heads.query is not None else heads.value
-        assert like is not None
         for name in names:
             weights = {
-                own: shared[own] if own in shared else getattr(self, own).to(like.dtype)
+                own: shared[own] if own in shared else getattr(self, own).to(heads.query.dtype)
                 for own in self.steps[name]
             }
             heads = FORMULAS[name](heads, weights)

@@ -222,7 +222,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def _add_adapters(self, policy: QKPolicy, config: TransformerConfig, device: Any) -> None:
         self.adapters: HeadAdapters | None = None
         self.shared_adapters: dict[str, str] = {}
-        self.taps, self.reach = 0, None
+        self.taps = 0
+        self.reach: Reach = None
         adapted = policy.adapted_groups(self.frozen_groups, config.num_query_groups)
         if not policy.corrections or not adapted:
             return
@@ -246,7 +247,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
 
     def look_back_within(self, visible: Visible) -> None:
         """Let short convolutions look back within what an attention mask lets see, from now on."""
-        self.reach: Reach = reach_of(visible, self.taps) if self.taps else None
+        self.reach = reach_of(visible, self.taps) if self.taps else None
 
     def _buffer_names(self) -> tuple[str, ...]:
         """Return the names in FROZEN_BUFFERS that hold this layer's frozen rows."""
@@ -318,6 +319,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
             parts["frozen"] = corrected.query, corrected.key
             if corrected.value is not own:
                 value = value.index_copy(2, self.adapted_groups, corrected.value)
+        if not parts:
+            parts["none"] = (value[:, :, :0],) * 2
         query, key = (
             self._joined(role, [part[n] for part in parts.values()]) for n, role in enumerate(ROLES)
         )
@@ -361,15 +364,11 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         rows = self.frozen()
         return rows if isinstance(rows, Factors) or self.frozen_groups else None
 
-    def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor | None:
-        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers.
-
-        Returns:
-            None where there are no rows (see `adapters.low_rank`).
-        """
+    def _joined(self, role: Role, parts: list[torch.Tensor]) -> torch.Tensor:
+        """Join frozen and trainable heads `[seq, batch, heads, head_dim]` in the order of their numbers."""
         if role in self.head_orders:  # parts without heads too: what made them gets its empty gradient
             return torch.cat(parts, dim=2).index_select(2, self.head_orders[role])
-        return next((part for part in parts if part.size(2)), None)
+        return next((part for part in parts if part.size(2)), parts[-1])
 
     def _split(
         self, rows: torch.Tensor, heads: Mapping[Role, tuple[int, ...]]

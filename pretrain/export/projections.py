@@ -66,7 +66,8 @@ def _frozen_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
 
 def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
     sizes = [len(linear.heads.trainable[name]) for name in ROLES]
-    factors, rows = linear.trained_factors(), linear.trained_query_key
+    factors = linear.trained_factors()
+    rows: torch.Tensor | None = linear.trained_query_key
     if factors is not None:
         rows = Factors(*(factor.double() for factor in factors)).rows()
     if rows is None:  # none, or low_rank has their place
