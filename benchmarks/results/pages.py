@@ -83,6 +83,7 @@ FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half",
 OTHER_CONSTRUCTIONS = among(
     "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
 )
+WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -108,6 +109,15 @@ PAGES = (
     ablation("a8_ranks", "low_rank_8"),
     ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
     ablation("a9_first_layers", "low_rank_8"),
+    Page(
+        "frozen_designs",
+        (Runs("demo_frozen_designs"),),
+        (
+            Report("compare", "vanilla"),
+            among("vanilla_conv4-seed_1", "frozen_designs/to_vanilla_conv4", "vanilla_conv4", *WITH_HELPERS),
+            among("low_rank_8_conv4-seed_1", "frozen_designs/to_low_rank", "low_rank_8_conv4", *WITH_HELPERS),
+        ),
+    ),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),
