@@ -67,7 +67,8 @@ def _frozen_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
 
 def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
     sizes = [len(linear.heads.trainable[name]) for name in ROLES]
-    factors, rows = linear.trained_factors(), linear.trained_query_key
+    factors = linear.trained_factors()
+    rows: torch.Tensor | None = linear.trained_query_key
     if factors is not None:
         rows = Factors(*(factor.double() for factor in factors)).rows()
     if rows is None:  # none, or low_rank has their place
@@ -179,20 +180,23 @@ def _own_corrections(
     before, after = _around_the_norm(linear)
     found: dict[str, torch.Tensor] = {}
     if "taps" in wanted:
-        found["convolution.taps"] = getattr(adapters, f"{part}_taps").unflatten(0, (-1, head_dim))
+        found["convolution.taps"] = adapters.get_parameter(f"{part}_taps").unflatten(0, (-1, head_dim))
     if part == "value":
         return found
-    number, groups = ROLES.index(part), len(linear.adapted_groups)
-    none = Heads(*(torch.zeros(1, 1, n * groups, head_dim).double() for n in (linear.queries_per_group, 1)))
+    groups, queries = len(linear.adapted_groups), len(linear.adapted_groups) * linear.queries_per_group
+    query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
+    none = Heads(query, key)
     if "bias" in wanted:
         behind = [name for name in before[before.index("query_key_bias") :] if name != "short_convolution"]
-        found["bias"] = adapters.apply_some(behind, none, {})[number][0, 0]
+        biases = adapters.apply_some(behind, none, {})
+        found["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
     if "norm" in wanted:
-        gains = (gain.double().view(1, 1, -1, head_dim) for gain in (adapters.query_gain, adapters.key_gain))
-        found["norm.gain"] = adapters.apply_some(after, Heads(*gains), {})[number][0, 0]
+        gains = [adapters.get_parameter(f"{role}_gain").double().view(1, 1, -1, head_dim) for role in ROLES]
+        scaled = adapters.apply_some(after, Heads(gains[0], gains[1]), {})
+        found["norm.gain"] = (scaled.query if part == "query" else scaled.key)[0, 0]
         found["norm.normed"] = torch.ones(len(found["norm.gain"]), 1)
     if "gelu" in wanted:
-        up = adapters.gelu_up.double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
+        up = adapters.get_parameter("gelu_up").double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
         behind = [name for name in before[before.index("gelu_query") :] if ADAPTERS[name].linear]
         corrected = adapters.apply_some(behind, none._replace(query=up), {}).query
         found["up.weight"] = corrected[:, 0].permute(1, 2, 0)

@@ -37,7 +37,7 @@ COMMON = {
 }
 ROTARY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 LEARNED = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-GREEDY: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+GREEDY: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 
 
 @pytest.fixture(scope="module", params=["rotary", "learned"])
@@ -74,7 +74,8 @@ def test_reading_in_parts_gives_the_logits_of_the_whole(
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"num_beams": 3}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}]
+    "options",
+    [{}, {"num_beams": 6, "num_return_sequences": 6}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}],
 )
 def test_generating_with_the_cache_gives_the_same_text(
     model: Any, ids: torch.Tensor, options: dict[str, Any]
