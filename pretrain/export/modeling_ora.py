@@ -49,14 +49,8 @@ class Convolution(nn.Module):
         super().__init__()
         self.taps = nn.Parameter(torch.zeros(channels, taps))
         self.place = (0, 0)  # of the state in a cache: layer, number within the layer
-        self.cache: Any = None
+        self.cache: Any = None  # these two of the pass in progress: see `_begin`
         self.positions: Any = None
-
-    def begin(self, attention: Any, _: Any, inputs: dict[str, Any]) -> None:
-        """Take cache and positions from the attention layer, whose pass begins."""
-        self.cache, self.positions = inputs.get("past_key_values"), inputs["position_ids"]
-        if self.cache is not None and len(self.cache.layers) <= self.place[0]:
-            raise ValueError("the cache has no place for convolutions: DynamicCache(config=model.config) has")
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         cache, positions = self.cache, self.positions
@@ -68,7 +62,7 @@ class Convolution(nn.Module):
         states = nn.functional.pad(states, (earlier, 0))[..., -earlier - tokens :].transpose(1, 2)
         outputs = inputs * self.taps[:, 0]
         for back in range(1, earlier + 1):
-            seen = positions.unsqueeze(-1) >= back
+            seen = positions.to(inputs.device).unsqueeze(-1) >= back
             outputs = outputs + states[:, earlier - back :][:, :tokens] * seen * self.taps[:, back]
         return outputs
 
@@ -124,13 +118,21 @@ class OraConv1D(Conv1D):
 
 
 def _connect(body: Any, layers: list[Any]) -> None:
-    """Give each convolution its place in a cache and, in every pass, the cache and the tokens' positions."""
+    """Let each convolution have, in every pass, the cache, a place there, and the tokens' positions."""
     body.register_forward_pre_hook(_number_tokens, with_kwargs=True)
     for attention in layers:
-        found = [module for module in attention.modules() if isinstance(module, Convolution)]
-        for number, convolution in enumerate(found):
-            convolution.place = (attention.layer_idx, number)
-            attention.register_forward_pre_hook(convolution.begin, with_kwargs=True)
+        attention.register_forward_pre_hook(_begin, with_kwargs=True)
+
+
+def _begin(attention: Any, _: Any, inputs: dict[str, Any]) -> None:
+    """Give a layer's convolutions what its pass begins with."""
+    found = [module for module in attention.modules() if isinstance(module, Convolution)]
+    cache = inputs.get("past_key_values")
+    for number, convolution in enumerate(found):
+        if cache is not None and len(cache.layers) <= attention.layer_idx:
+            raise ValueError("the cache has no place for convolutions: DynamicCache(config=model.config) has")
+        convolution.place = (attention.layer_idx, number)
+        convolution.cache, convolution.positions = cache, inputs["position_ids"]
 
 
 def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
@@ -138,7 +140,7 @@ def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
     mask = inputs.get("attention_mask")
     if isinstance(mask, dict):  # of a static cache, by kind of layer
         inputs["attention_mask"] = mask["full_attention"]
-    elif mask is not None and mask.dim() == 2 and inputs.get("position_ids") is None:
+    elif isinstance(mask, torch.Tensor) and mask.dim() == 2 and inputs.get("position_ids") is None:
         ids = args[0] if args else inputs.get("input_ids")
         tokens = (inputs["inputs_embeds"] if ids is None else ids).size(1)
         inputs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens:]

@@ -73,19 +73,23 @@ def test_reading_in_parts_gives_the_logits_of_the_whole(
     assert [state.size(-1) for state in cache.layers[1].conv_states.values()] == [TAPS - 1] * 2
 
 
+BEAMS, SAMPLED = {"num_beams": 6, "num_return_sequences": 6}, {"do_sample": True}
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"num_beams": 6, "num_return_sequences": 6}, {"do_sample": True}, {"prompt_lookup_num_tokens": 2}],
+    ("options", "others"),
+    [
+        *(({}, {}), (BEAMS, BEAMS), (SAMPLED, SAMPLED)),
+        *(({"prompt_lookup_num_tokens": 2}, {}), ({"cache_implementation": "static"}, {})),
+    ],
 )
 def test_generating_with_the_cache_gives_the_same_text(
-    model: Any, ids: torch.Tensor, options: dict[str, Any]
+    model: Any, ids: torch.Tensor, options: dict[str, Any], others: dict[str, Any]
 ) -> None:
-    prompt, greedy = ids[:1, :5], "prompt_lookup_num_tokens" in options  # looking up needs the cache
     torch.manual_seed(3)
-    made = model.generate(prompt, **{**GREEDY, **options})
+    made = model.generate(ids[:1, :5], **{**GREEDY, **options})
     torch.manual_seed(3)
-    expected = model.generate(prompt, use_cache=False, **(GREEDY if greedy else {**GREEDY, **options}))
-    assert torch.equal(made, expected)
+    assert torch.equal(made, model.generate(ids[:1, :5], use_cache=False, **{**GREEDY, **others}))
 
 
 @torch.no_grad()
