@@ -116,7 +116,7 @@ class Adapter(ABC):
         name: in `attention.adapters`.
         passes: reads and writes of all queries and keys, an element each, in a forward and backward pass.
         linear: corrected queries and keys are linear in the layer's input, so export can fold the adapter
-            into frozen rows. One that is not linear is refused by export: no class of transformers has it.
+            into frozen rows. For one that is not linear an export has code (see `pretrain.export`).
     """
 
     name: ClassVar[str]

@@ -5,7 +5,7 @@ trained_run        the run, its checkpoint and its model, checked
 select_checkpoint  the run's checkpoint of a step, and the facts by which an export knows it
 projections        query, key and value rows of a layer, adapters folded in
 architectures      the transformers class of a run's model: its config.json and its weights by name
-modeling_ora       code that is copied into an export whose queries and keys are normalised
+modeling_ora       code that is copied into an export with adapters that are not linear
 weight_files       safetensors, one parameter in memory at a time
 tokenizer          tokenizer.json from the run's tokenizer, and a comparison of the two
 agreement          the exported model's logits compared with the run's own

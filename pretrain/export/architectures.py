@@ -2,14 +2,14 @@
 
 Models with rotary positions become Starcoder2 without biases, those with learned positions GPT2 with zero
 biases. Both classes have LayerNorms with biases before attention and MLP, an MLP of two matrices and the
-exact GELU, as megatron-core's layers here. Models that normalise queries and keys become subclasses of these
-two, and the file with the subclasses is copied into the export.
+exact GELU, as megatron-core's layers here. Models with adapters that are not linear become subclasses of
+these two, and the file with the subclasses is copied into the export.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.projections import NORM, Part, check_adapters, gains, rows
+from pretrain.export.projections import Corrections, Part, corrections, corrections_of, rows
 from pretrain.export.weight_files import Weight
 
 MODELING_FILE = "modeling_ora.py"
@@ -33,39 +33,50 @@ class Architecture(ABC):
     """A run's model expressed as a class of transformers.
 
     Attributes:
-        normed: queries and keys of some heads are normalised, so the class is a subclass in MODELING_FILE.
+        corrections: what the class adds to transformers' own, layer by layer; with any it is a subclass in
+            MODELING_FILE.
     """
 
     config: Config
-    normed: bool
+    corrections: list[Corrections]
 
     _stock_names: ClassVar[tuple[str, str]]
     """Class and model type."""
-    _normed_names: ClassVar[tuple[str, str]]
-    """Class and model type of the subclass with normalised queries and keys."""
+    _own_names: ClassVar[tuple[str, str]]
+    """Class and model type of the subclass with corrections."""
     _final_norm: ClassVar[str]
+
+    @property
+    def custom(self) -> bool:
+        """Return whether the class is a subclass in MODELING_FILE."""
+        return any(any(layer.values()) for layer in self.corrections)
 
     @property
     def class_name(self) -> str:
         """Return the class that `AutoModelForCausalLM` loads."""
-        return self._normed_names[0] if self.normed else self._stock_names[0]
+        return self._own_names[0] if self.custom else self._stock_names[0]
 
     @property
     def files(self) -> list[Path]:
         """Return the code files to copy into the export; none for a stock class."""
-        return [Path(__file__).with_name(MODELING_FILE)] if self.normed else []
+        return [Path(__file__).with_name(MODELING_FILE)] if self.custom else []
 
     def config_json(self, eod_id: int, dtype: str) -> dict[str, Any]:
         """Return the content of config.json; the end-of-document token also begins a text."""
-        names = self._normed_names if self.normed else self._stock_names
+        names = self._own_names if self.custom else self._stock_names
         values: dict[str, Any] = {"architectures": [names[0]], "model_type": names[1]}
-        if self.normed:
+        if self.custom:
             module = MODELING_FILE.removesuffix(".py")
             config_class = names[0].replace("ForCausalLM", "Config")
             values["auto_map"] = {
                 "AutoConfig": f"{module}.{config_class}",
                 "AutoModelForCausalLM": f"{module}.{names[0]}",
             }
+            values["corrections"] = self.corrections
+        convolved = [sum("taps" in part for part in layer.values()) for layer in self.corrections]
+        if any(convolved):  # the cache of such a layer has states of convolutions beside keys and values
+            values["layer_types"] = ["hybrid" if states else "full_attention" for states in convolved]
+            values["number_of_conv_states"] = max(convolved)
         return {
             **values,
             **self._sizes(),
@@ -92,8 +103,12 @@ class Architecture(ABC):
         """Return {tensor: [first, end] of the rows of W (in W x) that are Q or K of these groups}."""
         queries = self.config.model.num_attention_heads // self.config.num_query_groups
         heads = [group * queries + head for group in groups for head in range(queries)]
+        policy = self.config.policy()
+        frozen = ROLES if policy.shared else policy.frozen_row_roles
         by_tensor: dict[str, list[list[int]]] = {}
         for role, numbers in zip(ROLES, (heads, list(groups)), strict=True):
+            if role not in frozen:
+                continue
             name, places = self._rows_of(layer, role, numbers)
             ranges = by_tensor.setdefault(name, [])
             for place in places:
@@ -122,7 +137,7 @@ class Rotary(Architecture):
     """Starcoder2, with rotary positions."""
 
     _stock_names = ("Starcoder2ForCausalLM", "starcoder2")
-    _normed_names = ("OraRotaryForCausalLM", "ora_rotary")
+    _own_names = ("OraRotaryForCausalLM", "ora_rotary")
     _final_norm = "model.norm"
 
     def _sizes(self) -> dict[str, Any]:
@@ -157,8 +172,9 @@ class Rotary(Architecture):
             shape = (self._heads(part) * self.config.head_dim, self.config.model.hidden_size)
             projection = f"{name}.self_attn.{part[0]}_proj"
             yield Weight(f"{projection}.weight", shape, partial(_flat_rows, attention, part))
-            if self.normed and part != "value":
-                yield from _head_norm(f"{projection}.norm", attention, part, self._heads(part))
+            wanted = self.corrections[number][part]
+            added = corrections(attention, part, wanted, self._heads(part))
+            yield from _named(f"{projection}.corrections", added)
         yield _whole(f"{name}.self_attn.o_proj.weight", attention.linear_proj.weight)
         yield from _norm(f"{name}.post_attention_layernorm", layer.pre_mlp_layernorm)
         yield _whole(f"{name}.mlp.c_fc.weight", layer.mlp.linear_fc1.weight)
@@ -175,7 +191,7 @@ class Learned(Architecture):
     """GPT2, with learned positions, transposed matrices, and a key and a value for every query head."""
 
     _stock_names = ("GPT2LMHeadModel", "gpt2")
-    _normed_names = ("OraLearnedForCausalLM", "ora_learned")
+    _own_names = ("OraLearnedForCausalLM", "ora_learned")
     _final_norm = "transformer.ln_f"
 
     def _sizes(self) -> dict[str, Any]:
@@ -208,9 +224,9 @@ class Learned(Architecture):
             lambda: torch.cat([_flat_rows(attention, part, heads) for part in PARTS]).t(),
         )
         yield _zeros(f"{name}.attn.c_attn.bias", 3 * width)
-        if self.normed:
-            for role in ROLES:
-                yield from _head_norm(f"{name}.attn.c_attn.{role}_norm", attention, role, heads)
+        for part in PARTS:
+            added = corrections(attention, part, self.corrections[number][part], heads)
+            yield from _named(f"{name}.attn.c_attn.corrections.{part}", added)
         yield _transposed(f"{name}.attn.c_proj.weight", attention.linear_proj.weight)
         yield _zeros(f"{name}.attn.c_proj.bias", width)
         yield from _norm(f"{name}.ln_2", layer.pre_mlp_layernorm)
@@ -241,10 +257,13 @@ def architecture_of(config: Config) -> Architecture:
             f"attention.variant={config.attention.variant} has learned scores in place of queries and keys, "
             "and no class of transformers computes attention so: such a run cannot be exported"
         )
-    check_adapters(policy.adapters)
-    normed = NORM in policy.adapters
+    groups = config.num_query_groups
+    added = [
+        corrections_of(policy, policy.adapted_groups(frozen, groups))
+        for frozen in policy.frozen_groups(config.model.num_layers, groups)
+    ]
     if config.model.position_embedding == "rope":
-        return Rotary(config, normed)
+        return Rotary(config, added)
     width = config.model.num_attention_heads * config.head_dim
     if width != config.model.hidden_size:
         raise UserError(
@@ -252,7 +271,7 @@ def architecture_of(config: Config) -> Architecture:
             f"model.head_dim={config.head_dim} makes {width} of model.hidden_size="
             f"{config.model.hidden_size}: such a run cannot be exported (with rotary positions it could)"
         )
-    return Learned(config, normed)
+    return Learned(config, added)
 
 
 def _whole(name: str, weight: torch.Tensor) -> Weight:
@@ -268,6 +287,11 @@ def _zeros(name: str, size: int) -> Weight:
     return Weight(name, (size,), make)
 
 
+def _named(name: str, tensors: Mapping[str, torch.Tensor]) -> Iterator[Weight]:
+    for own, tensor in tensors.items():
+        yield _whole(f"{name}.{own}", tensor)
+
+
 def _norm(name: str, norm: torch.nn.LayerNorm) -> Iterator[Weight]:
     yield _whole(f"{name}.weight", norm.weight)
     yield _whole(f"{name}.bias", norm.bias)
@@ -279,11 +303,3 @@ def _flat_rows(attention: Any, part: Part, heads: int | None = None) -> torch.Te
     if heads is not None and len(own) != heads:
         own = own.repeat_interleave(heads // len(own), dim=0)
     return own.flatten(0, 1)
-
-
-def _head_norm(name: str, attention: Any, role: Any, heads: int) -> Iterator[Weight]:
-    gain = gains(attention, role)
-    gain = gain.repeat_interleave(heads // len(gain), dim=0)
-    normed = ~gain.isnan().any(dim=1, keepdim=True)
-    yield Weight(f"{name}.gain", tuple(gain.shape), lambda: gain.nan_to_num(1.0))
-    yield Weight(f"{name}.normed", tuple(normed.shape), normed.double)

@@ -54,8 +54,9 @@ def _loading(facts: Mapping[str, Any], name: str) -> str:
     if facts["custom_code"]:
         trust = ", trust_remote_code=True"
         why = (
-            "\n\nThe model normalises queries and keys, which no class of transformers does in this place: "
-            "`modeling_ora.py` does, so loading needs `trust_remote_code=True`."
+            f"\n\nThe model corrects queries, keys or values ({', '.join(facts['attention']['adapters'])}) "
+            "as no class of transformers does in this place: `modeling_ora.py` does, so loading needs "
+            "`trust_remote_code=True`."
         )
     return f"""## Loading it
 

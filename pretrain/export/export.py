@@ -83,13 +83,13 @@ def export_run(
         tokens = held_out_tokens(run)
         own = own_logits(model, tokens)
         del model
-        logits = compare_logits(directory, tokens, own, custom=architecture.normed)
+        logits = compare_logits(directory, tokens, own, custom=architecture.custom)
         rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")
         require_agreement(logits, (ALLOWED_ROUNDED if rounded else ALLOWED) * logits.largest)
         facts = {
             **_facts(run, architecture, dtype, folded, logits),
             "weight_bytes": weight_bytes,
-            "tokenizer": asdict(compare_tokenizers(run.blend.manifests, directory, architecture.normed)),
+            "tokenizer": asdict(compare_tokenizers(run.blend.manifests, directory, architecture.custom)),
             CHECKPOINT_FACT: modified,
         }
         write_json(directory / FACTS, facts)
@@ -110,18 +110,20 @@ def _write_settings(run: TrainedRun, architecture: Architecture, dtype: str, dir
 
 def _folded_adapters(run: TrainedRun, model: GPTModel) -> list[str]:
     """Return the names of adapters that were folded into rows, which are then no longer the bank's."""
-    any_folded = any(folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers)
-    return [name for name in run.config.policy().adapters if any_folded and name != "qk_norm"]
+    in_layers = [folded_adapters(layer.self_attention.linear_qkv) for layer in model.decoder.layers]
+    return [
+        one.name for one in run.config.policy().corrections if any(one.name in names for names in in_layers)
+    ]
 
 
 def _keeps_bits(run: TrainedRun, folded: list[str]) -> bool:
     """Return whether every weight can be stored with the bits it was trained with.
 
-    A scale after a norm is folded into the norm's gains; the products of two bf16 factors need more digits.
+    Scales behind a norm are folded into its gains; the products of two bf16 factors need more digits.
     """
     policy = run.config.policy()
     multiplied = policy.structured and run.config.precision.dtype == "bf16"
-    return not (folded or multiplied or {"qk_norm", "logit_scale"} <= set(policy.adapters))
+    return not (folded or multiplied or {"logit_scale", "channel_scale"} & set(policy.adapters))
 
 
 def _facts(
@@ -152,7 +154,7 @@ def _facts(
             "sources": sorted({s for m in run.blend.manifests for s in m.sources("train")}),
         },
         "model": architecture.class_name,
-        "custom_code": architecture.normed,
+        "custom_code": architecture.custom,
         "dtype": dtype,
         "frozen_bank": dict(run.frozen_bank),
         "frozen_rows": {name: ranges_of for layer in ranges for name, ranges_of in layer.items()},

@@ -1,7 +1,14 @@
-"""GPT models with RMS-normalised queries and keys, for `trust_remote_code=True`. Written by ora-pretrain.
+"""GPT models with corrected queries, keys and values, for `trust_remote_code=True`. Written by ora-pretrain.
 
-Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but for the norm: of the heads that
-have one, q_h ← g_qh ∘ q_h / rms(q_h) before any rotation, and k alike.
+Starcoder2 (rotary positions) and GPT2 (learned positions) as they are, but for the corrections that the
+configuration names for a layer, in this order and before any rotation:
+
+    gelu    q_h += U_h GELU(A x)
+    bias    q_h += b_qh, k alike
+    norm    q_h ← g_qh ∘ q_h / rms(q_h), k alike     of the heads that have one
+    taps    k_t ← Σ_j c_j ∘ k_(t−j), v alike         within a text
+
+For the last, transformers' cache holds taps − 1 tokens of keys and values beside its own.
 """
 
 from typing import Any
@@ -12,6 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Starcoder2Config, Starcode
 from transformers.pytorch_utils import Conv1D
 
 EPSILON = 1e-6
+PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 
 class HeadNorm(nn.Module):
@@ -20,39 +28,123 @@ class HeadNorm(nn.Module):
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
         self.shape = (heads, head_dim)
-        self.gain = nn.Parameter(torch.ones(heads, head_dim))
+        self.gain = nn.Parameter(torch.ones(heads * head_dim))
         # 1 where a head has the norm, 0 where it has not; saved, because it is part of the model.
-        self.normed = nn.Parameter(torch.ones(heads, 1), requires_grad=False)
+        self.normed = nn.Parameter(torch.ones(heads), requires_grad=False)
 
     def forward(self, projected: torch.Tensor) -> torch.Tensor:
         vectors = projected.unflatten(-1, self.shape)
         normalised = nn.functional.rms_norm(vectors.float(), vectors.shape[-1:], eps=EPSILON)
-        corrected = normalised.type_as(vectors) * self.gain
-        return torch.where(self.normed > 0, corrected, vectors).flatten(-2)
+        corrected = normalised.type_as(vectors) * self.gain.view(self.shape)
+        return torch.where(self.normed[:, None] > 0, corrected, vectors).flatten(-2)
 
 
-class NormedLinear(nn.Linear):
-    """A projection to queries or keys, and their norm."""
+class Convolution(nn.Module):
+    """`[batch, tokens, channels]` -> Σ_j c_j ∘ x_(t−j), each channel by itself.
 
-    def __init__(self, inputs: int, outputs: int, heads: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-        self.norm = HeadNorm(heads, outputs // heads)
+    A token at position p looks back p tokens at most: not into padding, nor into another text.
+    """
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(torch.zeros(channels, taps))
+        self.place = (0, 0)  # of the state in a cache: layer, number within the layer
+        self.cache: Any = None  # these two of the pass in progress: see `_begin`
+        self.positions: Any = None
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        cache, positions = self.cache, self.positions
+        self.cache = self.positions = None
+        earlier, tokens = self.taps.size(1) - 1, inputs.size(1)
+        states = inputs.transpose(1, 2)
+        if cache is not None:
+            states = cache.update_conv_state(states, *self.place, conv_kernel_size=earlier)
+        states = nn.functional.pad(states, (earlier, 0))[..., -earlier - tokens :].transpose(1, 2)
+        outputs = inputs * self.taps[:, 0]
+        for back in range(1, earlier + 1):
+            seen = positions.to(inputs.device).unsqueeze(-1) >= back
+            outputs = outputs + states[:, earlier - back :][:, :tokens] * seen * self.taps[:, back]
+        return outputs
+
+
+class Corrections(nn.Module):
+    """What follows the projection to queries, keys or values `[batch, tokens, heads * head_dim]`."""
+
+    def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.wanted, channels = wanted, heads * head_dim
+        if "gelu" in wanted:
+            self.down = nn.Linear(inputs, wanted["gelu"], bias=False)
+            self.up = nn.Linear(wanted["gelu"], channels, bias=False)
+        if "bias" in wanted:
+            self.bias = nn.Parameter(torch.zeros(channels))
+        if "norm" in wanted:
+            self.norm = HeadNorm(heads, head_dim)
+        if "taps" in wanted:
+            self.convolution = Convolution(channels, wanted["taps"])
+
+    def forward(self, hidden_states: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        if "gelu" in self.wanted:
+            projected = projected + self.up(nn.functional.gelu(self.down(hidden_states)))
+        if "bias" in self.wanted:
+            projected = projected + self.bias
+        if "norm" in self.wanted:
+            projected = self.norm(projected)
+        return self.convolution(projected) if "taps" in self.wanted else projected
+
+
+class OraLinear(nn.Linear):
+    """A projection to queries, keys or values, and its corrections."""
+
+    def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
+        super().__init__(inputs, heads * head_dim, bias=False)
+        self.corrections = Corrections(wanted, inputs, heads, head_dim)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.norm(super().forward(hidden_states))
+        return self.corrections(hidden_states, super().forward(hidden_states))
 
 
-class NormedConv1D(Conv1D):
-    """GPT2's fused projection [q, k, v], and the norm of its queries and keys."""
+class OraConv1D(Conv1D):
+    """GPT2's fused projection [q, k, v], and the corrections of each."""
 
-    def __init__(self, outputs: int, inputs: int, heads: int) -> None:
-        super().__init__(outputs, inputs)
-        self.query_norm = HeadNorm(heads, inputs // heads)
-        self.key_norm = HeadNorm(heads, inputs // heads)
+    def __init__(self, wanted: dict[str, dict[str, int]], inputs: int, heads: int) -> None:
+        super().__init__(3 * inputs, inputs)
+        corrections = {part: Corrections(wanted[part], inputs, heads, inputs // heads) for part in PARTS}
+        self.corrections = nn.ModuleDict(corrections)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        query, key, value = super().forward(hidden_states).chunk(3, dim=-1)
-        return torch.cat((self.query_norm(query), self.key_norm(key), value), dim=-1)
+        parts = zip(self.corrections.values(), super().forward(hidden_states).chunk(3, dim=-1), strict=True)
+        return torch.cat([corrections(hidden_states, part) for corrections, part in parts], dim=-1)
+
+
+def _connect(body: Any, layers: list[Any]) -> None:
+    """Let each convolution have, in every pass, the cache, a place there, and the tokens' positions."""
+    body.register_forward_pre_hook(_number_tokens, with_kwargs=True)
+    for attention in layers:
+        attention.register_forward_pre_hook(_begin, with_kwargs=True)
+
+
+def _begin(attention: Any, _: Any, inputs: dict[str, Any]) -> None:
+    """Give a layer's convolutions what its pass begins with."""
+    found = [module for module in attention.modules() if isinstance(module, Convolution)]
+    cache = inputs.get("past_key_values")
+    for number, convolution in enumerate(found):
+        if cache is not None and len(cache.layers) <= attention.layer_idx:
+            raise ValueError("the cache has no place for convolutions: DynamicCache(config=model.config) has")
+        convolution.place = (attention.layer_idx, number)
+        convolution.cache, convolution.positions = cache, inputs["position_ids"]
+
+
+def _number_tokens(_: Any, args: Any, inputs: dict[str, Any]) -> Any:
+    """Count positions from the beginning of each padded text, as `generate` does, unless they are given."""
+    mask = inputs.get("attention_mask")
+    if isinstance(mask, dict):  # of a static cache, by kind of layer
+        inputs["attention_mask"] = mask["full_attention"]
+    elif isinstance(mask, torch.Tensor) and mask.dim() == 2 and inputs.get("position_ids") is None:
+        ids = args[0] if args else inputs.get("input_ids")
+        tokens = (inputs["inputs_embeds"] if ids is None else ids).size(1)
+        inputs["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -tokens:]
+    return args, inputs
 
 
 class OraRotaryConfig(Starcoder2Config):
@@ -64,14 +156,15 @@ class OraRotaryForCausalLM(Starcoder2ForCausalLM):
 
     def __init__(self, config: OraRotaryConfig) -> None:
         super().__init__(config)
-        for layer in self.model.layers:
+        queries, groups = config.num_attention_heads, config.num_key_value_heads
+        for layer, corrections in zip(self.model.layers, config.corrections, strict=True):
             attention = layer.self_attn
-            for name, heads in (
-                ("q_proj", config.num_attention_heads),
-                ("k_proj", config.num_key_value_heads),
-            ):
-                plain = getattr(attention, name)
-                setattr(attention, name, NormedLinear(plain.in_features, plain.out_features, heads))
+            for part, wanted in corrections.items():
+                if wanted:
+                    heads = queries if part == "query" else groups
+                    made = OraLinear(wanted, config.hidden_size, heads, attention.head_dim)
+                    setattr(attention, PARTS[part], made)
+        _connect(self.model, [layer.self_attn for layer in self.model.layers])
         self.post_init()
 
 
@@ -85,7 +178,7 @@ class OraLearnedForCausalLM(GPT2LMHeadModel):
     def __init__(self, config: OraLearnedConfig) -> None:
         super().__init__(config)
         block: Any
-        for block in self.transformer.h:
-            width = config.n_embd
-            block.attn.c_attn = NormedConv1D(3 * width, width, config.n_head)
+        for block, corrections in zip(self.transformer.h, config.corrections, strict=True):
+            block.attn.c_attn = OraConv1D(corrections, config.n_embd, config.n_head)
+        _connect(self.transformer, [block.attn for block in self.transformer.h])
         self.post_init()

@@ -2,13 +2,13 @@
 
     W_q ← s_h C_h (W_q + B_q A_q),   W_k ← W_k + B_k A_k        (see `megatron_patches.attention.adapters`)
 
-Folding is done in float64 from the weights in the run's compute dtype. A norm of queries and keys is not
-linear: its gains stay separate, and a logit scale after the norm is folded into the queries' gains.
+Folding is done in float64 from the weights in the run's compute dtype. Adapters that are not linear keep
+weights of their own, the corrections of `modeling_ora`; scales and cores behind them are folded into these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -18,12 +18,13 @@ from megatron_patches.attention.adapters import Heads
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.orthonormal import ROLES, Role
-from megatron_patches.recipe.adapters import ADAPTERS, in_order
+from megatron_patches.recipe.adapters import ADAPTERS
+from megatron_patches.recipe.policy import QKPolicy
 from pretrain.errors import UserError
 
 Part = Literal["query", "key", "value"]
-NORM, SCALES = "qk_norm", ("logit_scale", "channel_scale")
-"""The adapter that has classes of its own in the export, and those that may come after it."""
+NORM = "qk_norm"
+"""The adapter behind which others are folded into gains, not into rows."""
 
 
 def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
@@ -92,48 +93,111 @@ def _folded(linear: FrozenQueryKeyValueLinear, rows: Rows) -> Rows:
 
 def folded_adapters(linear: torch.nn.Module) -> tuple[str, ...]:
     """Return the names of the adapters that go into the layer's rows: these are then not the bank's."""
-    return _around_the_norm(linear)[0]
+    return tuple(name for name in _around_the_norm(linear)[0] if ADAPTERS[name].linear)
 
 
 def _around_the_norm(linear: torch.nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the adapters before the norm of queries and keys, and of those after it."""
+    """Return the names of the adapters before the norm of queries and keys, and of those after it.
+
+    Without a norm all are before it: a convolution, of keys and values, commutes with scales of queries.
+    """
     adapters = getattr(linear, "adapters", None)
     names: tuple[str, ...] = () if adapters is None else tuple(adapters.steps)
     norm = names.index(NORM) if NORM in names else len(names)
-    return names[:norm], names[norm + 1 :]
+    return names[:norm], tuple(name for name in names[norm + 1 :] if ADAPTERS[name].linear)
 
 
-def gains(attention: SelfAttention, role: Role) -> torch.Tensor:
-    """Return the gains of the query or key norm `[heads or groups, head_dim]`, NaN for heads without norm."""
-    linear = attention.linear_qkv
-    config, head_dim = attention.config, attention.hidden_size_per_attention_head
-    count = config.num_attention_heads if role == "query" else config.num_query_groups
-    all_heads = torch.full((count, head_dim), float("nan"), dtype=torch.float64)
-    adapters = getattr(linear, "adapters", None)
-    if adapters is None or NORM not in adapters.steps:
-        return all_heads
-    both = (adapters.query_gain, adapters.key_gain)
-    query, key = (gain.detach().double().view(1, 1, -1, head_dim) for gain in both)
-    scaled = adapters.apply_some(_around_the_norm(linear)[1], Heads(query, key), {})[ROLES.index(role)]
-    own = scaled.detach()[0, 0].cpu()
-    if len(own) == count:
-        return own
-    all_heads[list(linear.heads.frozen[role])] = own
-    return all_heads
+Corrections = dict[Part, dict[str, int]]
+"""{part: {correction: its width, its taps or 1}}, in the names of `modeling_ora`."""
 
 
-def check_adapters(names: Iterable[str]) -> None:
-    """Refuse adapters that no class of transformers computes and that cannot be folded into weights.
+def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Corrections:
+    """Return the corrections that the classes of `modeling_ora` make in a layer, in place of adapters.
+
+    Args:
+        adapted_groups: of the layer.
 
     Raises:
-        UserError: names the adapter.
+        UserError: an adapter is neither linear nor one of these corrections.
     """
-    chosen = [adapter.name for adapter in in_order(names)]
-    for place, name in enumerate(chosen):
-        after_norm = NORM in chosen[:place] and name not in SCALES
-        if name != NORM and (after_norm or not ADAPTERS[name].linear):
-            reason = f"behind {NORM}" if after_norm else "which is not linear in the layer's input"
+    found: Corrections = {"query": {}, "key": {}, "value": {}}
+    convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
+    made: dict[str, tuple[str, int, Iterable[Part]]] = {
+        "gelu_query": ("gelu", 2 * policy.low_rank, ("query",)),
+        "query_key_bias": ("bias", 1, ROLES),
+        NORM: ("norm", 1, ROLES),
+        "short_convolution": ("taps", policy.taps, convolved),
+    }
+    for adapter in policy.corrections if adapted_groups else ():
+        if adapter.name in made:
+            correction, size, parts = made[adapter.name]
+            for part in parts:
+                found[part][correction] = size
+        elif not adapter.linear:
             raise UserError(
-                f"attention.adapters has {name}, {reason}, and no class of transformers computes attention "
-                "so: such a run cannot be exported"
+                f"attention.adapters has {adapter.name}, which is not linear in the layer's input, and no "
+                "class computes attention so: such a run cannot be exported"
             )
+    return found
+
+
+def corrections(
+    attention: SelfAttention, part: Part, wanted: Mapping[str, int], heads: int
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a layer's corrections, by name; of heads without an adapter they change nothing.
+
+    Args:
+        heads: of this part in the class; each head is repeated to make as many.
+    """
+    linear, config = attention.linear_qkv, attention.config
+    head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups
+    of_one_head = {
+        "bias": {"bias": torch.zeros(head_dim)},
+        "norm": {"norm.gain": torch.ones(head_dim), "norm.normed": torch.zeros(1)},
+        "taps": {"convolution.taps": torch.eye(1, wanted.get("taps", 1)).expand(head_dim, -1)},
+        "gelu": {"up.weight": torch.zeros(head_dim, wanted.get("gelu", 1))},
+    }
+    members = config.num_attention_heads // groups if part == "query" else 1
+    own = _own_corrections(linear, part, wanted) if wanted else {}
+    made = {}
+    for name, one in [weight for correction in wanted for weight in of_one_head[correction].items()]:
+        whole = one.double().repeat(groups, members, *[1] * one.dim())
+        whole[linear.adapted_groups] = own[name].detach().double().unflatten(0, (-1, members))
+        repeated = whole.flatten(0, 1).repeat_interleave(heads // (groups * members), dim=0)
+        made[name] = repeated.flatten(0, 1)
+    if "gelu" in wanted:
+        made["down.weight"] = linear.gelu_down.detach()
+    return made
+
+
+@torch.no_grad()
+def _own_corrections(
+    linear: FrozenQueryKeyValueLinear, part: Part, wanted: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
+    """Return the weights `[heads, …]` of the adapted heads, with what comes behind them folded in."""
+    adapters, head_dim = linear.adapters, linear.head_dim
+    assert adapters is not None
+    before, after = _around_the_norm(linear)
+    found: dict[str, torch.Tensor] = {}
+    if "taps" in wanted:
+        found["convolution.taps"] = adapters.get_parameter(f"{part}_taps").unflatten(0, (-1, head_dim))
+    if part == "value":
+        return found
+    groups, queries = len(linear.adapted_groups), len(linear.adapted_groups) * linear.queries_per_group
+    query, key = (torch.zeros(1, 1, count, head_dim).double() for count in (queries, groups))
+    none = Heads(query, key)
+    if "bias" in wanted:
+        behind = [name for name in before[before.index("query_key_bias") :] if name != "short_convolution"]
+        biases = adapters.apply_some(behind, none, {})
+        found["bias"] = (biases.query if part == "query" else biases.key)[0, 0]
+    if "norm" in wanted:
+        gains = [adapters.get_parameter(f"{role}_gain").double().view(1, 1, -1, head_dim) for role in ROLES]
+        scaled = adapters.apply_some(after, Heads(gains[0], gains[1]), {})
+        found["norm.gain"] = (scaled.query if part == "query" else scaled.key)[0, 0]
+        found["norm.normed"] = torch.ones(len(found["norm.gain"]), 1)
+    if "gelu" in wanted:
+        up = adapters.get_parameter("gelu_up").double().t().unflatten(1, (-1, head_dim)).unsqueeze(1)
+        behind = [name for name in before[before.index("gelu_query") :] if ADAPTERS[name].linear]
+        corrected = adapters.apply_some(behind, none._replace(query=up), {}).query
+        found["up.weight"] = corrected[:, 0].permute(1, 2, 0)
+    return found

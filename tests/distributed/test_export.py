@@ -60,7 +60,7 @@ def found(tiny_shards: Path, runs: Path) -> dict[str, Any]:
 def test_the_export_computes_what_the_run_does(found: dict[str, Any], name: str) -> None:
     facts = found[name]
     assert facts["model"] == CLASSES[name]
-    assert facts["dtype"] == ("bf16" if name in ("learned", "penalty") else "fp32")
+    assert facts["dtype"] == ("bf16" if name in ("learned", "penalty", "biased") else "fp32")
     assert facts["logits"]["difference"] <= 2e-6 and facts["logits"]["same_token"] == 1
     assert facts["logits"]["largest"] > 0.5 and facts["logits"]["compared"] == 2 * 32 * 512
     assert facts["tokenizer"]["documents"] > 50
@@ -88,10 +88,18 @@ def test_export_json_says_what_was_frozen(found: dict[str, Any], runs: Path) -> 
     rows = found["hybrid"]["frozen_rows"]  # heads 1 and 3 of layer 0; 1, 2 and 3 of layer 1
     assert rows[attention.format(0, "q")] == [[8, 16], [24, 32]]
     assert rows[attention.format(1, "k")] == [[8, 32]]
-    assert found["hybrid"]["folded"] == ["core", "low_rank"]
+    assert found["hybrid"]["folded"] == ["low_rank", "core"]
     # GPT2: keys after queries, each of the two key heads twice.
     assert found["learned"]["frozen_rows"]["transformer.h.0.attn.c_attn.weight"] == [[0, 64]]
-    assert found["vanilla"]["frozen_rows"] == {}
+    assert found["vanilla"]["frozen_rows"] == found["shared-vanilla"]["frozen_rows"] == {}
+    # Keys with the rows of queries are as frozen as these; of one frozen role the other one trains.
+    rows = found["shared"]["frozen_rows"]  # group 1 of two in layer 0, with heads 2 and 3
+    assert rows[attention.format(0, "q")] == [[16, 32]] and rows[attention.format(0, "k")] == [[8, 16]]
+    assert found["frozen-query"]["frozen_rows"] == {
+        attention.format(layer, "q"): [[0, 32]] for layer in (0, 1)
+    }
+    assert found["frozen-query"]["folded"] == found["low-rank"]["folded"][:1] == ["low_rank"]
+    assert found["early"]["frozen_rows"] == {}
     bank = json.loads(next((runs / "hybrid").glob("checkpoints/*/checkpoint.json")).read_text())[
         "frozen_bank"
     ]
@@ -121,7 +129,19 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(found: dict[str, 
     assert names == {*CLASSES, "rounded", "earlier", "swapped", "run-bank", "run-config"}
 
 
-@pytest.mark.parametrize("name", ["orthogonal", "learned", "normed"])
+def test_an_adapter_without_code_in_exports_is_refused() -> None:
+    from types import SimpleNamespace
+
+    from pretrain.export.projections import corrections_of
+
+    unknown: Any = SimpleNamespace(name="squares", linear=False)
+    policy: Any = SimpleNamespace(corrections=[unknown], convolved="both", low_rank=8, taps=4)
+    with pytest.raises(UserError, match=r"attention.adapters has squares, which is not linear"):
+        corrections_of(policy, adapted_groups=(0,))
+    assert not any(corrections_of(policy, adapted_groups=()).values())
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "learned", "normed", "convolved", "convolved-learned"])
 def test_the_cache_of_keys_and_values_gives_the_same_text(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:
@@ -175,7 +195,13 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(found: dict[s
     assert not kept.exists()
 
 
-@pytest.mark.parametrize("name", ["hybrid", "folded", "learned", "normed", "normed-learned", "unfreeze"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hybrid", "folded", "learned", "normed", "normed-learned", "unfreeze"),
+        *("shared", "frozen-query", "convolved", "convolved-learned"),
+    ],
+)
 def test_fine_tuning_keeps_the_rows_that_an_export_says_were_frozen(
     found: dict[str, Any], runs: Path, name: str
 ) -> None:
