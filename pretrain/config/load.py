@@ -94,11 +94,11 @@ def _unset_excluded(draft: Draft) -> None:
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
         given = draft.values.get(section, {})
-        path, other = (section, own), (section, key.excludes)
-        both = key.excludes and given.get(own) is not None and given.get(key.excludes) is not None
-        if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
-            draft.values[section] = {**given, key.excludes: None}
-            draft.origins[other] = draft.origins[path]
+        path, others = (section, own), [(section, other) for other in key.excludes if other in given]
+        for other in others if given.get(own) is not None and not _is_of_the_file(draft, path) else []:
+            if given[other[1]] is not None and _is_of_the_file(draft, other):
+                draft.values[section] = {**draft.values[section], other[1]: None}
+                draft.origins[other] = draft.origins[path]
 
 
 def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:

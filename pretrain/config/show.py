@@ -20,6 +20,7 @@ from megatron_patches.recipe.counting import (
 from pretrain.config.deepspeed import settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of
+from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 
 MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
@@ -85,11 +86,19 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
+        ("total FLOPs, executed", f"{config.total_flops:.4g}"),
+        *_horizon_rows(config),
         *factors,
         ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]
+
+
+def _horizon_rows(config: Config) -> list[tuple[str, str]]:
+    """Name the last step that runs of other lengths have too, where the schedule has one."""
+    stable = last_stable_step(config.schedule, config.total_steps)
+    return [("last step before the decay", f"{stable:,}")] if config.schedule.kind == "wsd" else []
 
 
 def _deepspeed_text(config: Config) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.counting import executed_flops_of_steps, steps_of_executed_flops
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
@@ -60,11 +61,23 @@ class Config(Section):
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach schedule.tokens."""
+        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach tokens or flops."""
         if self.schedule.steps is not None:
             return self.schedule.steps
+        if self.schedule.flops is not None:
+            return self._steps_of_flops
         tokens = self.schedule.tokens or 0
         return -(-tokens // self.tokens_per_step)
+
+    @cached_property
+    def _steps_of_flops(self) -> int:
+        flops = self.schedule.flops or 0
+        return steps_of_executed_flops(self.shape(), self.policy(), self.tokens_per_step, flops)
+
+    @property
+    def total_flops(self) -> int:
+        """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
+        return executed_flops_of_steps(self.shape(), self.policy(), self.tokens_per_step, self.total_steps)
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:

@@ -146,7 +146,10 @@ def _run(plan: Plan) -> Table:
     if speed.run_cost is not None:
         rows.append((ESTIMATE, "cost", "speed.run_cost", 1, 2))
     tokens = config.tokens_per_step * config.total_steps
-    return _table(plan, f"the run: {config.total_steps:,} steps, {tokens:,} tokens", rows)
+    length = (
+        f"{config.total_steps:,} steps, {tokens:,} tokens, {config.total_flops:.4g} FLOPs as hfu has them"
+    )
+    return _table(plan, f"the run: {length}", rows)
 
 
 def _fit(plan: Plan) -> list[str]:
