@@ -8,10 +8,9 @@ Norms, softmax, GELU, embedding look-ups and the optimizer are not counted, as i
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS, QKPolicy
@@ -92,32 +91,11 @@ def executed_flops_per_token(
     return executed - 2 * multiplications(frozen)
 
 
-def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, tokens_per_step: int, steps: int) -> int:
-    """Return the FLOPs that a run of so many steps executes, each phase with its own per token."""
-    return tokens_per_step * _of_length(policy, _by_phase(shape, policy), steps)
-
-
-def steps_of_executed_flops(shape: ModelShape, policy: QKPolicy, tokens_per_step: int, flops: int) -> int:
-    """Return the fewest steps whose run executes `flops`, exactly.
-
-    Where phases begin depends on the length. A run one step longer is the later phase, which costs more, by
-    at most that step, so FLOPs rise with the length and a bisection finds it.
-    """
-    costs, per_token = _by_phase(shape, policy), -(-flops // tokens_per_step)
-    lengths = range(1, -(-per_token // costs[0]) + 1)
-    return lengths[bisect_left(lengths, per_token, key=lambda steps: _of_length(policy, costs, steps))]
-
-
-def _by_phase(shape: ModelShape, policy: QKPolicy) -> list[int]:
-    """Return the executed FLOPs per token of each phase: whole numbers, so that nothing is rounded."""
-    phases = range(len(policy.unfreeze) + 1)
-    return [round(executed_flops_per_token(shape, policy, phase)) for phase in phases]
-
-
-def _of_length(policy: QKPolicy, costs: list[int], steps: int) -> int:
-    """Return the sum over the steps of a run of their FLOPs per token."""
+def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> int:
+    """Return the sum of `executed_flops_per_token` over the steps of a run, each in its phase; exact."""
     bounds = pairwise([0, *last_steps(policy.unfreeze, steps), steps])
-    return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=True))
+    costs = (round(executed_flops_per_token(shape, policy, phase)) for phase in count())
+    return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=False))
 
 
 def forward_flops_per_token(

@@ -52,16 +52,9 @@ class Start:
     def position(self) -> Position:
         return self.about.position if self.about is not None else Position()
 
-    @property
-    def own(self) -> Path | None:
-        """Return the checkpoint if it is the run's own: a trunk's is only read."""
-        return self.checkpoint if self.trunk is None else None
-
 
 def find_start(config: Config, context: ParallelContext, identity: dict[str, Any]) -> Start:
-    """Find and verify the newest checkpoint (collective); `checkpoint.fall_back` sets damaged ones aside.
-
-    A run without one starts from that of its trunk, where it has one (`schedule.branch_from`).
+    """Find the newest checkpoint and verify it: the run's own or, without one, its trunk's (collective).
 
     Args:
         identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
@@ -71,9 +64,9 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
             model or of other data.
     """
     newest, notes = _newest_whole(config, context)
-    trunk = None
-    if newest is None and config.schedule.branch_from is not None:
-        trunk = RunDirectory(config.schedule.branch_from)
+    source, trunk = config.schedule.branch_from, None
+    if newest is None and source is not None:
+        trunk = RunDirectory(source)
         newest, notes = _newest_of_trunk(config, context, trunk)
     if newest is None:
         return Start(notes=tuple(notes))
@@ -115,11 +108,8 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
 def _newest_of_trunk(config: Config, context: ParallelContext, trunk: RunDirectory) -> tuple[Path, list[str]]:
     """Return the newest undamaged checkpoint that a branch may start from, and a note on each damaged one."""
     points = together(partial(branch_points, config, trunk))
-    require_equal_on_all_ranks(
-        "the trunk's complete checkpoints",
-        str(points),
-        "make schedule.branch_from visible and identical on every node, and start again",
-    )
+    remedy = "make schedule.branch_from visible and identical on every node, and start again"
+    require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
     notes: list[str] = []
     for point in points:
         try:

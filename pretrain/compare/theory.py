@@ -89,7 +89,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
     """Return (parameters, model and executed FLOPs per token)."""
     shape, policy = config.shape(), config.policy()
-    executed = executed_flops_of_steps(shape, policy, 1, config.total_steps) / config.total_steps
+    executed = executed_flops_of_steps(shape, policy, config.total_steps) / config.total_steps
     count = count_parameters(shape, policy, phases[-1].number)
     size = ModelSize(count.trainable, count.frozen)
     return size, model_flops_per_token(shape, policy), executed

@@ -93,11 +93,11 @@ def _unset_excluded(draft: Draft) -> None:
     """Unset the file's key of two that exclude each other, where an override or a grid gives the other."""
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
-        given = draft.values.get(section, {})
-        path, others = (section, own), [(section, other) for other in key.excludes if other in given]
-        for other in others if given.get(own) is not None and not _is_of_the_file(draft, path) else []:
-            if given[other[1]] is not None and _is_of_the_file(draft, other):
-                draft.values[section] = {**draft.values[section], other[1]: None}
+        for excluded in key.excludes:
+            given, path, other = draft.values.get(section, {}), (section, own), (section, excluded)
+            both = given.get(own) is not None and given.get(excluded) is not None
+            if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
+                draft.values[section] = {**given, excluded: None}
                 draft.origins[other] = draft.origins[path]
 
 

@@ -15,7 +15,6 @@ from megatron_patches.recipe.phases import check_unfreeze
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.deepspeed import filled_settings, zero_stage
 from pretrain.config.schedule import last_stable_step
-from pretrain.config.sections import ScheduleSection
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -116,30 +115,16 @@ def _check_schedule(config: Config) -> None:
     for key, value in (("tokens", schedule.tokens), ("flops", schedule.flops)):
         if value is not None:
             given += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
-    if schedule.warmup_steps > total:
+    decay = total - last_stable_step(schedule, total) if schedule.kind == "wsd" else 0
+    if schedule.warmup_steps + decay > total:
+        also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"
         raise UserError(
-            f"schedule.warmup_steps={schedule.warmup_steps} is more than {given}; warm up for fewer"
+            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {given}; warm up for fewer"
         )
-    if schedule.kind == "wsd":
-        _check_decay(schedule, total, given)
     decay = total - schedule.warmup_steps
     if schedule.kind == "cosine_restarts" and schedule.cycles > max(decay, 1):
         raise UserError(
             f"schedule.cycles={schedule.cycles} is more than the {decay} steps after warmup; use fewer cycles"
-        )
-
-
-def _check_decay(schedule: ScheduleSection, total: int, given: str) -> None:
-    """Refuse a decay that begins during warmup, or that is no step."""
-    stable = last_stable_step(schedule, total)
-    if stable < schedule.warmup_steps:
-        raise UserError(
-            f"schedule.warmup_steps={schedule.warmup_steps} and the {total - stable} steps of "
-            f"schedule.decay={schedule.decay} are together more than {given}; lower one of them"
-        )
-    if schedule.decay and stable == total:
-        raise UserError(
-            f"schedule.decay={schedule.decay} is no whole step of {given}; give more, or 0 for no decay"
         )
 
 

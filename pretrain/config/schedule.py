@@ -23,7 +23,7 @@ def learning_rate(
           polynomial        floor + (peak - floor) * (1 - p) ** power
           constant          peak
           wsd               peak up to step N - D, then floor + (peak - floor) * (N - step) / D, with
-                            D = schedule.decay * N, rounded
+                            D = schedule.decay * N, rounded, and at least 1 unless schedule.decay = 0
 
     Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and so has any
     later step.
@@ -45,7 +45,7 @@ def learning_rate(
 
 def last_stable_step(schedule: ScheduleSection, total_steps: int) -> int:
     """Return the step before the decay of a `wsd` schedule; the last step of all without decay."""
-    return total_steps - round(schedule.decay * total_steps)
+    return total_steps - max(round(schedule.decay * total_steps), int(schedule.decay > 0))
 
 
 def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:

@@ -140,15 +140,12 @@ class ScheduleSection(Section):
     )
     flops: Int | None = setting(
         None,
-        "Executed floating-point operations of the whole run (those that hfu counts), rounded up to whole "
-        "steps.",
+        "Executed FLOPs of the whole run, as hfu counts them, rounded up to whole steps.",
         replace(TRAINING, excludes=("steps", "tokens")),
         ge=1,
     )
     kind: Literal["cosine", "cosine_restarts", "polynomial", "constant", "wsd"] = setting(
-        ...,
-        "Shape of the learning rate after warmup; wsd: constant, and then the decay of schedule.decay.",
-        EVERY_STEP,
+        ..., "Shape of the learning rate after warmup; wsd: constant, then schedule.decay.", EVERY_STEP
     )
     warmup_steps: Int = setting(..., "Steps of linear warmup.", EVERY_STEP, ge=0)
     min_ratio: float = setting(
@@ -157,16 +154,12 @@ class ScheduleSection(Section):
     cycles: Int = setting(1, "Cosine cycles after warmup (cosine_restarts only).", TRAINING, ge=1)
     power: float = setting(1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0)
     decay: float = setting(
-        0.2,
-        "Last part of the run's steps, in which the rate falls linearly (wsd only); 0: it never does.",
-        TRAINING,
-        ge=0,
-        le=1,
+        0.2, "Last part of the run, in which the rate falls linearly (wsd only).", TRAINING, ge=0, le=1
     )
     branch_from: PathLike | None = setting(
         None,
-        "Directory of a run to start from, at its newest checkpoint before this run's decay (wsd only); "
-        "without effect once the run has a checkpoint of its own.",
+        "Run directory to start from, at its newest checkpoint before this run's decay (wsd only); without "
+        "effect once the run has a checkpoint of its own.",
         Setting(OnResume.NO_EFFECT, noted=False, hparam=True),
     )
 
@@ -177,12 +170,8 @@ class ScheduleSection(Section):
         if len(given) != 1:
             found = f"{' and '.join(given)} are set" if given else "none is set"
             raise ValueError(f"schedule.steps, schedule.tokens, schedule.flops: {found}; give exactly one")
-        for key, kind in (
-            ("cycles", "cosine_restarts"),
-            ("power", "polynomial"),
-            ("decay", "wsd"),
-            ("branch_from", "wsd"),
-        ):
+        needed = {"cycles": "cosine_restarts", "power": "polynomial", "decay": "wsd", "branch_from": "wsd"}
+        for key, kind in needed.items():
             value = getattr(self, key)
             if self.kind != kind and value != type(self).model_fields[key].default:
                 raise ValueError(

@@ -40,8 +40,7 @@ class Setting:
         hparam: a column of TensorBoard's HPARAMS page.
         label: tells runs of one variant apart in the names of their groups.
         excludes: the keys of the same section that cannot be given together with this one.
-        trunk: a branch (`schedule.branch_from`) must have the value of its trunk: it decides about steps
-            that both have.
+        trunk: a branch (`schedule.branch_from`) must have the value of its trunk.
     """
 
     on_resume: OnResume

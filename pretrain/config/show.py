@@ -70,6 +70,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
+    stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
     what, factors = "freezing saves", []
     if policy.structured:
         what, (a, b) = "freezing and factors save", block_sizes(shape.hidden_size, shape.head_dim)
@@ -87,18 +88,12 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
         ("total FLOPs, executed", f"{config.total_flops:.4g}"),
-        *_horizon_rows(config),
+        *([("last step before the decay", stable)] if config.schedule.kind == "wsd" else []),
         *factors,
         ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),
         ("run directory", str(config.run_path)),
     ]
-
-
-def _horizon_rows(config: Config) -> list[tuple[str, str]]:
-    """Name the last step that runs of other lengths have too, where the schedule has one."""
-    stable = last_stable_step(config.schedule, config.total_steps)
-    return [("last step before the decay", f"{stable:,}")] if config.schedule.kind == "wsd" else []
 
 
 def _deepspeed_text(config: Config) -> str:

@@ -6,13 +6,14 @@ both, and is the way to get a configuration.
 
 from __future__ import annotations
 
-from functools import cached_property
+from bisect import bisect_left
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.recipe.counting import executed_flops_of_steps, steps_of_executed_flops
+from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
@@ -71,13 +72,17 @@ class Config(Section):
 
     @cached_property
     def _steps_of_flops(self) -> int:
-        flops = self.schedule.flops or 0
-        return steps_of_executed_flops(self.shape(), self.policy(), self.tokens_per_step, flops)
+        """Return the fewest steps that execute schedule.flops, found by bisection."""
+        # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs rise.
+        shape, policy, flops = self.shape(), self.policy(), self.schedule.flops or 0
+        wanted = -(-flops // self.tokens_per_step)
+        lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
+        return lengths[bisect_left(lengths, wanted, key=partial(executed_flops_of_steps, shape, policy))]
 
     @property
     def total_flops(self) -> int:
         """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
-        return executed_flops_of_steps(self.shape(), self.policy(), self.tokens_per_step, self.total_steps)
+        return self.tokens_per_step * executed_flops_of_steps(self.shape(), self.policy(), self.total_steps)
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:

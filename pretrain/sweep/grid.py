@@ -188,21 +188,19 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     ]
     names = run_names([values for _, values in varied], grid.source)
     directory = Path(next(choice.value for choice in reversed(fixed) if choice.key == "run.directory"))
-    trunks = {values.beside(values.label): name for name, (_, values) in zip(names, varied, strict=True)}
+    named = list(zip(names, varied, strict=True))
+    trunks = {each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label}
 
     def placed(choice: Choice, values: NamedValues) -> Choice:
-        trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK and choice.value else None
-        return choice if trunk is None else replace(choice, value=str(directory / trunk))
+        trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK else None
+        return choice if trunk is None else replace(choice, value=trunk)
 
     return [
         GridRun(
             name,
-            (
-                Choice("run.name", name, grid.source),
-                *(placed(choice, values) for choice in (*fixed, *choices)),
-            ),
+            (Choice("run.name", name, grid.source), *(placed(each, values) for each in (*fixed, *choices))),
         )
-        for name, (choices, values) in zip(names, varied, strict=True)
+        for name, (choices, values) in named
     ]
 
 

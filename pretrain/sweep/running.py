@@ -102,9 +102,8 @@ def run_sweep(
 ) -> list[Outcome]:
     """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
 
-    A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended.
-
-    `report` is told of every run when it starts (with None) and when it has ended.
+    A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended. `report` is
+    told of every run when it starts (with None) and when it has ended.
 
     Raises:
         UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
@@ -118,8 +117,7 @@ def run_sweep(
     active: dict[int, _Job] = {}
     while active or (waiting and not signals.received):
         while len(active) < jobs and not signals.received:
-            run = next_run(waiting, [job.run for job in active.values()])
-            if run is None:
+            if (run := next_run(waiting, [job.run for job in active.values()])) is None:
                 break
             waiting.remove(run)
             slot = next(slot for slot in range(jobs) if slot not in active)

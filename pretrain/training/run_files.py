@@ -100,9 +100,8 @@ def write_run_files(
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
         "first_step": position.step + 1,
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
+        **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
-    if trunk is not None:
-        segment["branched_from"] = origin_of(trunk, position.step)
     earlier = _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
     write_json(run.environment, {**environment, "segments": [*earlier, segment]})
     write_json(run.data, data_facts(config, data))

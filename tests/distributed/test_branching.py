@@ -118,8 +118,12 @@ def test_what_does_not_match_is_refused_with_the_key(family: Family, tmp_path: P
     family.refused("optimizer.weight_decay is 0.5, was 0.01 in the trunk", optimizer__weight_decay=0.5)
     family.refused("schedule.warmup_steps is 3, was 2 in the trunk", schedule__warmup_steps=3)
     family.refused("model.dropout=0.1 but this run has 0.3", model__dropout=0.3)
-    family.refused("no complete checkpoint up to step 3", "decay begins", schedule__steps=4)
-    family.refused("config.yaml cannot be read", schedule__branch_from=tmp_path / "nothing")
+    family.refused(
+        "no complete checkpoint up to step 3", "complete: 4, 8, 12, 16, 20, 24)", schedule__steps=4
+    )
+    family.refused(
+        "nothing/config.yaml'; give the directory of a run", schedule__branch_from=tmp_path / "nothing"
+    )
 
 
 def test_a_damaged_checkpoint_is_left_where_it_is(family: Family) -> None:

@@ -210,10 +210,6 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["schedule.kind=wsd", "schedule.decay=0.9"],
             ["schedule.warmup_steps=30", "the 216 steps of schedule.decay=0.9", "more than the 240 steps"],
         ),
-        (
-            ["schedule.kind=wsd", "schedule.decay=0.002"],
-            ["schedule.decay=0.002 is no whole step", "240 steps"],
-        ),
         (["schedule.decay=0.1"], ["schedule.decay=0.1", "schedule.kind=cosine", "use kind wsd"]),
         (["schedule.branch_from=runs/x"], ["schedule.branch_from=runs/x", "schedule.kind=cosine"]),
         (["schedule.steps=20", "schedule.warmup_steps=21"], ["schedule.warmup_steps=21", "the 20 steps"]),

@@ -82,6 +82,7 @@ def test_wsd_by_hand() -> None:
         1e-3,
     ]
     assert {wsd(step, decay=0.0) for step in range(10, 101)} == {PEAK}
+    assert (wsd(99, decay=0.001), wsd(100, decay=0.001)) == (PEAK, 0.1 * PEAK)  # at least one step
 
 
 @pytest.mark.parametrize("total", [40, 100, 160])
