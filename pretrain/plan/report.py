@@ -146,8 +146,7 @@ def _run(plan: Plan) -> Table:
     if speed.run_cost is not None:
         rows.append((ESTIMATE, "cost", "speed.run_cost", 1, 2))
     tokens = config.tokens_per_step * config.total_steps
-    length = f"{config.total_steps:,} steps, {tokens:,} tokens, {config.total_flops:.4g} FLOPs (hfu's)"
-    return _table(plan, f"the run: {length}", rows)
+    return _table(plan, f"the run: {config.total_steps:,} steps, {tokens:,} tokens", rows)
 
 
 def _fit(plan: Plan) -> list[str]:
