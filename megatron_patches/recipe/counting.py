@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count, pairwise
 
+from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS, QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, tensors
 
@@ -87,6 +89,13 @@ def executed_flops_per_token(
         return executed - (0 if policy.trainable else shape.num_layers * score_products(shape, causal_share))
     frozen = (tensor for tensor in tensors(shape, policy, phase) if not tensor.trains)
     return executed - 2 * multiplications(frozen)
+
+
+def executed_flops_of_steps(shape: ModelShape, policy: QKPolicy, steps: int) -> int:
+    """Return the sum of `executed_flops_per_token` over the steps of a run, each in its phase; exact."""
+    bounds = pairwise([0, *last_steps(policy.unfreeze, steps), steps])
+    costs = (round(executed_flops_per_token(shape, policy, phase)) for phase in count())
+    return sum((end - begin) * cost for (begin, end), cost in zip(bounds, costs, strict=False))
 
 
 def forward_flops_per_token(

@@ -4,6 +4,7 @@ checkpoints     the checkpoints of a run: save, commit, keep the last few
 saving          one rank's save, on a thread in the background of training
 deferred_error  errors of one rank for which all ranks must stop
 resuming        the newest checkpoint, verified, as the start of a run
+branching       a trunk's checkpoints that a branch may start from; what the branch keeps of the trunk
 format          files, their content, and checks for damage
 writing         snapshot in host memory, then files, without collectives
 loading         a checkpoint of any layout into a model and an engine, or as plain tensors

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pretrain.checkpoint.branching import branch_points
 from pretrain.checkpoint.format import About, DamagedCheckpoint
 from pretrain.checkpoint.identity import accept_identity
 from pretrain.checkpoint.layout import Layout, layout_line
@@ -34,6 +35,7 @@ class Start:
     Attributes:
         checkpoint: the checkpoint to resume from; None: start at step 0.
         state: the checkpoint's training state, for the model and the engine.
+        trunk: the run that the checkpoint belongs to, if this run begins as its branch.
         about: content of its checkpoint.json.
         layout_changes: differences from the layout that wrote the checkpoint.
         notes: lines for the user.
@@ -42,6 +44,7 @@ class Start:
     checkpoint: Path | None = None
     state: StoredState | None = None
     about: About | None = None
+    trunk: RunDirectory | None = None
     layout_changes: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -51,7 +54,7 @@ class Start:
 
 
 def find_start(config: Config, context: ParallelContext, identity: dict[str, Any]) -> Start:
-    """Find and verify the newest checkpoint (collective); `checkpoint.fall_back` sets damaged ones aside.
+    """Find the newest checkpoint and verify it: the run's own or, without one, its trunk's (collective).
 
     Args:
         identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
@@ -61,6 +64,10 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
             model or of other data.
     """
     newest, notes = _newest_whole(config, context)
+    source, trunk = config.schedule.branch_from, None
+    if newest is None and source is not None:
+        trunk = RunDirectory(source)
+        newest, notes = _newest_of_trunk(config, context, trunk)
     if newest is None:
         return Start(notes=tuple(notes))
     stored = together(lambda: StoredCheckpoint(newest))
@@ -72,15 +79,12 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
         for change in accept_identity(str(newest), stored.about, identity, config.data.allow_change)
     ]
     state = StoredState(stored, context.tensor_parallel_rank, context.tensor_parallel_size)
-    return Start(newest, state, stored.about, tuple(changes), tuple(notes))
+    return Start(newest, state, stored.about, trunk, tuple(changes), tuple(notes))
 
 
 def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None, list[str]]:
     """Return the newest undamaged checkpoint, or None, and a note for every checkpoint set aside."""
     run = RunDirectory(config.run_path)
-    by_hash = config.checkpoint.verify == "full"
-    share = context.rank, context.world_size
-    say = partial(print, flush=True) if context.is_first else lambda line: None
     notes: list[str] = []
     while True:
         together(partial(_check_permissions, run))
@@ -93,12 +97,36 @@ def _newest_whole(config: Config, context: ParallelContext) -> tuple[Path | None
         if newest is None:
             return None, notes
         try:
-            together(partial(verify, newest, by_hash, share, say))
+            _verify(newest, config, context)
             return newest, notes
         except DamagedCheckpoint as error:
             if not config.checkpoint.fall_back:
                 raise
             notes.append(_keep_aside(run, newest, error, context))
+
+
+def _newest_of_trunk(config: Config, context: ParallelContext, trunk: RunDirectory) -> tuple[Path, list[str]]:
+    """Return the newest undamaged checkpoint that a branch may start from, and a note on each damaged one."""
+    points = together(partial(branch_points, config, trunk))
+    remedy = "make schedule.branch_from visible and identical on every node, and start again"
+    require_equal_on_all_ranks("the trunk's complete checkpoints", str(points), remedy)
+    notes: list[str] = []
+    for point in points:
+        try:
+            _verify(point, config, context)
+            break
+        except DamagedCheckpoint as error:
+            if not config.checkpoint.fall_back or point == points[-1]:
+                raise
+            notes.append(f"damaged, and left alone: {str(error).partition('; ')[0]}")
+    return point, notes
+
+
+def _verify(checkpoint: Path, config: Config, context: ParallelContext) -> None:
+    """Check a checkpoint's files, each rank its share (collective)."""
+    by_hash, share = config.checkpoint.verify == "full", (context.rank, context.world_size)
+    say = partial(print, flush=True) if context.is_first else lambda line: None
+    together(partial(verify, checkpoint, by_hash, share, say))
 
 
 def _check_permissions(run: RunDirectory) -> None:

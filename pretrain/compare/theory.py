@@ -25,7 +25,7 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.counting import (
     CHECKPOINT_BYTES,
     count_parameters,
-    executed_flops_per_token,
+    executed_flops_of_steps,
     model_flops_per_token,
 )
 from megatron_patches.recipe.tensors import tensors
@@ -89,11 +89,7 @@ def expected_cost(run: FinishedRun) -> Theory | None:
 def _counts(config: Config, phases: tuple[Phase, ...]) -> tuple[ModelSize, float, float]:
     """Return (parameters, model and executed FLOPs per token)."""
     shape, policy = config.shape(), config.policy()
-    ends = [*(phase.first_step for phase in phases[1:]), config.total_steps + 1]
-    flops = [
-        (end - phase.first_step) * executed_flops_per_token(shape, policy, phase.number)
-        for phase, end in zip(phases, ends, strict=True)
-    ]
+    executed = executed_flops_of_steps(shape, policy, config.total_steps) / config.total_steps
     count = count_parameters(shape, policy, phases[-1].number)
     size = ModelSize(count.trainable, count.frozen)
-    return size, model_flops_per_token(shape, policy), sum(flops) / config.total_steps
+    return size, model_flops_per_token(shape, policy), executed

@@ -93,12 +93,12 @@ def _unset_excluded(draft: Draft) -> None:
     """Unset the file's key of two that exclude each other, where an override or a grid gives the other."""
     for name, key in KEYS.items():
         section, _, own = name.partition(".")
-        given = draft.values.get(section, {})
-        path, other = (section, own), (section, key.excludes)
-        both = key.excludes and given.get(own) is not None and given.get(key.excludes) is not None
-        if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
-            draft.values[section] = {**given, key.excludes: None}
-            draft.origins[other] = draft.origins[path]
+        for excluded in key.excludes:
+            given, path, other = draft.values.get(section, {}), (section, own), (section, excluded)
+            both = given.get(own) is not None and given.get(excluded) is not None
+            if both and _is_of_the_file(draft, other) and not _is_of_the_file(draft, path):
+                draft.values[section] = {**given, excluded: None}
+                draft.origins[other] = draft.origins[path]
 
 
 def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:

@@ -14,6 +14,7 @@ from megatron_patches.errors import MethodError
 from megatron_patches.recipe.phases import check_unfreeze
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.deepspeed import filled_settings, zero_stage
+from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
@@ -111,11 +112,14 @@ def _check_tensor_parallel(config: Config) -> None:
 def _check_schedule(config: Config) -> None:
     schedule, total = config.schedule, config.total_steps
     given = f"the {total} steps of the run"
-    if schedule.tokens is not None:
-        given += f" (schedule.tokens={schedule.tokens} at {config.tokens_per_step} tokens a step)"
-    if schedule.warmup_steps > total:
+    for key, value in (("tokens", schedule.tokens), ("flops", schedule.flops)):
+        if value is not None:
+            given += f" (schedule.{key}={value} at {config.tokens_per_step} tokens a step)"
+    decay = total - last_stable_step(schedule, total) if schedule.kind == "wsd" else 0
+    if schedule.warmup_steps + decay > total:
+        also = f"and the {decay} steps of schedule.decay={schedule.decay} are" if decay else "is"
         raise UserError(
-            f"schedule.warmup_steps={schedule.warmup_steps} is more than {given}; warm up for fewer"
+            f"schedule.warmup_steps={schedule.warmup_steps} {also} more than {given}; warm up for fewer"
         )
     decay = total - schedule.warmup_steps
     if schedule.kind == "cosine_restarts" and schedule.cycles > max(decay, 1):

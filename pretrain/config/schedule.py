@@ -22,8 +22,11 @@ def learning_rate(
                             the boundary of two cycles ends the earlier one
           polynomial        floor + (peak - floor) * (1 - p) ** power
           constant          peak
+          wsd               peak up to step N - D, then floor + (peak - floor) * (N - step) / D, with
+                            D = schedule.decay * N, rounded, and at least 1 unless schedule.decay = 0
 
-    Step N has exactly `floor` (unless constant, or warmup fills the whole run), and so has any later step.
+    Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and so has any
+    later step.
 
     Raises:
         ValueError: step < 1.
@@ -33,16 +36,24 @@ def learning_rate(
     peak, warmup = optimizer.learning_rate, schedule.warmup_steps
     if step <= warmup:
         return peak * step / warmup
-    if schedule.kind == "constant":
+    begin = warmup if schedule.kind != "wsd" else last_stable_step(schedule, total_steps)
+    if schedule.kind == "constant" or step <= begin:
         return peak
     floor = schedule.min_ratio * peak
-    return floor + (peak - floor) * _remaining(schedule, step - warmup, total_steps - warmup)
+    return floor + (peak - floor) * _remaining(schedule, step - begin, total_steps - begin)
+
+
+def last_stable_step(schedule: ScheduleSection, total_steps: int) -> int:
+    """Return the step before the decay of a `wsd` schedule; the last step of all without decay."""
+    return total_steps - max(round(schedule.decay * total_steps), int(schedule.decay > 0))
 
 
 def _remaining(schedule: ScheduleSection, done: int, decay_steps: int) -> float:
     """Return the part of peak − floor that is left after `done` of `decay_steps` steps: 1 to exactly 0."""
     if done >= decay_steps:
         return 0.0
+    if schedule.kind == "wsd":
+        return (decay_steps - done) / decay_steps
     if schedule.kind == "polynomial":
         return float((1 - done / decay_steps) ** schedule.power)
     cycles = schedule.cycles if schedule.kind == "cosine_restarts" else 1

@@ -23,6 +23,7 @@ ANOTHER_LAYOUT = Setting(OnResume.EFFECTIVE, note="another ZeRO stage is another
 LAYOUT = Setting(OnResume.LAYOUT)
 MODEL = Setting(OnResume.REFUSED, identity=True, method=True, hparam=True)
 TRAINING = Setting(OnResume.EFFECTIVE, method=True, hparam=True)
+EVERY_STEP = replace(TRAINING, trunk=True)
 SAMPLES = replace(MODEL, data_change=True)
 SHARDS = Setting(
     OnResume.REFUSED,
@@ -104,21 +105,21 @@ class OptimizerSection(Section):
     """AdamW."""
 
     learning_rate: float = setting(
-        ..., "Peak learning rate of AdamW, reached at the end of warmup.", TRAINING, gt=0
+        ..., "Peak learning rate of AdamW, reached at the end of warmup.", EVERY_STEP, gt=0
     )
     learning_rate_factors: RateFactors = setting(
         {},
         "Factors of the learning rate, {name pattern: factor}: of a weight the first pattern counts that its "
         "name matches; * stands for any text, as in '*_taps'.",
-        TRAINING,
+        EVERY_STEP,
     )
-    betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", TRAINING)
-    eps: float = setting(1e-8, "AdamW's epsilon.", TRAINING, gt=0)
+    betas: Betas = setting((0.9, 0.98), "AdamW's decay rates of the first and second moment.", EVERY_STEP)
+    eps: float = setting(1e-8, "AdamW's epsilon.", EVERY_STEP, gt=0)
     weight_decay: float = setting(
-        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", TRAINING, ge=0
+        0.01, "Decoupled weight decay of matrices and embeddings (never of norms).", EVERY_STEP, ge=0
     )
     gradient_clip: float = setting(
-        1.0, "Largest global gradient norm; 0 switches clipping off.", TRAINING, ge=0
+        1.0, "Largest global gradient norm; 0 switches clipping off.", EVERY_STEP, ge=0
     )
 
 
@@ -127,43 +128,55 @@ class ScheduleSection(Section):
 
     steps: Int | None = setting(
         None,
-        "Optimizer steps of the whole run; give this or tokens.",
-        replace(TRAINING, excludes="tokens"),
+        "Optimizer steps of the whole run; give this, tokens or flops.",
+        replace(TRAINING, excludes=("tokens", "flops")),
         ge=1,
     )
     tokens: Int | None = setting(
         None,
         "Training tokens of the whole run, rounded up to whole steps.",
-        replace(TRAINING, excludes="steps"),
+        replace(TRAINING, excludes=("steps", "flops")),
         ge=1,
     )
-    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant"] = setting(
-        ..., "Shape of the learning rate after warmup.", TRAINING
+    flops: Int | None = setting(
+        None,
+        "Executed FLOPs of the whole run, as hfu counts them, rounded up to whole steps.",
+        replace(TRAINING, excludes=("steps", "tokens")),
+        ge=1,
     )
-    warmup_steps: Int = setting(..., "Steps of linear warmup.", TRAINING, ge=0)
+    kind: Literal["cosine", "cosine_restarts", "polynomial", "constant", "wsd"] = setting(
+        ..., "Shape of the learning rate after warmup; wsd: constant, then schedule.decay.", EVERY_STEP
+    )
+    warmup_steps: Int = setting(..., "Steps of linear warmup.", EVERY_STEP, ge=0)
     min_ratio: float = setting(
         0.1, "Final learning rate as a fraction of the peak (not for constant).", TRAINING, ge=0, le=1
     )
     cycles: Int = setting(1, "Cosine cycles after warmup (cosine_restarts only).", TRAINING, ge=1)
     power: float = setting(1.0, "Exponent of the decay (polynomial only); 1 is linear.", TRAINING, gt=0)
+    decay: float = setting(
+        0.2, "Last part of the run, in which the rate falls linearly (wsd only).", TRAINING, ge=0, le=1
+    )
+    branch_from: PathLike | None = setting(
+        None,
+        "Run directory to start from, at its newest checkpoint before this run's decay (wsd only); without "
+        "effect once the run has a checkpoint of its own.",
+        Setting(OnResume.NO_EFFECT, noted=False, hparam=True),
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> ScheduleSection:
-        if (self.steps is None) == (self.tokens is None):
-            given = (
-                "neither is set" if self.steps is None else f"both are set ({self.steps} and {self.tokens})"
-            )
-            raise ValueError(f"schedule.steps and schedule.tokens: {given}; give exactly one")
-        if self.cycles != 1 and self.kind != "cosine_restarts":
-            raise ValueError(
-                f"schedule.cycles={self.cycles} has no effect with schedule.kind={self.kind}; "
-                "use kind cosine_restarts"
-            )
-        if self.power != 1.0 and self.kind != "polynomial":
-            raise ValueError(
-                f"schedule.power={self.power} has no effect with schedule.kind={self.kind}; "
-                "use kind polynomial"
-            )
+        lengths = {"steps": self.steps, "tokens": self.tokens, "flops": self.flops}
+        given = [f"{key} ({value})" for key, value in lengths.items() if value is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are set" if given else "none is set"
+            raise ValueError(f"schedule.steps, schedule.tokens, schedule.flops: {found}; give exactly one")
+        needed = {"cycles": "cosine_restarts", "power": "polynomial", "decay": "wsd", "branch_from": "wsd"}
+        for key, kind in needed.items():
+            value = getattr(self, key)
+            if self.kind != kind and value != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"schedule.{key}={value} has no effect with schedule.kind={self.kind}; use kind {kind}"
+                )
         return self
 
 
@@ -186,12 +199,12 @@ class DataSection(Section):
         None,
         "Shard directory with a manifest.json, from `python -m data_pipeline tokenize`, all of "
         "its sources in proportion to their tokens; give this or blend.",
-        replace(SHARDS, noted=False, excludes="blend"),
+        replace(SHARDS, noted=False, excludes=("blend",)),
     )
     blend: Annotated[tuple[BlendEntry, ...], BeforeValidator(as_tuple)] | None = setting(
         None,
         "Several shard directories, or weighted sources: [{directory, weight, sources}, ...].",
-        replace(SHARDS, method=True, excludes="directory"),
+        replace(SHARDS, method=True, excludes=("directory",)),
         min_length=1,
     )
     sequence_length: Int = setting(
@@ -358,7 +371,7 @@ class StabilitySection(Section):
         None,
         "Leave out an update whose loss or gradient norm is more than so many standard "
         "deviations above its running mean; unset: none is left out for its size.",
-        EFFECTIVE,
+        replace(EFFECTIVE, trunk=True),
         gt=0,
     )
 

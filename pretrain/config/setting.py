@@ -39,7 +39,8 @@ class Setting:
             those by which runs are compared.
         hparam: a column of TensorBoard's HPARAMS page.
         label: tells runs of one variant apart in the names of their groups.
-        excludes: the key of the same section that cannot be given together with this one, or "".
+        excludes: the keys of the same section that cannot be given together with this one.
+        trunk: a branch (`schedule.branch_from`) must have the value of its trunk.
     """
 
     on_resume: OnResume
@@ -50,7 +51,8 @@ class Setting:
     noted: bool = True
     hparam: bool = False
     label: bool = False
-    excludes: str = ""
+    excludes: tuple[str, ...] = ()
+    trunk: bool = False
 
 
 def setting(default: Any, description: str, record: Setting, **constraints: Any) -> Any:

@@ -20,6 +20,7 @@ from megatron_patches.recipe.counting import (
 from pretrain.config.deepspeed import settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of
+from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 
 MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
@@ -69,6 +70,7 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     count = count_parameters(shape, policy)
     model_flops = model_flops_per_token(shape, policy)
     saved = 1 - executed_flops_per_token(shape, policy) / model_flops
+    stable = f"{last_stable_step(config.schedule, config.total_steps):,}"
     what, factors = "freezing saves", []
     if policy.structured:
         what, (a, b) = "freezing and factors save", block_sizes(shape.hidden_size, shape.head_dim)
@@ -85,6 +87,8 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
         ("tokens per step", f"{config.tokens_per_step:,}"),
         ("total steps", f"{config.total_steps:,}"),
         ("total tokens", f"{config.tokens_per_step * config.total_steps:,}"),
+        ("total FLOPs, executed", f"{config.total_flops:.4g}"),
+        *([("last step before the decay", stable)] if config.schedule.kind == "wsd" else []),
         *factors,
         ("training FLOPs per token", f"{model_flops:.4g}; {what} {saved:.1%} of them"),
         ("DeepSpeed settings", _deepspeed_text(config)),

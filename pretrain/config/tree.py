@@ -6,12 +6,14 @@ both, and is the way to get a configuration.
 
 from __future__ import annotations
 
-from functools import cached_property
+from bisect import bisect_left
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from megatron_patches.bank.initial_weights_file import GivenWeights
 from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.recipe.counting import executed_flops_of_steps, executed_flops_per_token
 from megatron_patches.recipe.policy import QKPolicy, policy_for
 from megatron_patches.recipe.recipes import ScoreRecipe, bank_recipe, score_recipe
 from megatron_patches.recipe.tensors import ModelShape
@@ -60,11 +62,27 @@ class Config(Section):
 
     @property
     def total_steps(self) -> int:
-        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach schedule.tokens."""
+        """Return the optimizer steps of the run: schedule.steps, or the fewest that reach tokens or flops."""
         if self.schedule.steps is not None:
             return self.schedule.steps
+        if self.schedule.flops is not None:
+            return self._steps_of_flops
         tokens = self.schedule.tokens or 0
         return -(-tokens // self.tokens_per_step)
+
+    @cached_property
+    def _steps_of_flops(self) -> int:
+        """Return the fewest steps that execute schedule.flops, found by bisection."""
+        # Seen from its end, a longer run enters no phase later, and later phases cost more: FLOPs rise.
+        shape, policy, flops = self.shape(), self.policy(), self.schedule.flops or 0
+        wanted = -(-flops // self.tokens_per_step)
+        lengths = range(1, -(-wanted // int(executed_flops_per_token(shape, policy))) + 1)
+        return lengths[bisect_left(lengths, wanted, key=partial(executed_flops_of_steps, shape, policy))]
+
+    @property
+    def total_flops(self) -> int:
+        """Return the floating-point operations that the whole run executes, as `hfu` counts them."""
+        return self.tokens_per_step * executed_flops_of_steps(self.shape(), self.policy(), self.total_steps)
 
     @cached_property
     def given_weights(self) -> GivenWeights | None:

@@ -10,6 +10,7 @@
       model.position_embedding: [rope, learned]
     seeds: [1, 2, 3]                            # ... times a run.seed
 
+`schedule.branch_from` may be the name of an entry of `list`: its run with the same other values and seed.
 The runs come seed by seed, so that a sweep that is cut short has whole comparisons.
 """
 
@@ -20,7 +21,8 @@ import fnmatch
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator
@@ -40,6 +42,7 @@ from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
 
 _SHIPPED = "pretrain.configs.grids"
+_TRUNK = "schedule.branch_from"
 OWN_KEYS = {
     "run.name": "the sweep names its runs; an entry of `list` may have a `name`",
     "run.directory": "give `directory` instead",
@@ -184,9 +187,20 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
         *(Choice(key, value, OVERRIDE) for key, value in overrides),
     ]
     names = run_names([values for _, values in varied], grid.source)
+    directory = Path(next(choice.value for choice in reversed(fixed) if choice.key == "run.directory"))
+    named = list(zip(names, varied, strict=True))
+    trunks = {each.beside(each.label): str(directory / name) for name, (_, each) in named if each.label}
+
+    def placed(choice: Choice, values: NamedValues) -> Choice:
+        trunk = trunks.get(values.beside(choice.value)) if choice.key == _TRUNK else None
+        return choice if trunk is None else replace(choice, value=trunk)
+
     return [
-        GridRun(name, (Choice("run.name", name, grid.source), *fixed, *choices))
-        for name, (choices, _) in zip(names, varied, strict=True)
+        GridRun(
+            name,
+            (Choice("run.name", name, grid.source), *(placed(each, values) for each in (*fixed, *choices))),
+        )
+        for name, (choices, values) in named
     ]
 
 

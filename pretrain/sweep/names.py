@@ -30,6 +30,10 @@ class NamedValues:
     label: str | None = None
     labelled: int = 0
 
+    def beside(self, label: Any) -> str:
+        """Return a text that stands for the run of another label and the same other values."""
+        return repr((label, self.values[self.labelled :]))
+
 
 def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     """Return one name per run, different even where upper and lower case are not told apart.

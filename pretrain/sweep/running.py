@@ -102,7 +102,8 @@ def run_sweep(
 ) -> list[Outcome]:
     """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
 
-    `report` is told of every run when it starts (with None) and when it has ended.
+    A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended. `report` is
+    told of every run when it starts (with None) and when it has ended.
 
     Raises:
         UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
@@ -115,8 +116,10 @@ def run_sweep(
     waiting = deque(run for run in runs if run.standing != "finished")
     active: dict[int, _Job] = {}
     while active or (waiting and not signals.received):
-        while waiting and len(active) < jobs and not signals.received:
-            run = waiting.popleft()
+        while len(active) < jobs and not signals.received:
+            if (run := next_run(waiting, [job.run for job in active.values()])) is None:
+                break
+            waiting.remove(run)
             slot = next(slot for slot in range(jobs) if slot not in active)
             job = _start(run, environments[slot], local_ranks)
             if job is None:
@@ -132,6 +135,14 @@ def run_sweep(
             report(job.run, outcomes[job.run.name])
         time.sleep(POLL_SECONDS)
     return [outcomes[run.name] for run in runs]
+
+
+def next_run(waiting: Sequence[PlannedRun], active: Sequence[PlannedRun]) -> PlannedRun | None:
+    """Return the first run whose trunk has ended or is not of this sweep; None while there is no such run."""
+    to_come = {run.path.resolve() for run in (*waiting, *active)}
+    trunks = ((run, run.config.schedule.branch_from) for run in waiting)
+    ready = (run for run, trunk in trunks if trunk is None or trunk.resolve() not in to_come)
+    return next(ready, waiting[0] if waiting and not active else None)  # else two that name each other wait
 
 
 def train_command(run: PlannedRun, local_ranks: int) -> list[str]:

@@ -252,22 +252,23 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
     watch.at("finding the newest checkpoint")
     start = find_start(config, context, run_identity(config, {}, blend))
     position = start.position
+    own = start.checkpoint if start.trunk is None else None  # a trunk is only read
     watch.at("building the model")
     phased = PhasedEngine(config, context, position.step, start.state)
     identity = run_identity(config, bank_digests(phased.engine.module, context), blend)
     if start.about is not None:
         check_bank(str(start.checkpoint), start.about.frozen_bank, identity["frozen_bank"])
     errors = DeferredError(context.device)
-    checkpoints = Checkpoints(config, context, identity, start.checkpoint, errors)
+    checkpoints = Checkpoints(config, context, identity, own, errors)
     _on_first_rank(context, lambda: data.samples.prepare(position.consumed_samples))
 
     def open_run_files() -> Telemetry:
         check_steps_left(config, position)
-        checkpoints.name_latest(start.checkpoint)
-        changes = changes_since(config, position)
-        write_run_files(config, context, data, phased, position, [*start.layout_changes, *changes])
+        checkpoints.name_latest(own)
+        changes = changes_since(config, start)
+        write_run_files(config, context, data, phased, start, [*start.layout_changes, *changes])
         telemetry = open_telemetry(config, context, phased, position)
-        telemetry.say(headline(config, context, phased.audit, position, changes))
+        telemetry.say(headline(config, context, phased.audit, start, changes))
         for note in start.notes:
             telemetry.say(note)
         for name in checkpoints.remove_unfinished():

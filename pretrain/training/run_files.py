@@ -11,7 +11,9 @@ import torch
 import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
+from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.layout import Layout
+from pretrain.checkpoint.resuming import Start
 from pretrain.config.keys import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
@@ -52,15 +54,16 @@ def check_steps_left(config: Config, position: Position) -> None:
     if position.step > config.total_steps or VALIDATION_LOSS.tag not in last:
         raise UserError(
             f"{config.run_path} has trained {position.step} steps and the schedule ends at "
-            f"{config.total_steps}; set schedule.steps or schedule.tokens to more than that, or choose "
+            f"{config.total_steps}; set schedule.steps, tokens or flops to more than that, or choose "
             "another run.name"
         )
 
 
-def changes_since(config: Config, position: Position) -> list[Change]:
-    """Return the keys that differ from config.yaml, as the segment before left it, and now take effect."""
+def changes_since(config: Config, start: Start) -> list[Change]:
+    """Return the keys that differ from config.yaml, as the segment before or the trunk left it."""
+    run, position = start.trunk or RunDirectory(config.run_path), start.position
     try:
-        before = yaml.safe_load(RunDirectory(config.run_path).config.read_text())
+        before = yaml.safe_load(run.config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
         return []
     return list(effective_changes(before, config)) if position.step and isinstance(before, dict) else []
@@ -71,17 +74,20 @@ def write_run_files(
     context: ParallelContext,
     data: RunData,
     phased: PhasedEngine,
-    position: Position,
+    start: Start,
     changes: Sequence[Change],
 ) -> None:
     """Write the files that describe the run, and the state that says it is running.
 
-    environment.json tells of the segment that starts, and in `segments` of it and all before.
+    environment.json tells of the segment that starts, and in `segments` of it and all before. A branch begins
+    with its trunk's records and audit.
     """
-    run = RunDirectory(config.run_path)
+    run, position, trunk = RunDirectory(config.run_path), start.position, start.trunk
     run.summary.unlink(missing_ok=True)  # of an earlier end, if the schedule was extended
     write_text_atomically(run.config, config.to_yaml())
-    write_audit(config, phased)
+    if trunk is not None:
+        take_records(trunk, run, position.step)
+    write_audit(config, phased, trunk)
     layout = {
         "device": device_name(context.device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
@@ -94,17 +100,18 @@ def write_run_files(
         **{key: environment[key] for key in ("started", "host", "git_commit", *layout)},
         "first_step": position.step + 1,
         "changes": {change.key: {"was": change.was, "is": change.value} for change in changes},
+        **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
-    earlier = _on_disk(run.environment).get("segments", []) if position.step else []
+    earlier = _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
     write_json(run.environment, {**environment, "segments": [*earlier, segment]})
     write_json(run.data, data_facts(config, data))
     run.write_state(RUNNING)
 
 
-def write_audit(config: Config, phased: PhasedEngine) -> None:
-    """Write the audit of the live engine beside those of the phases before."""
-    path = RunDirectory(config.run_path).audit
-    write_json(path, phased.audit_of_phases(_on_disk(path)))
+def write_audit(config: Config, phased: PhasedEngine, trunk: RunDirectory | None = None) -> None:
+    """Write the audit of the live engine beside those of the phases before, in this run or its trunk."""
+    run = RunDirectory(config.run_path)
+    write_json(run.audit, phased.audit_of_phases(_on_disk((trunk or run).audit)))
 
 
 def _on_disk(path: Path) -> dict[str, Any]:
@@ -168,18 +175,20 @@ def headline(
     config: Config,
     context: ParallelContext,
     audit: Mapping[str, Any],
-    position: Position,
+    start: Start,
     changes: Sequence[Change],
 ) -> str:
     """Return the first line of a run's log."""
-    totals = audit["totals"]
-    start = f"resumes after step {position.step}" if position.step else "starts"
+    totals, step = audit["totals"], start.position.step
+    begins = f"resumes after step {step}" if step else "starts"
+    if start.trunk is not None:
+        begins = f"starts as a branch of {start.trunk.path}, after its step {step}"
     return (
-        f"{config.run_path} {start}: {config.attention.variant}, "
+        f"{config.run_path} {begins}: {config.attention.variant}, "
         f"{totals['model_trainable_parameters']:,} trainable and {totals['model_frozen_parameters']:,} "
         f"frozen parameters, tensor parallel {context.tensor_parallel_size} x data parallel "
         f"{context.data_parallel_size} on {device_name(context.device)}, ZeRO-{audit['zero_stage']}"
-        + "".join(f"; from step {position.step + 1} on {change}" for change in changes)
+        + "".join(f"; from step {step + 1} on {change}" for change in changes)
     )
 
 

@@ -36,9 +36,10 @@ def test_every_key_has_a_complete_record(key: str, field: FieldInfo) -> None:
     if record.on_resume is OnResume.REFUSED and not record.identity:
         assert key in ("data.directory", "data.blend") or key.startswith("attention.")
     assert record.hparam if record.method else True
-    if record.excludes:
-        section, _, own = key.partition(".")
-        assert KEYS[f"{section}.{record.excludes}"].excludes == own
+    section, _, own = key.partition(".")
+    for other in record.excludes:
+        assert {own, *record.excludes} == {other, *KEYS[f"{section}.{other}"].excludes}
+    assert record.on_resume is OnResume.EFFECTIVE if record.trunk else True  # what is refused is so anyway
 
 
 def test_a_key_without_a_record_is_noticed() -> None:
@@ -58,6 +59,7 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "data.cache_directory",
         "data.loader_workers",
         "data.allow_change",
+        "schedule.branch_from",
     }
     sections = ("model", "attention", "optimizer", "schedule", "data", "precision")
     assert {key for key, record in KEYS.items() if record.hparam} == {
@@ -76,6 +78,7 @@ def test_the_queries_find_what_they_ask_for() -> None:
         "data.allow_change",
         "data.validate_every",
         "data.micro_batch_size",
+        "schedule.branch_from",
     }
     labels = {key for key, record in KEYS.items() if record.label}
     assert labels == {f"attention.{name}" for name in AXES} - {"attention.adapters"}

@@ -103,8 +103,8 @@ def test_broken_files(tmp_path: Path, text: str, words: str) -> None:
 def test_a_file_with_two_keys_that_exclude_each_other(tmp_path: Path) -> None:
     text = load_config("demo").to_yaml().replace("  tokens: null\n", "  tokens: 1000\n")
     path = yaml_file(tmp_path, text)
-    assert "schedule.steps and schedule.tokens: both are set" in message(path)
-    assert "both are set" in message(path, "run.seed=3")
+    assert "steps (240) and tokens (1000) are set; give exactly one" in message(path)
+    assert "steps (240) and tokens (1000) are set" in message(path, "run.seed=3")
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -201,9 +201,17 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
         (["model.position_embedding=rope", "model.head_dim=31"], ["position_embedding=rope", "31"]),
         (
             ["schedule.tokens=1000", "schedule.steps=20"],
-            ["schedule.steps and schedule.tokens: both are set (20 and 1000)"],
+            ["schedule.steps, schedule.tokens, schedule.flops: steps (20) and tokens (1000) are set"],
         ),
-        (["schedule.steps=null"], ["schedule.steps and schedule.tokens: neither is set"]),
+        (["schedule.tokens=1000", "schedule.flops=1e12"], ["tokens (1000) and flops (1000000000000) are"]),
+        (["schedule.steps=null"], ["schedule.steps, schedule.tokens, schedule.flops: none is set"]),
+        (["schedule.flops=1e9", "schedule.warmup_steps=9"], ["schedule.flops=1000000000", "the 1 steps"]),
+        (
+            ["schedule.kind=wsd", "schedule.decay=0.9"],
+            ["schedule.warmup_steps=30", "the 216 steps of schedule.decay=0.9", "more than the 240 steps"],
+        ),
+        (["schedule.decay=0.1"], ["schedule.decay=0.1", "schedule.kind=cosine", "use kind wsd"]),
+        (["schedule.branch_from=runs/x"], ["schedule.branch_from=runs/x", "schedule.kind=cosine"]),
         (["schedule.steps=20", "schedule.warmup_steps=21"], ["schedule.warmup_steps=21", "the 20 steps"]),
         (["schedule.cycles=2"], ["schedule.cycles=2", "schedule.kind=cosine"]),
         (["schedule.power=2"], ["schedule.power=2.0", "schedule.kind=cosine"]),

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from pretrain.config.schedule import learning_rate
+from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.config.sections import OptimizerSection, ScheduleSection
 
 PEAK = 0.01
-KINDS = ["cosine", "cosine_restarts", "polynomial"]
+KINDS = ["cosine", "cosine_restarts", "polynomial", "wsd"]
 
 
 def rate(step: int, total: int = 110, *, kind: str = "cosine", warmup: int = 10, **settings: float) -> float:
@@ -66,6 +66,32 @@ def test_cycles_that_do_not_divide_the_steps_still_end_at_the_floor() -> None:
 def test_constant_stays_at_the_peak() -> None:
     assert {rate(step, kind="constant") for step in range(10, 200)} == {PEAK}
     assert rate(5, kind="constant") == pytest.approx(PEAK / 2)
+
+
+def test_wsd_by_hand() -> None:
+    def wsd(step: int, total: int = 100, decay: float = 0.2) -> float:
+        return rate(step, total, kind="wsd", decay=decay)
+
+    assert wsd(5) == PEAK / 2 and {wsd(step) for step in range(10, 81)} == {PEAK}
+    assert wsd(81) == pytest.approx(0.001 + 0.009 * 19 / 20)
+    assert wsd(90) == pytest.approx(0.0055)
+    assert wsd(100) == 0.001
+    assert [wsd(step, 90, 1 - 10 / 90) for step in (10, 11, 90)] == [
+        PEAK,
+        pytest.approx(PEAK - 9e-3 / 80),
+        1e-3,
+    ]
+    assert {wsd(step, decay=0.0) for step in range(10, 101)} == {PEAK}
+    assert (wsd(99, decay=0.001), wsd(100, decay=0.001)) == (PEAK, 0.1 * PEAK)  # at least one step
+
+
+@pytest.mark.parametrize("total", [40, 100, 160])
+def test_horizons_share_their_steps_up_to_the_decay_of_the_shorter(total: int) -> None:
+    settings = ScheduleSection(steps=total, kind="wsd", warmup_steps=10)
+    stable = last_stable_step(settings, total)
+    assert stable == 0.8 * total
+    own, longer = ([rate(step, length, kind="wsd") for step in range(1, total)] for length in (total, 400))
+    assert own[:stable] == longer[:stable] and own[stable] < longer[stable]
 
 
 @pytest.mark.parametrize("kind", KINDS)

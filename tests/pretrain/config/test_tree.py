@@ -11,8 +11,10 @@ import yaml
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
+from pretrain.config.phases import phase_at
 from pretrain.config.refusals import check_layout
 from pretrain.config.show import render_show, summary_rows, value_rows
 from pretrain.errors import UserError
@@ -159,6 +161,31 @@ def test_an_override_unsets_the_key_of_the_file_that_it_excludes() -> None:
     blend = load_config("demo", [f"data.blend={BLEND}"])
     assert blend.data.directory is None
     assert load_config("demo", ["schedule.tokens=null"]).schedule.steps == 240
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "orthogonal", "monarch", "synthesizer_random", "unfreeze"])
+@pytest.mark.parametrize("steps", [12, 37, 240, 241])
+def test_flops_are_rounded_up_to_the_fewest_whole_steps(variant: str, steps: int) -> None:
+    common = [f"attention.variant={variant}", "schedule.warmup_steps=2"]
+
+    def steps_of(flops: int) -> int:
+        return load_config("demo", [*common, f"schedule.flops={flops}"]).total_steps
+
+    fixed = load_config("demo", [*common, f"schedule.steps={steps}"])
+    by_hand = sum(
+        executed_flops_per_token(fixed.shape(), fixed.policy(), phase_at(fixed, step).number)
+        for step in range(1, steps + 1)
+    )
+    assert fixed.total_flops == by_hand * fixed.tokens_per_step
+    assert steps_of(fixed.total_flops) == steps
+    assert steps_of(fixed.total_flops - 1) == steps
+    assert steps_of(fixed.total_flops + 1) == steps + 1
+
+
+def test_flops_unset_the_length_of_the_file_and_show_has_them() -> None:
+    loaded = load_config_with_origins("large", ["schedule.flops=1e19"])
+    assert (loaded.config.schedule.steps, loaded.config.schedule.tokens) == (None, None)
+    assert dict(summary_rows(loaded.config))["total FLOPs, executed"] == "1e+19"
 
 
 def test_deepspeed_overrides_nest() -> None:

@@ -18,7 +18,7 @@ from pretrain.errors import UserError
 from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grids
 from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names
 from pretrain.sweep.plan import PlannedRun, plan_sweep
-from pretrain.sweep.running import devices_of_slot
+from pretrain.sweep.running import devices_of_slot, next_run
 from tests.shipped_grids import planned_runs, shipped_grid
 
 ONE_RANK = {"parallel.tensor_model_parallel_size": 1}
@@ -49,6 +49,46 @@ def refusal(directory: Path, *overrides: str, **content: Any) -> str:
 
 
 # What a grid expands to
+
+
+def test_the_name_of_an_entry_is_the_trunk_of_its_branches(tmp_path: Path) -> None:
+    arms: dict[str, Any] = {
+        "set": {**ONE_RANK, "schedule.kind": "wsd", "schedule.branch_from": "trunk"},
+        "list": [
+            {"name": "short", "schedule.steps": 100},
+            {"name": "trunk", "schedule.steps": 400, "schedule.branch_from": None},
+            {"name": "other", "schedule.steps": 200, "schedule.branch_from": "runs/other"},
+        ],
+        "grid": {"model.num_layers": [2, 4]},
+        "seeds": [1, 2],
+    }
+    runs = {run.name: run for run in plan(tmp_path, **arms)}
+    trunk_of = {name: run.config.schedule.branch_from for name, run in runs.items()}
+    assert trunk_of["short-num_layers_4-seed_2"] == tmp_path / "runs" / "trunk-num_layers_4-seed_2"
+    assert trunk_of["trunk-num_layers_4-seed_2"] is None
+    assert trunk_of["other-num_layers_4-seed_2"] == Path("runs/other")
+    assert runs["short-num_layers_2-seed_1"].overrides[-1] == "run.seed=1"
+    assert (
+        f"schedule.branch_from={trunk_of['short-num_layers_2-seed_1']}"
+        in runs["short-num_layers_2-seed_1"].overrides
+    )
+
+    waiting, order = list(runs.values())[:6], []
+    while (run := next_run(waiting, [])) is not None:
+        assert (
+            next_run([branch for branch in waiting if branch.config.schedule.branch_from == run.path], [run])
+            is None
+        )
+        waiting.remove(run)
+        order.append(run.name)
+    assert order == [
+        "trunk-num_layers_2-seed_1",
+        "short-num_layers_2-seed_1",
+        "trunk-num_layers_4-seed_1",
+        "short-num_layers_4-seed_1",
+        "other-num_layers_2-seed_1",
+        "other-num_layers_4-seed_1",
+    ]
 
 
 def test_seeds_then_list_then_grid_with_the_last_key_fastest(tmp_path: Path) -> None:

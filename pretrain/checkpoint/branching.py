@@ -1,0 +1,93 @@
+"""The start of a branch (`schedule.branch_from`): a checkpoint of its trunk, which is only read.
+
+Up to that checkpoint the trunk has trained what the branch would have: the same identity (`identity`), the
+same values of the keys whose record says `trunk`, and in every step the learning rate of the branch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.config.keys import KEYS, effective_changes
+from pretrain.config.phases import phases_of
+from pretrain.config.schedule import last_stable_step, learning_rate
+from pretrain.config.tree import Config
+from pretrain.errors import UserError
+from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import LEARNING_RATE, METRICS
+
+
+def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
+    """Return the trunk's complete checkpoints that the run may start from, newest first; refuse if none."""
+    _check_keys(config, trunk)
+    last, complete = _last_common_step(config, trunk), trunk.complete_checkpoints()
+    points = [path for path in complete if step_of(path) <= last]
+    if not points:
+        there = ", ".join(str(step_of(path)) for path in reversed(complete)) or "none"
+        raise UserError(
+            f"schedule.branch_from={trunk.path} has no complete checkpoint up to step {last}, after which "
+            f"its learning rates are not this run's (complete: {there}); train it with a checkpoint.every "
+            "and checkpoint.keep_last that leave one there"
+        )
+    return points
+
+
+def _check_keys(config: Config, trunk: RunDirectory) -> None:
+    """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
+    place = f"schedule.branch_from={trunk.path}"
+    for change in effective_changes(_content(trunk.config), config):
+        if KEYS[change.key].trunk:
+            raise UserError(f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out")
+    for segment in _content(trunk.environment).get("segments", []):
+        for key in segment["changes"]:
+            if key in KEYS and KEYS[key].trunk:
+                step = segment["first_step"]
+                raise UserError(f"{place}: {key} changed at step {step}; branch from a run that kept it")
+
+
+def _last_common_step(config: Config, trunk: RunDirectory) -> int:
+    """Return the last step before this run's decay up to which the trunk had the same learning rates."""
+    total, phases = config.total_steps, phases_of(config)
+    last = min(last_stable_step(config.schedule, total), total - 1)
+    for record in read_metrics(trunk.metrics):
+        step = record["step"]
+        if step > last:
+            break
+        phase = next(phase for phase in reversed(phases) if phase.first_step <= step)
+        rate = learning_rate(config.optimizer, config.schedule, step, total) * phase.learning_rate_factor
+        if record.get(LEARNING_RATE.tag) != rate:
+            return step - 1
+    return last
+
+
+def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
+    """Return where a branch comes from, for environment.json: run, step, and the commit that trained it."""
+    segments = _content(trunk.environment).get("segments", [])
+    *_, segment = ({}, *(each for each in segments if each["first_step"] <= step))
+    return {"run": str(trunk.path), "step": step, "git_commit": segment.get("git_commit")}
+
+
+def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:
+    """Begin the run's metrics.jsonl with the trunk's records up to `step`, without what was measured."""
+    measured = {metric.tag for metric in METRICS if metric.measured}
+    records = itertools.takewhile(lambda record: record["step"] <= step, read_metrics(trunk.metrics))
+    kept = ({tag: value for tag, value in each.items() if tag not in measured} for each in records)
+    write_text_atomically(run.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Read a mapping from YAML, which JSON is too."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"schedule.branch_from={path.parent}: {reason}; give the directory of a run"
+        ) from None
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,142 @@
+"""A branch of a trunk is, from its first step on, the run of its own length without a trunk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pretrain.compare.comparison import compare_runs
+from pretrain.runs.curves import read_curves
+from pretrain.runs.tags import LOSS, STEP_SECONDS
+from tests.command_line import assert_refused, checkpoint_tensors, deterministic_metrics, equal, files_under
+from tests.ranks import train_on_warm_ranks
+from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.timeout(900)
+TRUNK, STEPS, POINT = 24, 12, 8  # steps 10 to 12 decay, and the trunk has checkpoints at 4, 8, 12 …
+LAYOUTS = {"one-rank": (1, {}), "tp2-dp2-zero1": (4, {"parallel__tensor_model_parallel_size": 2})}
+
+
+class Family:
+    """A trunk and a run without one, in a directory; `train` makes more."""
+
+    def __init__(self, shards: Path, directory: Path, ranks: int, layout: dict[str, object]) -> None:
+        self.shards, self.directory, self.ranks, self.layout = shards, directory, ranks, layout
+        self.trunk, self.whole = directory / "trunk", directory / "whole"
+        self.train("trunk", schedule__steps=TRUNK)
+        self.train("whole")
+
+    def overrides(self, name: str, **changes: object) -> list[str]:
+        common = {
+            "schedule__kind": "wsd",
+            "schedule__decay": 0.25,
+            "schedule__steps": STEPS,
+            "model__dropout": 0.1,
+            "checkpoint__every": 4,
+            "checkpoint__keep_last": 9,
+            "data__validate_every": 5,
+            **({"deepspeed__config": "zero1"} if self.ranks > 1 else {}),
+            **self.layout,
+        }
+        return tiny_overrides(self.shards, self.directory, name, **{**common, **changes})
+
+    def train(self, name: str, **changes: object) -> Path:
+        done = train_on_warm_ranks(self.overrides(name, **changes), self.ranks)
+        assert done.returncode == 0, done.stderr
+        return self.directory / name
+
+    def refused(self, *fragments: str, **changes: object) -> None:
+        given = {"schedule__branch_from": self.trunk, **changes}
+        assert_refused(train_on_warm_ranks(self.overrides("refused", **given), self.ranks), *fragments)
+        assert not (self.directory / "refused" / "metrics.jsonl").exists()
+
+    def assert_whole(self, run: Path) -> None:
+        assert deterministic_metrics(run) == deterministic_metrics(self.whole)
+        last = f"checkpoints/step_{STEPS:08d}"
+        ours, theirs = checkpoint_tensors(run / last), checkpoint_tensors(self.whole / last)
+        assert ours.keys() == theirs.keys() and len(ours) > 50
+        assert [place for place in ours if not equal(ours[place], theirs[place])] == []
+
+
+@pytest.fixture(scope="module", params=LAYOUTS.values(), ids=LAYOUTS)
+def family(
+    request: pytest.FixtureRequest, tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Family:
+    return Family(tiny_shards, tmp_path_factory.mktemp("horizons"), *request.param)
+
+
+def test_a_branch_is_the_run_of_its_own_length(family: Family) -> None:
+    before = files_under(family.trunk)
+    branch = family.train("branch", schedule__branch_from=family.trunk, checkpoint__every=2)
+    assert files_under(family.trunk) == before
+    family.assert_whole(branch)
+    assert not (branch / f"checkpoints/step_{POINT:08d}").exists()
+
+    environment = json.loads((branch / "environment.json").read_text())
+    (segment,) = environment["segments"]
+    trunk = json.loads((family.trunk / "environment.json").read_text())
+    origin = {"run": str(family.trunk), "step": POINT, "git_commit": trunk["git_commit"]}
+    assert segment["branched_from"] == origin and segment["first_step"] == POINT + 1
+    changes = {"schedule.steps": {"was": TRUNK, "is": STEPS}, "checkpoint.every": {"was": 4, "is": 2}}
+    assert segment["changes"] == changes
+
+    # It resumes from its own checkpoint of step 10, also where the trunk is gone.
+    shutil.rmtree(branch / f"checkpoints/step_{STEPS:08d}")
+    gone = family.trunk.rename(family.directory / "gone")
+    try:
+        family.train("branch", schedule__branch_from=family.trunk, checkpoint__every=2)
+    finally:
+        gone.rename(family.trunk)
+    family.assert_whole(branch)
+    first, second = json.loads((branch / "environment.json").read_text())["segments"]
+    assert first["branched_from"] == origin and second["first_step"] == 11
+
+
+def test_a_branch_of_a_branch(family: Family) -> None:
+    family.train("middle", schedule__branch_from=family.trunk, schedule__steps=14, checkpoint__every=9)
+    family.assert_whole(family.train("end", schedule__branch_from=family.directory / "middle"))
+
+
+def test_compare_reads_a_branch(family: Family) -> None:
+    other = family.train(
+        "other", schedule__branch_from=family.trunk, schedule__decay=0.5, checkpoint__every=2
+    )
+    curves = read_curves(other / "metrics.jsonl")
+    assert curves.steps.tolist() == list(range(1, STEPS + 1)) and np.isfinite(curves[LOSS]).all()
+    timed = np.isfinite(curves[STEP_SECONDS])
+    assert curves.steps[timed].tolist() == list(range(5, STEPS + 1))  # its own steps alone
+    comparison = compare_runs([family.whole, other], "whole", ["schedule.decay"])
+    measured = {variant.runs[0].name: variant.cost.step_seconds for variant in comparison.variants}
+    assert measured["other"] is not None and measured["other"].n == STEPS - 4
+
+
+def test_what_does_not_match_is_refused_with_the_key(family: Family, tmp_path: Path) -> None:
+    family.refused("optimizer.weight_decay is 0.5, was 0.01 in the trunk", optimizer__weight_decay=0.5)
+    family.refused("schedule.warmup_steps is 3, was 2 in the trunk", schedule__warmup_steps=3)
+    family.refused("model.dropout=0.1 but this run has 0.3", model__dropout=0.3)
+    family.refused(
+        "no complete checkpoint up to step 3", "complete: 4, 8, 12, 16, 20, 24)", schedule__steps=4
+    )
+    family.refused(
+        "nothing/config.yaml'; give the directory of a run", schedule__branch_from=tmp_path / "nothing"
+    )
+
+
+def test_a_damaged_checkpoint_is_left_where_it_is(family: Family) -> None:
+    file = family.trunk / f"checkpoints/step_{POINT:08d}/rank_00000.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    try:
+        family.refused("rank_00000.safetensors does not have the SHA-256")
+        before = files_under(family.trunk)
+        earlier = family.train("earlier", schedule__branch_from=family.trunk, checkpoint__fall_back="true")
+        assert files_under(family.trunk) == before
+        family.assert_whole(earlier)
+        origin = json.loads((earlier / "environment.json").read_text())["segments"][0]["branched_from"]
+        assert origin["step"] == POINT - 4
+    finally:
+        file.write_bytes(content)
