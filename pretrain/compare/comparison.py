@@ -18,19 +18,11 @@ from pretrain.compare.comparability import (
     seed_notes,
     settings_notes,
 )
-from pretrain.compare.compute import (
-    EqualCompute,
-    Lengths,
-    bytes_per_token,
-    equal_compute,
-    runs_by_length,
-    seconds_ratio,
-)
+from pretrain.compare.compute import EqualCompute, Lengths, bytes_per_token, equal_compute, runs_by_length
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers
-from pretrain.errors import UserError
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
@@ -171,7 +163,7 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str,
     base = groups.baseline_of(group)
     losses = _losses(group)
     by_source = {name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)}
-    compute = None if base.name == group.name else _equal_compute(group, base, match, lengths)
+    compute = None if base.name == group.name else equal_compute(group, base, match, lengths)
     perplexities = [run.result.validation_perplexity for run in group.runs]
 
     def gap(own: Mapping[int, float], others: Mapping[int, float]) -> PairedGap | None:
@@ -197,27 +189,6 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str,
         bytes_per_token=bytes_per_token(group.runs[0]),
         compute=compute,
     )
-
-
-def _equal_compute(
-    group: Group[FinishedRun], base: Group[FinishedRun], match: str, lengths: Lengths
-) -> EqualCompute:
-    own, others = ({run.seed: run for run in runs.runs} for runs in (group, base))
-    theories, costs = [expected_cost(runs.runs[0]) for runs in (group, base)], {}
-    if match == "seconds":
-        costs = {seed: seconds_ratio(own[seed], others[seed]) for seed in own if seed in others}
-    elif theories[0] and theories[1]:
-        costs = dict.fromkeys(
-            own, theories[0].executed_flops_per_token / theories[1].executed_flops_per_token
-        )
-    compute = equal_compute(base.name, own, others, costs, lengths)
-    if match != "tokens" and compute.gap is None and own.keys() & others.keys():
-        missing = "its learning curve has one point" if costs else "the formulas do not know the FLOPs"
-        raise UserError(
-            f"--match {match} cannot be had for {group.name}: {missing}; validate more often "
-            "(data.validate_every), give runs of several lengths with --subject tokens, or leave --match out"
-        )
-    return compute
 
 
 def _trends(

@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.compare.theory import expected_cost
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.curves import Floats
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import STEP_SECONDS, VALIDATION_LOSS
 from pretrain.study.gaps import NATS, SCORES, PairedGap, paired_gap
-from pretrain.study.seeds import Groups
+from pretrain.study.seeds import Group, Groups
 
 LENGTHS, BASELINE_LENGTHS, VALIDATIONS = "lengths", "lengths of the baseline", "validations"
 """Points of the learning curves: runs of several lengths (of both, of the baseline alone) or a run's own."""
 _FAR = 64.0
 """Doublings by which a curve is continued past its ends."""
-Runs = Mapping[int, FinishedRun]
 Lengths = Mapping[Path, Mapping[int, float]]
 """{path of a run: {tokens: validation loss} of the runs that differ from it in length alone}"""
 
@@ -124,25 +124,36 @@ class EqualCompute:
 
 
 def equal_compute(
-    baseline: str, own: Runs, base: Runs, costs: Mapping[int, float], lengths: Lengths
+    group: Group[FinishedRun], baseline: Group[FinishedRun], match: str, lengths: Lengths
 ) -> EqualCompute:
-    """Return the variant's runs `own` at the compute of the baseline's runs `base`.
+    """Return a variant at its baseline's compute: seconds if `match` says so, else executed FLOPs by formula.
 
-    Args:
-        costs: {seed: cost of a token of the variant over one of the baseline}; empty where unknown.
+    Raises:
+        UserError: the runs do not tell the gap that `match` asks for.
     """
-    finite = [
-        {s for s, run in runs.items() if run.result.validation_loss is not None} for runs in (own, base)
-    ]
-    seeds = sorted(finite[0] & finite[1])
-    costs = {seed: costs[seed] for seed in seeds if seed in costs}
-    curves, cost = _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths), Ratio.of(costs)
+    own, base = (
+        {r.seed: r for r in of.runs if r.result.validation_loss is not None} for of in (group, baseline)
+    )
+    seeds = sorted(own.keys() & base.keys())
+    theory, base_theory = expected_cost(group.runs[0]), expected_cost(baseline.runs[0])
+    costs = {}
+    if match == "seconds":
+        costs = {seed: seconds_ratio(own[seed], base[seed]) for seed in seeds}
+    elif theory and base_theory:
+        costs = dict.fromkeys(seeds, theory.executed_flops_per_token / base_theory.executed_flops_per_token)
+    cost, curves = Ratio.of(costs), _curves([own[s] for s in seeds], [base[s] for s in seeds], lengths)
     results = [base[seed].result for seed in seeds]
     learned = [math.log(one.unigram_perplexity) - (one.validation_loss or 0.0) for one in results]
     compute = EqualCompute(cost.mean if cost else None)
     if curves:
         tokens = {seed: (own[seed].result.tokens, base[seed].result.tokens) for seed in seeds}
-        compute = price(baseline, *curves, tokens, costs)
+        compute = price(baseline.name, *curves, tokens, costs)
+    if match != "tokens" and seeds and compute.gap is None:
+        missing = "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
+        raise UserError(
+            f"--match {match} cannot be had for {group.name}: {missing}; validate more often "
+            "(data.validate_every), give runs of several lengths with --subject tokens, or leave --match out"
+        )
     return replace(compute, learned=float(np.mean(learned)) if learned else None)
 
 

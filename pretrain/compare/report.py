@@ -84,7 +84,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         "measures a ratio of speeds side by side."
     )
     tables = (quality_summary(comparison), cost_summary(comparison))
-    sentences = [*_gap_sentences(comparison), *_prices(comparison), warning, *comparison.notes]
+    sentences = [*_gap_sentences(comparison), warning, *comparison.notes]
     show((*_headlines(comparison), *tables, sentences), console, lines=True)
 
 
