@@ -99,7 +99,7 @@ class Ratio:
         """Summarise {seed: ratio}; None for no seeds."""
         logs = {seed: math.log(ratio) for seed, ratio in ratios.items()}
         gap = paired_gap("", logs, dict.fromkeys(logs, 0.0), SCORES)
-        ends = [end and math.exp(end) for end in (gap.low, gap.high)] if gap else []
+        ends = [None if e is None else math.exp(e) for e in (gap.low, gap.high)] if gap else []
         return Ratio(math.exp(gap.mean), *ends) if gap else None
 
 

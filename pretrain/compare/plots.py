@@ -79,6 +79,7 @@ def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | N
         even = (-slope if comparison.match == "tokens" else 0.0) * np.log2(1 - x / 100)
         text = f"break-even {stratum}".strip() + f": {slope:.2f} nats a doubling of tokens"
         axes.plot(x, even, color=GREY, ls=DASHES[place % len(DASHES)], lw=1.2, label=text)
+    if slopes:
         remark(
             axes, "below: cheaper to the same loss", (0.99, 0.02), (0, 0), ("axes fraction",) * 2, ha="right"
         )

@@ -82,6 +82,7 @@ def test_a_ratio_is_a_geometric_mean() -> None:
     ratio = Ratio.of({1: 0.5, 2: 2.0})
     assert ratio is not None and ratio.mean == pytest.approx(1.0)
     assert ratio.low is not None and ratio.high == pytest.approx(1 / ratio.low)
+    assert Ratio.of({1: 1.0, 2: 1.0}) == Ratio(1.0, 1.0, 1.0)
     assert Ratio.of({1: 3.0}) == Ratio(pytest.approx(3.0), None, None) and Ratio.of({}) is None
 
 
