@@ -7,5 +7,6 @@ results     the pages of docs/results
 bank        making the frozen bank
 checkpoint  synchronous and asynchronous saves
 inference   exported models
+compute_coverage  coverage of the intervals that `compare` gives effective compute
 bert_small  a small BERT and a test of its sentences, for `evaluate bert-reservoir`
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,6 +22,15 @@ from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.sweep.verb import sweep
+
+
+class Match(str, Enum):
+    """Quantity of which runs have used the same where `compare` compares their losses."""
+
+    TOKENS = "tokens"
+    FLOPS = "flops"
+    SECONDS = "seconds"
+
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -123,6 +133,9 @@ def compare(
         list[str] | None,
         typer.Option(help="A difference that is what is compared, such as model.num_layers; repeatable."),
     ] = None,
+    match: Annotated[
+        Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
+    ] = Match.TOKENS,
     out: Annotated[
         Path,
         typer.Option(help="Directory for report.md, comparison.json, CSV tables, plots, TensorBoard links."),
@@ -141,10 +154,11 @@ def compare(
     from pretrain.runs.finished import holds_no_run
 
     directories = [run for run in runs if not holds_no_run(run)] or runs
-    comparison = compare_runs(directories, baseline, subject or [])
+    comparison = compare_runs(directories, baseline, subject or [], match.value)
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", baseline), ("--out", str(out))]
     command += [("--subject", name) for name in subject or []]
+    command += [("--match", match.value)] if match != Match.TOKENS else []
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
     if len(directories) < len(runs):

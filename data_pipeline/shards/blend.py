@@ -129,6 +129,13 @@ class Blend:
             for source, manifests in self._held_out().items()
         }
 
+    def validation_bytes(self) -> dict[str, int]:
+        """Return the bytes of held-out text of every source."""
+        return {
+            source: sum(s.text_bytes for m in manifests for s in m.shards_of("validation", source))
+            for source, manifests in self._held_out().items()
+        }
+
     def train_tokens(self) -> int:
         """Return the number of training tokens that there are, over all parts."""
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)

@@ -2,6 +2,7 @@
 
 comparison     the comparison as one value, `Comparison`
 comparability  facts that must be equal, those that may be the subject, and notes on other differences
+compute        equal compute: learning curves, tokens and cost to the baseline's loss
 convergence    tokens to the baseline's loss, loss variance, gradient norms
 cost           speed, parameters and memory of the runs
 theory         the same by formula

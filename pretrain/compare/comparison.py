@@ -18,6 +18,7 @@ from pretrain.compare.comparability import (
     seed_notes,
     settings_notes,
 )
+from pretrain.compare.compute import EqualCompute, Lengths, bytes_per_token, equal_compute, runs_by_length
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.cost import Cost, measured_cost
 from pretrain.compare.theory import Theory, expected_cost
@@ -33,7 +34,8 @@ class Variant:
     """Runs of one variant (in one stratum of the subject), with everything measured and computed.
 
     `name` is `label` and `stratum`. `gap` is None for the baseline itself and where no pair of runs exists;
-    `source_gaps` are descriptive and not tested. `theory` is None where the formulas do not know the config.
+    `source_gaps` are at equal tokens, descriptive and not tested. `theory` is None where the formulas do not
+    know the config, `bytes_per_token` (of held-out text) where the runs do not, `compute` for the baseline.
     """
 
     name: str
@@ -50,11 +52,23 @@ class Variant:
     stability: Stability
     cost: Cost
     theory: Theory | None
+    bytes_per_token: float | None
+    compute: EqualCompute | None
 
     @property
     def is_baseline(self) -> bool:
         """Return whether others are compared with this one."""
         return self.name == self.baseline
+
+    def bits_per_byte(self, nats: float | None) -> float | None:
+        """Return nats per token as bits per byte of the held-out text."""
+        known = nats is not None and self.bytes_per_token
+        return nats / math.log(2) / known if known and nats is not None else None
+
+    def of_context(self, nats: float | None) -> float | None:
+        """Return nats per token as a share of what context has taught the baseline."""
+        learned = self.compute and self.compute.learned
+        return nats / learned if learned and nats is not None else None
 
 
 @dataclass(frozen=True)
@@ -62,7 +76,8 @@ class Comparison:
     """Comparison of variants, a stratum's baseline first, then the others in the order given.
 
     `notes` are sentences. `trends` are there if the one subject is a number and each of its values has a
-    baseline of its own. `groups` holds the runs themselves, with their curves, for the plots.
+    baseline of its own. `groups` holds the runs themselves, with their curves, for the plots. `match` is what
+    a variant and its baseline have used the same of where their gap is: tokens, flops or seconds.
     """
 
     baseline: str
@@ -71,6 +86,18 @@ class Comparison:
     trends: tuple[Trend, ...]
     notes: tuple[str, ...]
     groups: Groups[FinishedRun]
+    match: str = "tokens"
+
+    @property
+    def compute_unit(self) -> str:
+        """Return what compute is counted in."""
+        return "seconds" if self.match == "seconds" else "FLOPs"
+
+    @property
+    def gap_to(self) -> str:
+        """Return the name of the gaps, for a figure's axis."""
+        equal = "" if self.match == "tokens" else f" at equal {self.compute_unit}"
+        return f"gap{equal} to {self.baseline}"
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
@@ -92,7 +119,9 @@ class Comparison:
         return next(variant for variant in self.variants if variant.name == name)
 
 
-def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] = ()) -> Comparison:
+def compare_runs(
+    paths: Sequence[Path], baseline: str, subjects: Sequence[str] = (), match: str = "tokens"
+) -> Comparison:
     """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
 
     They must agree in data, tokens, model shape and evaluation, but for the facts or settings in `subjects`,
@@ -100,14 +129,16 @@ def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] =
 
     Raises:
         UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
-            differ in what is not the subject, or one variant has two runs with one seed.
+            differ in what is not the subject, one variant has two runs with one seed, or the runs do not tell
+            what `match` needs.
     """
     refuse_twice(paths)
     runs = _named_apart([read_finished_run(path) for path in paths])
     values = find_subjects(runs, subjects)
     refuse_incomparable(runs, values)
     groups = group_runs(runs, baseline, values)
-    variants = [_variant(group, groups) for group in groups.groups]
+    lengths = runs_by_length(groups, runs, values)
+    variants = [_variant(group, groups, match, lengths) for group in groups.groups]
     gaps = adjust([variant.gap for variant in variants])
     variants = [replace(variant, gap=gap) for variant, gap in zip(variants, gaps, strict=True)]
     trends, trend_notes = _trends(variants, runs, values)
@@ -119,7 +150,7 @@ def compare_runs(paths: Sequence[Path], baseline: str, subjects: Sequence[str] =
         *settings_notes(groups, values),
         *_theory_notes(variants),
     )
-    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups)
+    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match)
 
 
 def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -128,10 +159,11 @@ def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [run if names.count(run.name) == 1 else replace(run, name=str(run.path)) for run in runs]
 
 
-def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
+def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths) -> Variant:
     base = groups.baseline_of(group)
     losses = _losses(group)
     by_source = {name: _losses(group, name) for name in sorted(group.runs[0].result.perplexity_by_source)}
+    compute = None if base.name == group.name else equal_compute(group, base, match, lengths)
     perplexities = [run.result.validation_perplexity for run in group.runs]
 
     def gap(own: Mapping[int, float], others: Mapping[int, float]) -> PairedGap | None:
@@ -148,12 +180,14 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun]) -> Variant:
         perplexity_by_source={
             source: spread([math.exp(loss) for loss in own.values()]) for source, own in by_source.items()
         },
-        gap=gap(losses, _losses(base)),
+        gap=compute.gap if compute and match != "tokens" else gap(losses, _losses(base)),
         source_gaps={source: gap(own, _losses(base, source)) for source, own in by_source.items()},
         reaches=reaches({run.seed: run for run in group.runs}, {run.seed: run for run in base.runs}),
         stability=stability(group.runs),
         cost=measured_cost(group.runs),
         theory=expected_cost(group.runs[0]),
+        bytes_per_token=bytes_per_token(group.runs[0]),
+        compute=compute,
     )
 
 

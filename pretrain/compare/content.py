@@ -20,6 +20,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "baseline": comparison.baseline,
         "subjects": list(comparison.subjects),
+        "match": comparison.match,
         "variants": [_variant_fields(variant) for variant in comparison.variants],
         "trends": [_trend_fields(trend) for trend in comparison.trends],
         "notes": list(comparison.notes),
@@ -40,9 +41,24 @@ def _variant_fields(variant: Variant) -> dict[str, Any]:
     fields = _fields(replace(variant, runs=())) | {"runs": _runs([variant])}
     if variant.gap is not None:
         fields["gap"] = gap_content(variant.gap) | {"equivalent_within": variant.gap.equivalent_within}
+    fields |= _beside(variant)
+    if variant.compute is not None:
+        gap = variant.compute.gap
+        fields["compute"] = asdict(variant.compute) | {"gap": gap_content(gap) if gap else None}
     sources = variant.source_gaps.items()
     fields["source_gaps"] = {source: gap_content(gap) if gap else None for source, gap in sources}
     return fields
+
+
+def _beside(variant: Variant) -> dict[str, float | None]:
+    """Return the gap in other units, and the loss."""
+    gap = variant.gap.mean if variant.gap else None
+    loss = variant.validation_loss.mean if variant.validation_loss else None
+    return {
+        "validation_bits_per_byte": variant.bits_per_byte(loss),
+        "gap_bits_per_byte": variant.bits_per_byte(gap),
+        "gap_of_context": variant.of_context(gap),
+    }
 
 
 def _trend_fields(trend: Trend) -> dict[str, Any]:
@@ -104,7 +120,12 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
         row[f"{at}.steps"] = reach.steps.mean if reach.steps else None
         row[f"{at}.tokens"] = reach.tokens.mean if reach.tokens else None
     row |= _flat(_fields(variant.cost), "cost")
-    return row | (_flat(_fields(variant.theory), "theory") if variant.theory else {})
+    row |= _flat(_fields(variant.theory), "theory") if variant.theory else {}
+    row |= _beside(variant)
+    if variant.compute is None:
+        return row
+    gap = {key: getattr(variant.compute.gap, key, None) for key in ("mean", "low", "high")}
+    return row | _flat(asdict(replace(variant.compute, gap=None)) | {"gap": gap}, "compute")
 
 
 def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:

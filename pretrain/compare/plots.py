@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,7 +19,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLoc
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure
 from pretrain.compare.trend import Trend
-from pretrain.reporting.plots import COLOURS, DASHES, LABEL_WIDTH, MARKERS, WIDTH, style_of
+from pretrain.reporting.plots import COLOURS, DASHES, GREY, LABEL_WIDTH, MARKERS, WIDTH, remark, style_of
 from pretrain.reporting.text import byte_count, percent, share, signed
 from pretrain.study.gaps import CONFIDENCE
 
@@ -32,7 +33,9 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     return {
         "loss": lambda: loss_figure(comparison),
         "gap": lambda: gap_figure(comparison),
-        "trend": lambda: trend_figure(comparison.trends, labels, comparison.baseline),
+        "frontier": lambda: frontier_figure(comparison, labels),
+        "frontier.svg": lambda: frontier_figure(comparison, labels),
+        "trend": lambda: trend_figure(comparison.trends, labels, comparison.gap_to),
         "memory": lambda: memory_figure(comparison),
         "throughput": lambda: throughput_figure(comparison),
     }
@@ -43,7 +46,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     variants = [variant for variant in comparison.variants if variant.gap is not None]
     if not variants:
         return None
-    figure, axes = _rows(variants, f"gap to {comparison.baseline} in nats per token (right is worse)")
+    figure, axes = _rows(variants, f"{comparison.gap_to} in nats per token (right is worse)")
     axes.axvline(0, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
     for row, variant in enumerate(variants):
         gap = variant.gap
@@ -62,7 +65,51 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def trend_figure(trends: Sequence[Trend], labels: Sequence[str], baseline: str) -> Figure | None:
+def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | None:
+    """Draw each variant's gap over the compute that it saves, and the gap at which both break even."""
+    shown = [v for v in comparison.others if v.compute and v.compute.cost and v.gap]
+    if not shown:
+        return None
+    figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
+    axes = figure.add_subplot()
+    saved = [100 * (1 - v.compute.cost) for v in shown if v.compute and v.compute.cost]
+    x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
+    slopes = {v.stratum: v.compute.slope for v in shown if v.compute and v.compute.slope}
+    for place, (stratum, slope) in enumerate(slopes.items()):
+        even = (-slope if comparison.match == "tokens" else 0.0) * np.log2(1 - x / 100)
+        text = f"break-even {stratum}".strip() + f": {slope:.2f} nats a doubling of tokens"
+        axes.plot(x, even, color=GREY, ls=DASHES[place % len(DASHES)], lw=1.2, label=text)
+    if slopes:
+        remark(
+            axes, "below: cheaper to the same loss", (0.99, 0.02), (0, 0), ("axes fraction",) * 2, ha="right"
+        )
+    axes.plot([0], [0], MARKERS[0], color=COLOURS[0], markersize=7, label=comparison.baseline)
+    for place, variant in enumerate(shown):
+        beside = [other for other, value in enumerate(saved) if abs(value - saved[place]) < 0.01 * np.ptp(x)]
+        aside = _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
+        _draw_price(axes, saved[place] + aside, variant, labels.index(variant.label), len(slopes) > 1)
+    axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
+    axes.set_ylabel(
+        f"{comparison.gap_to}, nats per token\n(up is worse; {share(CONFIDENCE)} interval, – a seed)"
+    )
+    handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _draw_price(axes: Axes, x: float, variant: Variant, place: int, in_strata: bool) -> None:
+    gap, colour = variant.gap, style_of(place, COLOURS)
+    assert gap is not None
+    if gap.low is not None and gap.high is not None:
+        axes.plot([x, x], [gap.low, gap.high], color=colour, linewidth=2, solid_capstyle="butt")
+    axes.plot([x] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
+    marker = style_of(place, MARKERS)
+    axes.plot([x], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=variant.label)
+    if in_strata:
+        remark(axes, variant.stratum, (x, gap.mean), (7, 0), ("data", "data"), va="center")
+
+
+def trend_figure(trends: Sequence[Trend], labels: Sequence[str], gap_to: str) -> Figure | None:
     """Draw the gaps over the subject with their intervals, and each variant's mean line.
 
     `labels` are of all variants: a variant looks as in the plot of the loss.
@@ -83,7 +130,7 @@ def trend_figure(trends: Sequence[Trend], labels: Sequence[str], baseline: str) 
     axes.xaxis.set_major_formatter(many)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
-    axes.set_ylabel(f"gap to {baseline}, nats per token\n(up is worse; {share(CONFIDENCE)} interval)")
+    axes.set_ylabel(f"{gap_to}, nats per token\n(up is worse; {share(CONFIDENCE)} interval)")
     columns = 2 if max(len(trend.label) for trend in trends) < 20 and len(trends) > 1 else 1
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=4.5)
     return figure

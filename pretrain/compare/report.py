@@ -1,6 +1,7 @@
 """Everything that `compare` writes and prints.
 
-    OUT/report.md comparison.json variants.csv runs.csv {loss,gap,trend,memory,throughput}.png tensorboard/
+    OUT/report.md comparison.json variants.csv runs.csv tensorboard/ frontier.svg
+    OUT/{loss,gap,frontier,trend,memory,throughput}.png
 
 `tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a variant or a
 seed. The entries are links to the runs' own event files: nothing is copied, and later records show up.
@@ -19,9 +20,11 @@ from rich.console import Console
 
 from pretrain.compare import convergence
 from pretrain.compare.comparison import Comparison
+from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS
 from pretrain.compare.content import as_json, runs_csv, variants_csv
 from pretrain.compare.plots import figures
 from pretrain.compare.tables import (
+    compute_table,
     convergence_table,
     cost_summary,
     cost_table,
@@ -42,6 +45,16 @@ from pretrain.study.tables import gap_sentence
 
 PACKAGES = ("torch", "deepspeed", "megatron-core")
 _TAIL = (1 - CONFIDENCE) / 2
+_CURVES = {
+    LENGTHS: "Learning curves: runs of several lengths, of each seed.",
+    BASELINE_LENGTHS: "Learning curves: the baseline's runs of several lengths; a variant of one length (*) "
+    "is taken to learn with the baseline's mean slope.",
+    VALIDATIONS: "Learning curves: each run's own validations, before its learning rate had fallen. A price "
+    "past a run's end (*) is therefore too low, and the gap of a cheaper variant at equal compute too small; "
+    "runs of several lengths with --subject tokens give the true ones.",
+    None: "No learning curve for {}: runs of one length with one validation have none; validate more often "
+    "(data.validate_every), or give runs of several lengths with --subject tokens.",
+}
 
 
 def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
@@ -83,6 +96,7 @@ def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> lis
         "## In short",
         [*_gap_sentences(comparison), *comparison.notes],
         *_quality(comparison),
+        *_compute(comparison),
         *_trends(comparison),
         "## Convergence",
         Picture("loss"),
@@ -108,11 +122,13 @@ def _headlines(comparison: Comparison) -> list[str]:
     lengths = sorted({run.config["data"]["sequence_length"] for run in comparison.runs})
     unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
     subject = f" Subject: {', '.join(comparison.subjects)}." if comparison.subjects else ""
+    equal = f"Gaps are at equal {comparison.compute_unit}; those by source at equal tokens."
     return [
         f"Baseline: {comparison.baseline}.{subject} Each of {len(comparison.runs)} runs trained on "
         f"{_either(tokens)} tokens in sequences of {_either(lengths)}.",
         "Perplexity of the validation text for a model without context (unigram): "
         f"{_either(unigram, ',.2f')}.",
+        *([equal] if comparison.match != "tokens" else []),
     ]
 
 
@@ -133,6 +149,24 @@ def _quality(comparison: Comparison) -> list[Block]:
         if len(comparison.sources) > 1:
             blocks += ["The gap by source, in nats per token (not tested):", source_gap_table(comparison)]
     return blocks
+
+
+def _compute(comparison: Comparison) -> list[Block]:
+    blocks: list[Block] = [Picture("frontier"), compute_table(comparison), _prices(comparison)]
+    return ["## Equal compute", *blocks] if comparison.others else []
+
+
+def _prices(comparison: Comparison) -> list[str]:
+    """Return where the learning curves come from, and what is left out."""
+    names: dict[str | None, list[str]] = {}
+    for variant in comparison.others:
+        names.setdefault(variant.compute.curve if variant.compute else None, []).append(variant.name)
+    sentences = [_CURVES[curve].format(", ".join(of)) for curve, of in names.items()]
+    if not all(variant.bytes_per_token for variant in comparison.variants):
+        sentences.append(
+            "No bits per byte: the runs' data.json does not have the bytes of the held-out text."
+        )
+    return sentences
 
 
 def _trends(comparison: Comparison) -> list[Block]:
@@ -192,6 +226,14 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "this report. A difference is called significant if the adjusted p of the t-test is below "
         f"{LEVEL} with at least {FEWEST_SEEDS} pairs. With n pairs the Wilcoxon test cannot give less than "
         "2 / 2ⁿ, which is 0.0625 for 5.",
+        "Equal compute, of each seed: L(t) is the validation loss after t tokens, T are a run's tokens, c "
+        "is the cost of a variant's token over one of the baseline (executed FLOPs by formula, or seconds). "
+        "Tokens to the baseline's loss: t / T where the variant's L(t) is the baseline's L(T). Effective "
+        "compute: c t / T, below 1 where the variant is cheaper. Gap at equal compute: the variant's loss "
+        "minus the baseline's L(c T). Break-even gap: the baseline's L(c T) - L(T). Curves are straight in "
+        "log2(t); past their ends (*) they keep the slope of the doubling there. Ratios: geometric means, "
+        "their intervals Student's of the logarithms. What context taught: the unigram loss minus the "
+        "baseline's loss.",
         *([line] if trends else []),
         f"Convergence: training losses are smoothed over the last {share(convergence.SMOOTHING)} of the "
         "run's records; a loss is reached at the first record that is at most it. A mean is given only if "

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pretrain.compare.comparison import Comparison, Variant
+from pretrain.compare.compute import EqualCompute, Ratio
 from pretrain.compare.cost import Cost, Quartiles
 from pretrain.compare.theory import Theory
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, byte_count, interval, mean_sd, number, percent, share, signed
 from pretrain.study import tables as study
-from pretrain.study.tables import GapRow, p_value
+from pretrain.study.tables import GapColumn, GapRow, p_value
 
 NOT_FINITE = "not finite"
 """In place of the mean of a loss that no run has."""
@@ -23,6 +24,7 @@ LONG_LABEL = 20
 def validation_table(comparison: Comparison) -> Table:
     """Return loss and perplexity of each variant, over all sources and by source."""
     sources = comparison.sources if len(comparison.sources) > 1 else ()
+    in_bits = any(variant.bytes_per_token for variant in comparison.variants)
     rows = []
     for variant in comparison.variants:
         perplexity, unigram = variant.validation_perplexity, variant.runs[0].result.unigram_perplexity
@@ -33,9 +35,12 @@ def validation_table(comparison: Comparison) -> Table:
         ]
         of_sources = [variant.perplexity_by_source.get(source) for source in sources]
         cells += [mean_sd(value, 2, missing=NOT_FINITE) for value in of_sources]
+        loss = variant.validation_loss
+        cells += [number(variant.bits_per_byte(loss.mean if loss else None))] if in_bits else []
         rows.append((variant.name, str(len(variant.runs)), *cells))
     header = ("variant", "n", "validation loss", "perplexity", "perplexity / unigram")
-    return Table((*header, *(f"perplexity: {source}" for source in sources)), rows)
+    bits = ["loss, bits/byte"] if in_bits else []
+    return Table((*header, *(f"perplexity: {source}" for source in sources), *bits), rows)
 
 
 def gap_table(comparison: Comparison) -> Table:
@@ -43,7 +48,33 @@ def gap_table(comparison: Comparison) -> Table:
     rows = [GapRow((variant.name,), variant.gap) for variant in comparison.others]
     gap = replace(study.GAP, title="gap, nats/token")
     columns = (study.PAIRS, gap, study.INTERVAL, study.PERPLEXITY, study.LIES_WITHIN, study.EFFECT)
-    return study.gap_table(("variant",), rows, (*columns, *study.TESTS), claims=True)
+    of = {id(variant.gap): variant for variant in comparison.others}
+    bits = GapColumn("bits/byte", lambda gap: signed(of[id(gap)].bits_per_byte(gap.mean)))
+    beside = [bits] if any(variant.bytes_per_token for variant in comparison.variants) else []
+    beside += [GapColumn("of what context taught", lambda gap: _percentage(of[id(gap)].of_context(gap.mean)))]
+    return study.gap_table(("variant",), rows, (*columns, *beside, *study.TESTS), claims=True)
+
+
+def compute_table(comparison: Comparison) -> Table:
+    """Return each variant's cost to the baseline's loss, and its gap at equal compute."""
+    rows = []
+    for variant in comparison.others:
+        compute = variant.compute or EqualCompute(None)
+        gap, star = compute.gap, "*" if compute.beyond else ""
+        cells = [f"{_times(ratio)}{star}" for ratio in (compute.token_ratio, compute.effective_compute)]
+        shown = NOTHING if gap is None else f"{signed(gap.mean)} {interval(gap.low, gap.high)}"
+        rows.append((variant.name, percent(compute.cost), *cells, shown, signed(compute.break_even)))
+    unit = comparison.compute_unit
+    titles = (f"{unit} a token", "tokens to the baseline's loss", "effective compute", f"gap at equal {unit}")
+    return Table(("variant", *titles, "break-even gap"), rows)
+
+
+def _times(ratio: Ratio | None) -> str:
+    """Return a ratio with its interval; a dash for None."""
+    if ratio is None:
+        return NOTHING
+    ends = "" if ratio.low is None else f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]"
+    return f"× {number(ratio.mean, 2)}{ends}"
 
 
 def source_gap_table(comparison: Comparison) -> Table:

@@ -48,6 +48,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "hatch.linewidth": 0.6,
     "axes.unicode_minus": True,
+    "svg.hashsalt": "the same figure gives the same bytes",
 }
 
 _T = TypeVar("_T")
@@ -104,20 +105,21 @@ def remark(
 
 
 def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> list[str]:
-    """Make and write OUT/NAME.png for each {NAME: maker}; returns the names of the files.
+    """Make and write OUT/NAME.png for each {NAME: maker}, of a NAME.svg that; returns the names of the files.
 
     Where a maker has nothing to show and returns None, an older file of that name is removed.
     """
     written = []
     with style_context(["default", _STYLE]):
         for name, make in makers.items():
-            path = out / f"{name}.png"
+            path = out / (name if name.endswith(".svg") else f"{name}.png")
             figure = make()
             if figure is None:
                 path.unlink(missing_ok=True)
                 continue
             image = io.BytesIO()
-            figure.savefig(image, format="png", dpi=DOTS_PER_INCH, metadata={"Software": None})
+            unsaid = {"Date" if path.suffix == ".svg" else "Software": None}
+            figure.savefig(image, format=path.suffix[1:], dpi=DOTS_PER_INCH, metadata=unsaid)
             path.write_bytes(image.getvalue())
             written.append(path.name)
     return written

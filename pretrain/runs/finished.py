@@ -83,6 +83,8 @@ class FinishedRun:
     size: ModelSize
     states: StateBytes
     curves: RunCurves = field(repr=False)
+    validation_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of held-out text by source; {} for a run of a version that did not record them."""
 
     @property
     def device(self) -> str | None:
@@ -135,6 +137,7 @@ def read_finished_run(path: Path) -> FinishedRun:
             checkpoint_bytes=newest_checkpoint_bytes(path),
         ),
         curves=curves,
+        validation_bytes=data.content.get("validation_bytes", {}),
     )
 
 

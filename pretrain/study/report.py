@@ -46,7 +46,7 @@ class Document:
     Attributes:
         page, summary: the parts of report.md, and of what is printed on the terminal.
         content: the content of `content_file`; numbers that are not finite become null.
-        figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
+        figures: {file name without suffix .png: function that makes the figure, or None for nothing to show}.
         files: {file name: content}; None removes an older file of that name.
     """
 

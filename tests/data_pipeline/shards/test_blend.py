@@ -140,6 +140,8 @@ def test_held_out_sets_by_source_over_all_directories(web: Manifest, stories: Ma
         "Wiki",
     ]
     assert list(make_blend([Member(web, 1, {"Wiki": 1})]).validation_tokens()) == ["Wiki"]
+    shards = [shard for one in (web, stories) for shard in one.shards_of("validation", "Book")]
+    assert whole.validation_bytes()["Book"] == sum(shard.text_bytes for shard in shards)
 
 
 def test_refusals(web: Manifest, stories: Manifest) -> None:

@@ -241,7 +241,7 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     )
     assert first == second
     assert set(first) == {"report.md", "comparison.json", "variants.csv", "runs.csv", "loss.png", "gap.png",
-                          "memory.png", "throughput.png"}  # fmt: skip
+                          "frontier.png", "frontier.svg", "memory.png", "throughput.png"}  # fmt: skip
     report = first["report.md"].decode()
     for part in (
         "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",

@@ -116,3 +116,7 @@ def test_a_figure_gives_the_same_bytes_and_one_with_nothing_to_show_goes(tmp_pat
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert write_figures({"a": figure, "b": lambda: None}, tmp_path) == ["a.png"]
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+    assert write_figures({"a.svg": figure}, tmp_path) == ["a.svg"]
+    first = (tmp_path / "a.svg").read_bytes()
+    write_figures({"a.svg": figure}, tmp_path)
+    assert first.startswith(b"<?xml") and (tmp_path / "a.svg").read_bytes() == first

@@ -1,0 +1,212 @@
+"""compare at equal compute: learning curves, prices to the baseline's loss, numbers of the committed runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Collection
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Curve, Ratio
+from pretrain.compare.content import as_json, variants_csv
+from pretrain.compare.plots import frontier_figure
+from pretrain.compare.report import report_page
+from pretrain.errors import UserError
+from pretrain.runs import tags
+from pretrain.study.report import page_text
+from tests.fabricated_runs import LENGTH, write_run
+from tests.ranks import ROOT
+
+CURVE = Curve.through({100: 5.0, 200: 4.6, 400: 4.0})
+
+
+def committed(root: Path, page: str, labels: Collection[str], without: int = 0) -> list[Path]:
+    """Runs with the losses of docs/results/PAGE; those of so many tokens are left out."""
+    paths = []
+    for row in csv.DictReader((ROOT / "docs/results" / page / "runs.csv").open()):
+        label, tokens = row["variant"].split()[0], int(row["tokens"])
+        variant, *adapters = label.split("+")
+        if label in labels and tokens != without:
+            changes: dict[str, Any] = {"summary.tokens": tokens}
+            changes["data.unigram_perplexity"] = float(row["unigram_perplexity"])
+            if adapters:
+                changes |= {"config.attention.adapters": adapters, "config.attention.low_rank": 8}
+            name, loss = f"{page}-{label}-{tokens}-{row['seed']}", float(row["validation_loss"])
+            paths.append(write_run(root, name, variant, seed=int(row["seed"]), loss=loss, changes=changes))
+    return paths
+
+
+def learnt(root: Path, name: str, last: float, slope: float = 0.4, **options: Any) -> Path:
+    """A run that was validated after each quarter, with a loss that falls by `slope` nats a doubling."""
+    losses = [None if step % 25 else last - slope * math.log2(step / 100) for step in range(1, 101)]
+    return write_run(root, name, loss=last, columns={tags.VALIDATION_LOSS.tag: losses}, **options)
+
+
+def pairs(root: Path, gap: float = 0.1, **options: Any) -> list[Path]:
+    return [
+        learnt(root, f"{variant}-{seed}", 4 + seed / 100 + more, seed=seed, variant=variant, **options)
+        for variant, more in (("vanilla", 0.0), ("orthogonal", gap))
+        for seed in (1, 2, 3)
+    ]
+
+
+def rounded(ratio: Ratio | None) -> tuple[float, ...]:
+    assert ratio is not None and ratio.low is not None and ratio.high is not None
+    return round(ratio.mean, 2), round(ratio.low, 2), round(ratio.high, 2)
+
+
+def test_a_curve_is_straight_in_the_logarithm_of_the_tokens() -> None:
+    assert CURVE.loss(200) == pytest.approx(4.6) and CURVE.loss(math.sqrt(2) * 200) == pytest.approx(4.3)
+    assert CURVE.loss(50) == pytest.approx(5.4) and CURVE.loss(800) == pytest.approx(3.4)
+    for tokens in (50, 120, 200, 300, 800):
+        assert CURVE.tokens_to(CURVE.loss(tokens)) == pytest.approx(tokens)
+    assert CURVE.covers(4.0) and CURVE.covers(4.9) and not CURVE.covers(3.9)
+    assert CURVE.slope == pytest.approx(0.5)
+
+
+def test_past_an_end_counts_the_whole_doubling_there() -> None:
+    """Not the last two points alone, where a decayed learning rate leaves little to learn."""
+    curve = Curve.through({100: 5.0, 200: 4.5, 300: 4.1, 400: 4.0})
+    assert curve.loss(800) == pytest.approx(3.5)
+    assert Curve.through({100: 5.0, 200: 4.5, 400: 4.6}).tokens_to(4.4) is None
+    point = Curve.through({100: 5.0}, slope=0.25)
+    assert point.tokens_to(4.75) == pytest.approx(200) and not point.covers(4.75)
+
+
+def test_a_ratio_is_a_geometric_mean() -> None:
+    ratio = Ratio.of({1: 0.5, 2: 2.0})
+    assert ratio is not None and ratio.mean == pytest.approx(1.0)
+    assert ratio.low is not None and ratio.high == pytest.approx(1 / ratio.low)
+    assert Ratio.of({1: 1.0, 2: 1.0}) == Ratio(1.0, 1.0, 1.0)
+    assert Ratio.of({1: 3.0}) == Ratio(pytest.approx(3.0), None, None) and Ratio.of({}) is None
+
+
+def test_the_price_of_a_gap_read_off_the_runs_own_validations(tmp_path: Path) -> None:
+    comparison = compare_runs(pairs(tmp_path), "vanilla")
+    assert comparison.variants[0].compute is None
+    compute = comparison.variants[1].compute
+    assert compute is not None and compute.token_ratio is not None and compute.effective_compute is not None
+    cost = 7_995_392 / 8_257_536
+    assert compute.cost == pytest.approx(cost) and compute.curve == VALIDATIONS and compute.beyond == 3
+    assert compute.token_ratio.mean == pytest.approx(2 ** (0.1 / 0.4))
+    assert compute.effective_compute.mean == pytest.approx(2 ** (0.1 / 0.4) * cost)
+    even = -0.4 * math.log2(cost)
+    assert compute.break_even == pytest.approx(even) and compute.slope == pytest.approx(0.4)
+    assert compute.gap is not None and compute.gap.mean == pytest.approx(0.1 - even)
+    learned = math.log(200) - 4.02
+    assert comparison.variants[1].of_context(0.1) == pytest.approx(0.1 / learned)
+
+
+def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
+    paths = pairs(tmp_path)
+    tokens, flops = (compare_runs(paths, "vanilla", (), match) for match in ("tokens", "flops"))
+    gaps = [comparison.variants[1].gap for comparison in (tokens, flops)]
+    assert gaps[0] is not None and gaps[1] is not None and gaps[0].mean == pytest.approx(0.1)
+    assert gaps[1].mean == pytest.approx(0.1 + 0.4 * math.log2(7_995_392 / 8_257_536))
+    report, other = (page_text(report_page(of, [("compare",)])) for of in (tokens, flops))
+    assert "Gaps are at equal FLOPs" in other and "Gaps are" not in report
+    assert "## Equal compute\n\n![frontier](frontier.png)" in report
+    assert "| orthogonal | -3.2 % | × 1.19 [1.19, 1.19]* | × 1.15 [1.15, 1.15]* |" in report
+    assert "before its learning rate had fallen" in report
+    assert as_json(flops)["match"] == "flops"
+
+
+def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, name, name) for name in ("vanilla", "orthogonal")]
+    comparison = compare_runs(paths, "vanilla")
+    compute = comparison.variants[1].compute
+    assert compute is not None and (compute.curve, compute.token_ratio, compute.gap) == (None, None, None)
+    assert "No learning curve for orthogonal: " in page_text(report_page(comparison, [("compare",)]))
+    assert frontier_figure(comparison, ["vanilla", "orthogonal"]) is not None
+    with pytest.raises(
+        UserError, match="--match flops cannot be had for orthogonal: its learning curve has one"
+    ):
+        compare_runs(paths, "vanilla", (), "flops")
+
+
+def timed(
+    root: Path, name: str, seconds: float, started: str = "12:00:00", host: str = "a", **more: Any
+) -> Path:
+    facts = {"started": f"2026-11-22T{started}+0000", "host": host, **more}
+    changes = {f"environment.{key}": value for key, value in facts.items()}
+    columns = {tags.STEP_SECONDS.tag: [seconds] * 100}
+    losses = {tags.VALIDATION_LOSS.tag: [None if step % 50 else 5 - step / 100 for step in range(1, 101)]}
+    return write_run(root, name, name, columns=columns | losses, changes=changes)
+
+
+def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
+    paths = [timed(tmp_path, "vanilla", 2.0), timed(tmp_path, "orthogonal", 1.5, "12:04:00")]
+    comparison = compare_runs(paths, "vanilla", (), "seconds")
+    compute, gap = comparison.variants[1].compute, comparison.variants[1].gap
+    assert compute is not None and compute.cost == pytest.approx(0.75)
+    assert gap is not None and gap.mean == pytest.approx(-0.5 * -math.log2(0.75))  # 0.5 nats a doubling
+    assert "| seconds a token |" in page_text(report_page(comparison, [("compare",)]))
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"host": "b"}, "host, device or number of ranks differ"),
+        ({"started": "12:09:00"}, "the pause between both is longer"),
+        (
+            {"segments": [{"first_step": step, "changes": {}} for step in (1, 50)]},
+            "host, start or step times are",
+        ),
+    ],
+)
+def test_seconds_of_other_runs_are_refused(tmp_path: Path, other: dict[str, Any], why: str) -> None:
+    paths = [timed(tmp_path, "vanilla", 2.0), timed(tmp_path, "orthogonal", 1.5, **other)]
+    with pytest.raises(UserError, match=f"of vanilla and orthogonal {why}"):
+        compare_runs(paths, "vanilla", (), "seconds")
+
+
+def test_bits_per_byte_where_the_runs_know_the_bytes(tmp_path: Path) -> None:
+    """64 samples hold all of both sources: (24,000 + 7,000) bytes in 8,000 tokens."""
+    comparison = compare_runs(pairs(tmp_path / "a"), "vanilla")
+    assert 64 * LENGTH > 6000
+    variant = comparison.variants[1]
+    assert variant.bytes_per_token == pytest.approx(31 / 8)
+    assert variant.bits_per_byte(1.0) == pytest.approx(8 / 31 / math.log(2))
+    rows = list(csv.DictReader(variants_csv(comparison).splitlines()))
+    assert float(rows[1]["gap_bits_per_byte"]) == pytest.approx(0.1 * 8 / 31 / math.log(2))
+    assert "loss, bits/byte" in page_text(report_page(comparison, [("compare",)]))
+    capped = compare_runs(pairs(tmp_path / "b", changes={"config.data.validation_samples": 16}), "vanilla")
+    assert capped.variants[0].bytes_per_token == pytest.approx((2048 * 4 + 2000 * 3.5) / 4048)
+    unknown = compare_runs(pairs(tmp_path / "c", changes={"data.validation_bytes": {}}), "vanilla")
+    report = page_text(report_page(unknown, [("compare",)]))
+    assert "bits/byte" not in report and "No bits per byte: the runs' data.json does not have" in report
+
+
+def prices(comparison: Comparison, label: str) -> list[Any]:
+    return [variant.compute for variant in comparison.variants if variant.label == label]
+
+
+def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
+    """Tokens to vanilla's loss at 0.3, 0.6 and 1.2 million tokens, and the share of what context taught."""
+    comparison = compare_runs(committed(tmp_path, "tokens", ["vanilla", "orthogonal"]), "vanilla", ["tokens"])
+    computes = prices(comparison, "orthogonal")
+    expected = [(1.14, 1.10, 1.18), (1.18, 1.14, 1.23), (1.23, 1.20, 1.27)]
+    for compute, numbers in zip(computes, expected, strict=True):
+        assert astuple(compute.token_ratio) == pytest.approx(numbers, abs=0.006)
+    assert {compute.curve for compute in computes} == {LENGTHS}
+    assert [compute.beyond for compute in computes] == [0, 0, 5]
+    shares = [v.of_context(v.gap.mean) for v in comparison.variants if v.gap]
+    assert shares == pytest.approx([0.064, 0.070, 0.067], abs=5e-4)
+    assert frontier_figure(comparison, ["vanilla", "orthogonal"]) is not None
+
+
+def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> None:
+    """Its runs have one length; vanilla's of the other lengths say what the gap is worth in tokens."""
+    paths = committed(tmp_path, "structured", ["vanilla", "monarch+low_rank"])
+    paths += committed(tmp_path, "tokens", ["vanilla"], without=614_400)
+    (compute,) = prices(compare_runs(paths, "vanilla", ["tokens"]), "monarch+low_rank")
+    assert compute.curve == BASELINE_LENGTHS and compute.cost == pytest.approx(7_667_712 / 8_257_536)
+    assert rounded(compute.token_ratio) == (1.08, 1.02, 1.15)
+    assert rounded(compute.effective_compute) == (1.00, 0.94, 1.07)
+    at_large = [(1 - 0.137) * end for end in (compute.token_ratio.mean, compute.token_ratio.low)]
+    assert [round(end, 2) for end in at_large] == [0.93, 0.88]
