@@ -18,6 +18,7 @@ from pretrain.export.packages import require_transformers
 from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified, find_checkpoint
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
+from pretrain.ranks.launch import prepare_child
 from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.study.models import FACTS
 
@@ -103,7 +104,12 @@ def export_at_end(config: Config, state: str) -> None:
     command = [sys.executable, "-m", "pretrain", "export", str(run.path), "--out", str(out)]
     try:
         done = subprocess.run(
-            command, env=without_launcher(os.environ), capture_output=True, text=True, timeout=_TIMEOUT
+            command,
+            env=without_launcher(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            preexec_fn=prepare_child,  # so that it does not outlive a kill of this process
         )
     except subprocess.TimeoutExpired:
         problem = f"it was not done after {_TIMEOUT // 3600} hours"
