@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +20,18 @@ from pretrain.config.keys import Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
-from pretrain.runs.directory import RunDirectory
+from pretrain.runs.directory import (
+    CONTINUE,
+    DAMAGED_SUFFIX,
+    FINISHED,
+    STOPPED,
+    RunDirectory,
+    free_name,
+    step_of,
+)
+from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.position import Position
+from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 
 T = TypeVar("T")
 
@@ -61,6 +70,7 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
             model or of other data.
     """
     newest, notes = _newest_whole(config, context)
+    together(partial(_check_not_behind, RunDirectory(config.run_path), newest, config.checkpoint.fall_back))
     if newest is None:
         return Start(notes=tuple(notes))
     stored = together(lambda: StoredCheckpoint(newest))
@@ -108,6 +118,33 @@ def _check_permissions(run: RunDirectory) -> None:
             raise UserError(f"{path} cannot be read and written; mend its permissions")
 
 
+def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> None:
+    """Refuse to go back behind a checkpoint that was complete once, whose records would be cut.
+
+    Raises:
+        UserError: there is one, unless `fall_back` and a checkpoint before it to go on from.
+    """
+    named = run.named_latest()
+    if named is not None and (newest is None or step_of(named) > step_of(newest)):
+        problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
+    elif newest is None and _was_saved(run):
+        problem = f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
+    else:
+        return
+    if newest is None:
+        raise UserError(f"{problem}, or choose another run.name to start afresh")
+    if not fall_back:
+        raise UserError(f"{problem}, or set checkpoint.fall_back=true to go on from {newest.name}")
+
+
+def _was_saved(run: RunDirectory) -> bool:
+    """Return whether the records tell of a checkpoint that was complete; the last save may be killed."""
+    if not run.metrics.is_file() or run.withdrawn_checkpoints():
+        return False
+    saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
+    return sum(saves) > 1 or (bool(saves) and run.state() in (CONTINUE, STOPPED, FINISHED))
+
+
 def _keep_aside(
     run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
 ) -> str:
@@ -125,8 +162,7 @@ def _keep_aside(
             f"{problem}, and there is no checkpoint before it to go on from; restore the file, or choose "
             "another run.name to start afresh"
         )
-    names = chain([f"{checkpoint.name}.damaged"], (f"{checkpoint.name}.damaged-{n}" for n in count(2)))
-    aside = next(path for path in map(checkpoint.with_name, names) if not path.exists())
+    aside = free_name(checkpoint, DAMAGED_SUFFIX)
     dist.barrier()  # every rank has looked
 
     def rename() -> None:
