@@ -196,7 +196,11 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
         return _prepared(_classifier_around(load_language_model(pretrained), facts))
     with _loading(pretrained):
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            str(pretrained.directory), dtype=torch.float32, output_loading_info=True, **facts
+            str(pretrained.directory),
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            **facts,
         )
     model, info = loaded
     if missing := sorted(name for name in info["missing_keys"] if not name.startswith(HEAD)):
@@ -212,7 +216,10 @@ def load_language_model(pretrained: Pretrained) -> Any:
     """
     with _loading(pretrained):
         model = AutoModelForCausalLM.from_pretrained(
-            str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
+            str(pretrained.directory),
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=pretrained.trusted,
         )
     return _prepared(model)
 
