@@ -28,7 +28,7 @@ _TIMEOUT = 6 * 3600
 _OWN_CODE = Path(__file__).with_name("modeling_ora.py")
 _OWN_FILES = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("model.safetensors", "README.md", FACTS, _OWN_CODE.name),
+    *("tokenizer.model", "model.safetensors", "README.md", FACTS, _OWN_CODE.name),
 }
 
 
