@@ -93,7 +93,7 @@ class Holder:
         except PermissionError:
             pass
         state, started = _status(self.pid)
-        return state == "Z" or started != self.started
+        return state == "Z" or started not in ("", self.started)
 
 
 def _status(pid: int) -> tuple[str, str]:

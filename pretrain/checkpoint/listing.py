@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,6 @@ from pretrain.errors import UserError
 from pretrain.runs.directory import (
     DAMAGED_SUFFIX,
     GOOD,
-    INCOMPLETE_SUFFIX,
     MARKER,
     WITHDRAWN,
     RunDirectory,
@@ -145,9 +144,8 @@ def _noting(problems: list[str]) -> Iterator[None]:
 
 
 def _state(path: Path, about: About | None, has_problems: bool) -> State:
-    for suffix, aside in ((DAMAGED_SUFFIX, State.ASIDE), (INCOMPLETE_SUFFIX, State.INCOMPLETE)):
-        if suffix in path.name:
-            return aside
+    if "." in path.name:
+        return State.ASIDE if DAMAGED_SUFFIX in path.name else State.INCOMPLETE
     if not (path / MARKER).exists():
         if (path / WITHDRAWN).exists():
             return State.WITHDRAWN
@@ -184,10 +182,9 @@ def verify_all(
 
 
 def _has_size(file: Path, expected: StoredFile) -> bool:
-    try:
-        return file.is_file() and file.stat().st_size == expected.bytes
-    except FileNotFoundError:
-        return False
+    with suppress(OSError):
+        return file.stat().st_size == expected.bytes
+    return False
 
 
 def age_text(seconds: float) -> str:

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.files import hash_file
+from data_pipeline.io.files import hash_file, refusing
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
@@ -53,7 +53,8 @@ def exported(path: Path, step: int | None = None) -> Path:
     _remove_outdated(run)
     out = run.exports / checkpoint.name
     if out.is_dir() and not is_own_export(out):
-        aside = out.rename(free_name(out, ".foreign"))
+        with refusing(f"set {out} aside"):
+            aside = out.rename(free_name(out, ".foreign"))
         print(f"{out} is not as an export was written; kept aside as {aside.name}", file=sys.stderr)
     if not out.is_dir():
         export_on_cpu(path, out, step, None)
@@ -166,10 +167,7 @@ def _remove_outdated(run: RunDirectory) -> None:
             continue
         checkpoint = live.get(directory.name)
         if checkpoint is None or _checkpoint_fact(directory) != checkpoint_digest(checkpoint):
-            if directory.is_dir() and not directory.is_symlink():
-                shutil.rmtree(directory)
-            else:
-                directory.unlink()
+            shutil.rmtree(directory)
 
 
 def _checkpoint_fact(directory: Path) -> object:

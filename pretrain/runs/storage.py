@@ -28,7 +28,8 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
     free = free_bytes(path)
     room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
-    if error.errno == errno.ENOSPC and free and free > needed and not _free_files(path):
+    system = _file_system(path)
+    if error.errno == errno.ENOSPC and system is not None and system.f_files and not system.f_favail:
         room = f"{room}, but it may hold no more files"
     elif needed:
         room = f"about {size_text(needed)} are needed and {room}"
@@ -44,12 +45,6 @@ def free_bytes(path: Path) -> int | None:
     """Return the bytes this user may still write on the file system of `path`, quotas aside, or None."""
     system = _file_system(path)
     return system.f_bavail * system.f_frsize if system is not None else None
-
-
-def _free_files(path: Path) -> int:
-    """Return how many more files the file system of `path` may hold (inodes), as far as it tells."""
-    system = _file_system(path)
-    return system.f_favail if system is not None and system.f_files else 1
 
 
 def _file_system(path: Path) -> os.statvfs_result | None:
