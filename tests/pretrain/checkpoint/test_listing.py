@@ -27,7 +27,7 @@ def test_checkpoints_that_come_and_go_are_no_error(tmp_path: Path) -> None:
     training = threading.Thread(target=train)
     training.start()
     try:
-        for _ in range(400):
+        for _ in range(60):
             list(verify_all(list_checkpoints(tmp_path), lambda count: None))
     finally:
         ended.set()
