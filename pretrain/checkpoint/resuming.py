@@ -70,7 +70,8 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
             model or of other data.
     """
     newest, notes = _newest_whole(config, context)
-    together(partial(_check_not_behind, RunDirectory(config.run_path), newest, config.checkpoint.fall_back))
+    run, fall_back = RunDirectory(config.run_path), config.checkpoint.fall_back
+    notes += together(lambda: _check_not_behind(run, newest, fall_back))
     if newest is None:
         return Start(notes=tuple(notes))
     stored = together(lambda: StoredCheckpoint(newest))
@@ -118,11 +119,11 @@ def _check_permissions(run: RunDirectory) -> None:
             raise UserError(f"{path} cannot be read and written; mend its permissions")
 
 
-def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> None:
-    """Refuse to go back behind a checkpoint that was complete once, whose records would be cut.
+def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
+    """Refuse to go back behind a checkpoint that was complete once: the records since would be cut.
 
-    Raises:
-        UserError: there is one, unless `fall_back` and a checkpoint before it to go on from.
+    Returns:
+        With `fall_back` and a checkpoint before it to go on from, a note for the user.
     """
     named = run.named_latest()
     if named is not None and (newest is None or step_of(named) > step_of(newest)):
@@ -130,11 +131,12 @@ def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -
     elif newest is None and _was_saved(run):
         problem = f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
     else:
-        return
+        return []
     if newest is None:
         raise UserError(f"{problem}, or choose another run.name to start afresh")
     if not fall_back:
         raise UserError(f"{problem}, or set checkpoint.fall_back=true to go on from {newest.name}")
+    return [problem.partition("; ")[0]]
 
 
 def _was_saved(run: RunDirectory) -> bool:

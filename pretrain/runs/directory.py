@@ -118,7 +118,7 @@ class RunDirectory:
 
     def named_latest(self) -> Path | None:
         """Return the checkpoint that the file `latest` names, which was complete once; None without one."""
-        name = self.latest.read_text().strip() if self.latest.is_file() else ""
+        name = self.latest.read_text(errors="replace").strip() if self.latest.is_file() else ""
         return self.checkpoints / name if _CHECKPOINT.fullmatch(name) else None
 
     def trained_steps(self) -> int:

@@ -224,6 +224,7 @@ def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_un
     done = trained.resume("unmarked", checkpoint__fall_back="true")
     assert done.returncode == 0, done.stderr
     assert "resumes after step 2" in done.stdout
+    assert "step_00000004 is not complete any more" in done.stdout
     assert "kept aside as step_00000004.incomplete: step_00000004 has all its files but" in done.stdout
     assert files_under(run / f"{NEWEST}.incomplete") == kept
     assert [name for name in left if (run / name).exists()] == ["lock.node-7.tmp"]
