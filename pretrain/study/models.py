@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pretrain.errors import UserError
 
@@ -50,7 +51,7 @@ def require_trust(directory: Path, trusted: bool) -> None:
             raise UserError(f"{file} has {key}={value}, code of the hub: read it, then give --trust-code")
 
 
-def named_code(directory: Path) -> Iterator[tuple[Path, str, object]]:
+def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
     """Yield (file, key, value) where a configuration names code to run, of the directory or of the hub.
 
     Raises UserError where a file cannot be read.
