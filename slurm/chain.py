@@ -122,7 +122,10 @@ def _by_step(given: Sequence[str], option: str) -> dict[str, tuple[str, ...]]:
         step, equals, words = entry.partition("=")
         if not equals or step not in found:
             raise SubmitError(f"{option} {entry} must be STEP=WORDS with STEP one of {', '.join(found)}")
-        found[step] += tuple(shlex.split(words))
+        try:
+            found[step] += tuple(shlex.split(words))
+        except ValueError as error:
+            raise SubmitError(f"{option} {entry} cannot be read as words of a shell: {error}") from error
     return found
 
 

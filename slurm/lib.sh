@@ -147,17 +147,27 @@ ora_wait() {
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
-# A field of `scontrol show job`; asked again if slurmctld does not answer.
-ora_job_field() {
-  local try line
-  for try in 1 2 3 4 5; do
-    [ "$try" = 1 ] || sleep 5
-    line=$(scontrol show job -o "$ORA_JOB" 2>/dev/null) || continue
-    tr ' ' '\n' <<<"$line" | sed -n "s/^$1=//p" | head -1
-    return
+# scontrol ARGUMENTS…, until slurmctld answers: it may be away for a quarter of an hour. What it refuses is refused.
+ora_scontrol() {
+  local try answer
+  for ((try = 0; try < 180; try++)); do
+    answer=$(scontrol "$@" 2>&1) && {
+      printf '%s\n' "$answer"
+      return
+    }
+    case $answer in *[Ii]nvalid* | *[Dd]enied* | *disabled* | *already*) break ;; esac
+    [ "$try" != 2 ] || ora_say "slurmctld does not answer ($answer); waiting for it"
+    sleep 5
   done
-  ora_say "slurmctld does not answer"
+  ora_say "scontrol $*: $answer"
   return 1
+}
+
+# A field of `scontrol show job`.
+ora_job_field() {
+  local line
+  line=$(ora_scontrol show job -o "$ORA_JOB") || return
+  tr ' ' '\n' <<<"$line" | sed -n "s/^$1=//p" | head -1
 }
 
 # Ends this script. The nodes in $1, a list with commas that may be empty, are left out from now on.
@@ -167,7 +177,7 @@ ora_requeue() {
     ora_say "not requeued: the job is no longer running"
     exit 1
   }
-  scontrol requeue "$ORA_JOB" || ora_fail "scontrol requeue failed: submit again to go on"
+  ora_scontrol requeue "$ORA_JOB" || ora_fail "scontrol requeue failed: submit again to go on"
   if [ -n "$1" ]; then
     scontrol update "JobId=$ORA_JOB" "ExcNodeList=$1" || ora_say "could not exclude $1"
   fi

@@ -46,9 +46,10 @@ ora_shape() {
 ora_meeting_point() {
   local head address
   head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)
-  address=$(scontrol show node -o "$head" | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
+  address=$(ora_scontrol show node -o "$head" | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
   export MASTER_ADDR=${address:-$head}
-  export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that the system gives away
+  # Below the ports that the system gives away; another one after a requeue, should something hold this one.
+  export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))
   if [ -n "${ORA_INTERFACE:-}" ]; then
     export GLOO_SOCKET_IFNAME=$ORA_INTERFACE NCCL_SOCKET_IFNAME=$ORA_INTERFACE
   fi

@@ -2,8 +2,8 @@
 
 Only one process can create the file (O_EXCL). The holder renews it every few seconds. A lease that was left
 by a process or a machine that is gone is recognised by its age, by the file server's own clock, and on the
-same machine at once, because the process does not exist any more. Work under a lease is published atomically
-and always has the same result: should two processes ever hold one, work is done twice and nothing is harmed.
+same machine at once, because the process does not exist any more. Whoever takes it over holds a lease of its
+own meanwhile, named after the very file that was judged, and so removes no other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ EXPIRES_AFTER = 90.0
 # So long one waits at most for a machine that may be dead.
 GONE_AFTER = EXPIRES_AFTER + 2 * RENEWED_EVERY
 _MARKS = "/proc/self/ns/pid"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class BusyError(DataError):
@@ -41,6 +42,7 @@ class BusyError(DataError):
 class Holder:
     """Process that holds a lease. `space`: the namespace of its process id, a container's or the host's.
 
+    `boot` tells machines of one name apart, `started` (ticks since the boot) processes of one number.
     In a Slurm job `job` is the job's number, with the cluster's name where it has one, and `restarts` counts
     how often the job was requeued before; otherwise they are "" and 0.
     """
@@ -50,6 +52,8 @@ class Holder:
     pid: int
     job: str = ""
     restarts: int = 0
+    boot: str = ""
+    started: str = ""
 
     @classmethod
     def this(cls) -> Holder:
@@ -62,6 +66,8 @@ class Holder:
             os.getpid(),
             f"{number} of {cluster}" if number and cluster else number,
             int(restarts) if restarts.isdigit() else 0,
+            _BOOT.read_text().strip() if _BOOT.exists() else "",
+            _status(os.getpid())[1],
         )
 
     def __str__(self) -> str:
@@ -71,7 +77,7 @@ class Holder:
     def is_here(self) -> bool:
         """Return whether the holder is a process of this machine."""
         here = Holder.this()
-        return (self.host, self.space) == (here.host, here.space)
+        return (self.host, self.space, self.boot) == (here.host, here.space, here.boot)
 
     def is_gone(self) -> bool:
         """Return whether the holder has certainly ended: on this machine, or before a requeue of this job."""
@@ -86,15 +92,26 @@ class Holder:
             return True
         except PermissionError:
             pass
-        return _has_ended(self.pid)
+        state, started = _status(self.pid)
+        return state == "Z" or started not in ("", self.started)
 
 
-def _has_ended(pid: int) -> bool:
-    """Return whether a process of this machine is a zombie, which only waits for its parent."""
+def _status(pid: int) -> tuple[str, str]:
+    """Return a process's state, Z for a zombie, and its start; ("", "") where the system does not tell."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], fields[19]
     except (OSError, IndexError):
-        return False
+        return "", ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A lease file at one moment; `mark` (inode and time) is of no other file, and of no later renewal."""
+
+    holder: Holder
+    gone: bool
+    mark: str
 
 
 class Lease:
@@ -123,22 +140,21 @@ class Lease:
         deadline = time.monotonic() + self._wait
         pause = 0.01
         while not self._create():
-            state = self._state()
-            if state is None:
+            seen = self._look()
+            if seen is None:
                 continue  # just let go
-            holder, gone = state
-            if gone:
-                self._remove_stale()
-            elif time.monotonic() >= deadline:
+            holder = seen.holder
+            if seen.gone and self._remove_stale(seen):
+                continue
+            if time.monotonic() >= deadline and not seen.gone:
                 waited = f" after {self._wait:.0f} s of waiting" if self._wait else ""
                 raise BusyError(
                     f"{holder} is {self._what}{waited}; leave it to that one, or end it and run this again "
                     f"({self._path} is its lock)",
                     certain=holder.is_here(),
                 )
-            else:
-                time.sleep(pause)
-                pause = min(2 * pause, 1.0)
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
         self._renewal.start()
         return self
 
@@ -162,8 +178,8 @@ class Lease:
         Raises:
             OSError: the file cannot be read.
         """
-        state = self._state()
-        return state[0] if state is not None else None
+        seen = self._look()
+        return seen.holder if seen is not None else None
 
     def age(self) -> float | None:
         """Return the seconds since the last renewal, by the file server's clock; None without a holder.
@@ -186,32 +202,43 @@ class Lease:
             stream.write(json.dumps(vars(Holder.this())).encode())
         return True
 
-    def _state(self) -> tuple[Holder, bool] | None:
-        """Return (the holder, whether it is gone); None without a holder."""
+    def _look(self) -> _Seen | None:
+        """Read the lease and judge its holder; None without one."""
         try:
-            written = os.stat(self._path).st_mtime
-            holder = Holder(**json.loads(self._path.read_bytes()))
+            with open(self._path, "rb") as file:
+                status, content = os.fstat(file.fileno()), file.read()
         except FileNotFoundError:
             return None
+        try:
+            holder = Holder(**json.loads(content))
         except (ValueError, TypeError):
             holder = Holder("an unknown host", "?", 0)  # created, and not yet written to
-        return holder, holder.is_gone() or self._server_time() - written > EXPIRES_AFTER
+        age = self._server_time() - status.st_mtime
+        if age < -RENEWED_EVERY:  # the clock was set back: count from now on
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+        gone = holder.is_gone() or age > EXPIRES_AFTER
+        return _Seen(holder, gone, f"{status.st_ino:x}-{status.st_mtime_ns:x}")
 
     def _server_time(self) -> float:
         """Return the time by the file server's clock: machines' clocks may differ."""
         probe = temporary_path(self._path)
         try:
-            probe.touch()
-            return os.stat(probe).st_mtime
+            with open(probe, "wb") as file:
+                return os.fstat(file.fileno()).st_mtime
         finally:
             probe.unlink(missing_ok=True)
 
-    def _remove_stale(self) -> None:
-        """Rename the file before removing it: of several processes that find it stale, one can."""
-        aside = temporary_path(self._path)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, aside)
-            aside.unlink()
+    def _remove_stale(self, stale: _Seen) -> bool:
+        """Remove the file that was judged and no other. False: another process is at it."""
+        try:
+            with Lease(self._path.with_name(f"{self._path.name}.{stale.mark}"), f"removing {self._path}"):
+                seen = self._look()
+                if seen is not None and seen.mark == stale.mark:
+                    self._path.unlink()
+        except BusyError:
+            return False
+        return True
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWED_EVERY):

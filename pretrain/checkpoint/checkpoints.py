@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pretrain.checkpoint.deferred_error import DeferredError
-from pretrain.checkpoint.format import About
+from pretrain.checkpoint.format import ABOUT, About
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
@@ -26,7 +26,15 @@ from pretrain.checkpoint.writing import HostBuffer, take_snapshot
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, agree
-from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory, write_text_atomically
+from pretrain.runs.directory import (
+    GOOD,
+    INCOMPLETE_SUFFIX,
+    MARKER,
+    WITHDRAWN,
+    RunDirectory,
+    free_name,
+    write_text_atomically,
+)
 from pretrain.runs.position import Position
 from pretrain.runs.storage import storage_sentence
 from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
@@ -202,6 +210,7 @@ class Checkpoints:
         while True:
             if self._saving is not None and self._saving.running:
                 self._saving.join(min(LONGEST_SILENCE, self.config.parallel.timeout_seconds / 4))
+                self._saving.require_progress(started)
                 waited = time.perf_counter() - started
             failed = self.has_failed()
             waiting = self._saving is not None and not failed
@@ -261,19 +270,28 @@ class Checkpoints:
         self._not_yet_good = None
         dist.barrier()
 
-    def remove_unfinished(self) -> list[str]:
-        """Remove incomplete checkpoints that a killed run has left (rank 0, before any save).
+    def tidy(self) -> list[str]:
+        """Put away what a killed run has left (rank 0, before any save).
+
+        A checkpoint without its marker is removed only if its files were not all written.
 
         Returns:
-            The names of the removed directories.
+            A line for the user for each such checkpoint.
         """
-        left = self.run.unfinished_checkpoints()
-        for path in left:
-            shutil.rmtree(path)
-        latest = self.run.latest.name
-        for path in (*self.run.checkpoints.glob(f".{latest}.*"), *self.run.checkpoints.glob(f"{latest}.*")):
-            path.unlink()
-        return [path.name for path in left]
+        lines = []
+        for path in self.run.unfinished_checkpoints():
+            if (path / ABOUT).exists():  # written after every rank's file
+                aside = path.rename(free_name(path, INCOMPLETE_SUFFIX))
+                lines.append(f"kept aside as {aside.name}: {path.name} has all its files but {MARKER}")
+            else:
+                shutil.rmtree(path)
+                lines.append(f"removed {path.name}, which a killed run had not finished to save")
+        for path in self.run.temporary_files():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        return lines
 
     def _record(self, saving: Saving, error: Exception) -> None:
         if isinstance(error, OSError):
@@ -302,8 +320,12 @@ class Checkpoints:
         for old in newest_first[max(1, self.config.checkpoint.keep_last) :]:
             if old in good:
                 continue
-            (old / MARKER).unlink()  # first, so that a half-deleted directory is never taken for a checkpoint
-            shutil.rmtree(old)
+            # First, so that a half-deleted directory is never taken for a checkpoint.
+            gone = old.rename(self.run.removed(old))
+            if gone.is_symlink():  # what is elsewhere is somebody else's
+                gone.unlink()
+            else:
+                shutil.rmtree(gone)
 
     def name_latest(self, newest: Path | None) -> None:
         """Write the newest checkpoint's name into the file `latest`, for people (rank 0).

@@ -41,6 +41,11 @@ def damaged(file: Path, problem: str) -> DamagedCheckpoint:
     )
 
 
+def unreadable(file: Path, error: OSError) -> DamagedCheckpoint:
+    """Return the error for a file that the system does not let be read."""
+    return damaged(file, f"cannot be read ({error.strerror})")
+
+
 def rank_file(rank: int) -> str:
     return f"rank_{rank:05d}.safetensors"
 
@@ -242,7 +247,7 @@ def _read_json(checkpoint: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise damaged(checkpoint / name, "is missing") from None
     except OSError as error:
-        raise UserError(f"{checkpoint / name} cannot be read ({error.strerror})") from None
+        raise unreadable(checkpoint / name, error) from None
     except (ValueError, RecursionError):
         raise damaged(checkpoint / name, "is damaged: it is not JSON") from None
     if not isinstance(content, dict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,9 +14,15 @@ from typing import Any
 from pretrain.checkpoint.format import About, StoredFile, read_about, read_index, read_marker
 from pretrain.checkpoint.verify import check_hash, check_size
 from pretrain.errors import UserError
-from pretrain.runs.directory import GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
+from pretrain.runs.directory import (
+    DAMAGED_SUFFIX,
+    GOOD,
+    MARKER,
+    WITHDRAWN,
+    RunDirectory,
+    step_of,
+)
 
-DAMAGED_SUFFIX = ".damaged"
 MOST_THREADS = 16
 
 
@@ -27,8 +33,10 @@ class State(Enum):
     UNPROVEN = "no loss of it yet"
     WITHDRAWN = "withdrawn: no finite loss"
     UNFINISHED = "unfinished"
+    UNMARKED = f"all files but {MARKER}"
     DAMAGED = "damaged"
     ASIDE = "damaged, kept aside"
+    INCOMPLETE = f"no {MARKER}, kept aside"
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,8 @@ def list_checkpoints(run: Path) -> list[Listed]:
     if not directory.is_dir():
         raise UserError(f"{run} has no directory {directory.name}; give the directory of a run")
     try:
-        return [_listed(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)]
+        found = [_listed_or_gone(path) for path in sorted(directory.iterdir()) if _is_checkpoint(path)]
+        return [each for each in found if each is not None]
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read ({error.strerror})") from None
 
@@ -91,6 +100,16 @@ def _is_checkpoint(path: Path) -> bool:
     except ValueError:
         return False
     return path.is_dir()
+
+
+def _listed_or_gone(path: Path) -> Listed | None:
+    """Return the entry of a checkpoint; None if it is removed meanwhile: a run may be training."""
+    while True:
+        try:
+            return _listed(path)
+        except FileNotFoundError:  # also a temporary file that has its name now
+            if not path.is_dir():
+                return None
 
 
 def _listed(path: Path) -> Listed:
@@ -108,8 +127,11 @@ def _listed(path: Path) -> Listed:
         for name, expected in files.items():
             with _noting(problems):
                 check_size(path / name, expected)
+    state = _state(path, about, bool(problems))
+    if state is State.UNMARKED:
+        problems.append(f"{marker} is missing, though the other files are there; restore it")
     unique = tuple(dict.fromkeys(problems))
-    return Listed(path, _state(path, bool(unique)), sum(sizes), saved, about, files, unique)
+    return Listed(path, state, sum(sizes), saved, about, files, unique)
 
 
 @contextmanager
@@ -121,11 +143,13 @@ def _noting(problems: list[str]) -> Iterator[None]:
         problems.append(str(error).partition("; ")[0])
 
 
-def _state(path: Path, has_problems: bool) -> State:
-    if DAMAGED_SUFFIX in path.name:
-        return State.ASIDE
+def _state(path: Path, about: About | None, has_problems: bool) -> State:
+    if "." in path.name:
+        return State.ASIDE if DAMAGED_SUFFIX in path.name else State.INCOMPLETE
     if not (path / MARKER).exists():
-        return State.WITHDRAWN if (path / WITHDRAWN).exists() else State.UNFINISHED
+        if (path / WITHDRAWN).exists():
+            return State.WITHDRAWN
+        return State.UNFINISHED if about is None else State.UNMARKED
     if has_problems:
         return State.DAMAGED
     return State.GOOD if (path / GOOD).exists() else State.UNPROVEN
@@ -153,11 +177,14 @@ def verify_all(
             for future in hashing:
                 with _noting(problems):
                     future.result()
-            yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(problems)]))
+            if checkpoint.path.is_dir():  # else a training has removed it meanwhile
+                yield checkpoint, tuple(dict.fromkeys([*checkpoint.problems, *sorted(problems)]))
 
 
 def _has_size(file: Path, expected: StoredFile) -> bool:
-    return file.is_file() and file.stat().st_size == expected.bytes
+    with suppress(OSError):
+        return file.stat().st_size == expected.bytes
+    return False
 
 
 def age_text(seconds: float) -> str:

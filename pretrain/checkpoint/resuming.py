@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,8 +21,18 @@ from pretrain.config.keys import Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
-from pretrain.runs.directory import RunDirectory
+from pretrain.runs.directory import (
+    CONTINUE,
+    DAMAGED_SUFFIX,
+    FINISHED,
+    STOPPED,
+    RunDirectory,
+    free_name,
+    step_of,
+)
+from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.position import Position
+from pretrain.runs.tags import CHECKPOINT_STALL_SECONDS
 
 T = TypeVar("T")
 
@@ -64,6 +73,8 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
             model or of other data.
     """
     newest, notes = _newest_whole(config, context)
+    run, fall_back = RunDirectory(config.run_path), config.checkpoint.fall_back
+    notes += together(lambda: _check_not_behind(run, newest, fall_back))
     source, trunk = config.schedule.branch_from, None
     if newest is None and source is not None:
         trunk = RunDirectory(source)
@@ -136,6 +147,34 @@ def _check_permissions(run: RunDirectory) -> None:
             raise UserError(f"{path} cannot be read and written; mend its permissions")
 
 
+def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
+    """Refuse to go back behind a checkpoint that was complete once: the records since would be cut.
+
+    Returns:
+        With `fall_back` and a checkpoint before it to go on from, a note for the user.
+    """
+    named = run.named_latest()
+    if named is not None and (newest is None or step_of(named) > step_of(newest)):
+        problem = f"{named} is not complete any more, though {run.latest} names it; restore it"
+    elif newest is None and _was_saved(run):
+        problem = f"{run.checkpoints} has no checkpoint, though {run.metrics} tells of one; restore it"
+    else:
+        return []
+    if newest is None:
+        raise UserError(f"{problem}, or choose another run.name to start afresh")
+    if not fall_back:
+        raise UserError(f"{problem}, or set checkpoint.fall_back=true to go on from {newest.name}")
+    return [problem.partition("; ")[0]]
+
+
+def _was_saved(run: RunDirectory) -> bool:
+    """Return whether the records tell of a checkpoint that was complete; the last save may be killed."""
+    if not run.metrics.is_file() or run.withdrawn_checkpoints():
+        return False
+    saves = [CHECKPOINT_STALL_SECONDS.tag in record for record in read_metrics(run.metrics)]
+    return sum(saves) > 1 or (bool(saves) and run.state() in (CONTINUE, STOPPED, FINISHED))
+
+
 def _keep_aside(
     run: RunDirectory, checkpoint: Path, error: DamagedCheckpoint, context: ParallelContext
 ) -> str:
@@ -153,8 +192,7 @@ def _keep_aside(
             f"{problem}, and there is no checkpoint before it to go on from; restore the file, or choose "
             "another run.name to start afresh"
         )
-    names = chain([f"{checkpoint.name}.damaged"], (f"{checkpoint.name}.damaged-{n}" for n in count(2)))
-    aside = next(path for path in map(checkpoint.with_name, names) if not path.exists())
+    aside = free_name(checkpoint, DAMAGED_SUFFIX)
     dist.barrier()  # every rank has looked
 
     def rename() -> None:

@@ -23,7 +23,11 @@ from pretrain.checkpoint.writing import (
     join_parts,
     write_snapshot,
 )
+from pretrain.ranks.watch import end_process
 from pretrain.runs.directory import GOOD, write_text_atomically
+
+PATIENCE = 1.5
+"""Timeouts without progress after which a rank ends; after one, rank 0 names another rank in good order."""
 
 
 class Saving:
@@ -32,7 +36,8 @@ class Saving:
     Args:
         about: content of checkpoint.json; None on every rank but the first, which completes the checkpoint.
         when_complete: called once the checkpoint counts, on the thread of rank 0.
-        timeout: seconds that rank 0 waits for the other ranks' files once its own is written.
+        timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and in which
+            the file system must take something.
 
     Attributes:
         seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until then.
@@ -53,6 +58,7 @@ class Saving:
         self.error: Exception | None = None
         self.good = False
         self.seconds_write = 0.0
+        self._moved = 0.0
         self._snapshot = snapshot
         self._about = about
         self._world_size, self._timeout = world_size, timeout
@@ -76,8 +82,23 @@ class Saving:
         return self._may_count.is_set()
 
     def wait_for_own_part(self) -> None:
-        """Wait until this rank's file is on the disk, or could not be written."""
-        self._written.wait()
+        """Wait until this rank's file is on the disk, or could not be written; see `require_progress`."""
+        since = time.perf_counter()
+        while not self._written.wait(self._timeout / 10):
+            self.require_progress(since)
+
+    def require_progress(self, since: float) -> None:
+        """End this process if the file system has taken nothing for PATIENCE timeouts since `since`.
+
+        An error would not end it: to remove the files, and the lock, is to wait for the same file system.
+        """
+        idle = time.perf_counter() - max(since, self._moved)
+        if not self._written.is_set() and idle > PATIENCE * self._timeout:
+            end_process(
+                f"rank {self._snapshot.rank} waited {idle:.0f} s (parallel.timeout_seconds is "
+                f"{self._timeout:g}) for the file system of {self.path}, which takes no byte; look at it, "
+                "then the same command goes on from the newest checkpoint"
+            )
 
     def let_count(self, good: bool) -> None:
         """Allow the checkpoint to become complete: the metrics up to its step are durable."""
@@ -107,7 +128,7 @@ class Saving:
         started = time.perf_counter()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_snapshot(self._snapshot, self.path, self._abandoned)
+            write_snapshot(self._snapshot, self.path, self._abandoned, self._move)
             self.seconds_write = time.perf_counter() - started
             self._written.set()
             if self._about is not None:
@@ -118,6 +139,9 @@ class Saving:
             self.error = error
         finally:
             self._written.set()
+
+    def _move(self) -> None:
+        self._moved = time.perf_counter()
 
     def _complete(self, about: About) -> None:
         files = join_parts(self.path, self._world_size, about, self._timeout, self._abandoned)

@@ -44,7 +44,7 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
         return
     _print_table(checkpoints)
     for each in checkpoints:
-        for problem in each.problems if each.counts or each.state.name == "DAMAGED" else ():
+        for problem in each.problems if each.counts or each.state.name in ("DAMAGED", "UNMARKED") else ():
             typer.echo(problem)
 
 
@@ -52,7 +52,7 @@ def list_(run: RunArgument, as_json: JsonOption = False) -> None:
 def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """Read every file of every complete checkpoint and compare its SHA-256.
 
-    Exit code 0: all are whole; 1: a file is damaged or missing (each is named).
+    Exit code 0: all are whole; 1: a file is damaged or missing (each is named), COMPLETE among them.
 
     Example: python -m pretrain checkpoint verify runs/demo
     """
@@ -60,7 +60,8 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
 
     from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
 
-    checkpoints = [each for each in list_checkpoints(run) if each.counts or each.state is State.DAMAGED]
+    of_a_run = (State.DAMAGED, State.UNMARKED)
+    checkpoints = [each for each in list_checkpoints(run) if each.counts or each.state in of_a_run]
     total = sum(file.bytes for each in checkpoints for file in each.files.values())
     verified = []
     with _progress(total) as progress:

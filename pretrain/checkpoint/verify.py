@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data_pipeline.io.files import hash_file
-from pretrain.checkpoint.format import StoredFile, damaged, read_marker
-from pretrain.errors import UserError
+from pretrain.checkpoint.format import ABOUT, StoredFile, damaged, read_about, read_marker, unreadable
+from pretrain.runs.directory import step_of
 
 THREADS = 4
 """Number of files hashed at once in one process: SHA-256 of one file is slower than most file systems."""
@@ -36,6 +36,9 @@ def verify(
     files = read_marker(checkpoint)
     for name, expected in files.items():
         check_size(checkpoint / name, expected)
+    step = read_about(checkpoint).position.step
+    if step != step_of(checkpoint):
+        raise damaged(checkpoint / ABOUT, f"is of step {step}")
     if not by_hash:
         return
     rank, size = share
@@ -61,7 +64,7 @@ def check_size(file: Path, expected: StoredFile) -> None:
     except FileNotFoundError:
         raise damaged(file, "is missing") from None
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror})") from None
+        raise unreadable(file, error) from None
     if size != expected.bytes:
         raise damaged(file, f"is {size} bytes, but was saved with {expected.bytes} bytes")
 
@@ -75,6 +78,6 @@ def check_hash(file: Path, expected: StoredFile, progress: Callable[[int], None]
     try:
         digest = hash_file(file, progress=progress)
     except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror})") from None
+        raise unreadable(file, error) from None
     if digest != expected.sha256:
         raise damaged(file, "does not have the SHA-256 that it was saved with")

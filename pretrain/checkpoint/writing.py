@@ -18,7 +18,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,13 @@ def _steps(own: list[OwnSlice]) -> dict[int, int]:
     return {key: int(state["step"]) if state else 0 for key, state in states.items()}
 
 
-def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -> None:
+def write_snapshot(
+    snapshot: Snapshot, path: Path, abandoned: threading.Event, moved: Callable[[], None] = lambda: None
+) -> None:
     """Write and fsync this rank's file in the directory `path`, then the file's sidecar.
+
+    Args:
+        moved: called before each piece of the file.
 
     Raises:
         OSError: names the file, as when the disk is full.
@@ -171,6 +176,7 @@ def write_snapshot(snapshot: Snapshot, path: Path, abandoned: threading.Event) -
         for chunk in (memoryview(_header(snapshot)), *chunks):
             if abandoned.is_set():
                 raise Abandoned
+            moved()
             digest.update(chunk)
             size += len(chunk)
             while chunk:  # one write to a nearly full disk may write a part of it without an error

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import hash_file
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -177,6 +178,12 @@ def owned_keys(config: Config, world_size: int) -> dict[tuple[str, ...], tuple[A
         ("bf16", "enabled"): (config.precision.dtype == "bf16", f"precision.dtype={config.precision.dtype}"),
         ("data_types", "grad_accum_dtype"): (config.precision.grad_accum_dtype, "precision.grad_accum_dtype"),
     }
+
+
+def settings_digest(config: Config) -> str | None:
+    """Return the SHA-256 of the file that `deepspeed.config` names, or None where that is no path."""
+    path = Path(config.deepspeed.config)
+    return hash_file(path) if is_file(path) else None
 
 
 def _read(name_or_path: str) -> dict[str, Any]:

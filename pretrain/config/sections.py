@@ -348,8 +348,8 @@ class CheckpointSection(Section):
     )
     fall_back: bool = setting(
         False,
-        "Resume from the checkpoint before where the newest one is damaged, and keep that aside "
-        "as step_X.damaged; else stop.",
+        "Resume from the checkpoint before where the newest one is damaged, or is not complete any more, "
+        "and keep that aside as step_X.damaged or step_X.incomplete; else stop.",
         UNNOTED_NO_EFFECT,
     )
     export_at_end: bool = setting(

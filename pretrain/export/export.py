@@ -18,6 +18,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 
 import pretrain
+from data_pipeline.io.files import hash_file
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.phases import phase_at
 from pretrain.export.agreement import (
@@ -32,7 +33,7 @@ from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
 from pretrain.export.packages import require_transformers
 from pretrain.export.projections import folded_adapters
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_digest
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights
@@ -40,7 +41,7 @@ from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
 from pretrain.runs.directory import write_json, write_text_atomically
 from pretrain.runs.environment import package_version
-from pretrain.study.models import FACTS
+from pretrain.study.models import FACTS, FILES_FACT
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Those whose versions export.json states, beside torch's."""
@@ -70,7 +71,7 @@ def export_run(
     refuse_existing(out)
     run = open_trained_run(path, step)
     architecture = architecture_of(run.config)
-    modified = checkpoint_modified(run.checkpoint)
+    of_checkpoint = checkpoint_digest(run.checkpoint)
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)
@@ -90,10 +91,11 @@ def export_run(
             **_facts(run, architecture, dtype, folded, logits),
             "weight_bytes": weight_bytes,
             "tokenizer": asdict(compare_tokenizers(run.blend.manifests, directory, architecture.custom)),
-            CHECKPOINT_FACT: modified,
+            CHECKPOINT_FACT: of_checkpoint,
         }
-        write_json(directory / FACTS, facts)
         write_text_atomically(directory / "README.md", model_card(facts, out.name))
+        facts[FILES_FACT] = {path.name: hash_file(path) for path in sorted(directory.iterdir())}
+        write_json(directory / FACTS, facts)
     return facts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,16 +13,23 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import hash_file, refusing
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified, find_checkpoint
+from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_digest, find_checkpoint
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
-from pretrain.runs.directory import FINISHED, RunDirectory
-from pretrain.study.models import FACTS
+from pretrain.ranks.launch import prepare_child
+from pretrain.runs.directory import FINISHED, RunDirectory, free_name
+from pretrain.study.models import FACTS, FILES_FACT, named_code
 
 _TIMEOUT = 6 * 3600
+_OWN_CODE = Path(__file__).with_name("modeling_ora.py")
+_OWN_FILES = {
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("tokenizer.model", "model.safetensors", "README.md", FACTS, _OWN_CODE.name),
+}
 
 
 def exported(path: Path, step: int | None = None) -> Path:
@@ -44,6 +52,10 @@ def exported(path: Path, step: int | None = None) -> Path:
     checkpoint = find_checkpoint(run, step)
     _remove_outdated(run)
     out = run.exports / checkpoint.name
+    if out.is_dir() and not is_own_export(out):
+        with refusing(f"set {out} aside"):
+            aside = out.rename(free_name(out, ".foreign"))
+        print(f"{out} is not as an export was written; kept aside as {aside.name}", file=sys.stderr)
     if not out.is_dir():
         export_on_cpu(path, out, step, None)
     return out
@@ -103,7 +115,12 @@ def export_at_end(config: Config, state: str) -> None:
     command = [sys.executable, "-m", "pretrain", "export", str(run.path), "--out", str(out)]
     try:
         done = subprocess.run(
-            command, env=without_launcher(os.environ), capture_output=True, text=True, timeout=_TIMEOUT
+            command,
+            env=without_launcher(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            preexec_fn=prepare_child,  # so that it does not outlive a kill of this process
         )
     except subprocess.TimeoutExpired:
         problem = f"it was not done after {_TIMEOUT // 3600} hours"
@@ -120,16 +137,36 @@ def export_at_end(config: Config, state: str) -> None:
     )
 
 
+def is_own_export(directory: Path) -> bool:
+    """Return whether a directory is as `export_run` wrote it, and names and holds no code but this package's.
+
+    What export.json says of the files is no proof of where they come from; so there is no other kind of
+    file, and the code is compared with the package's own.
+    """
+    try:
+        if any(path.is_symlink() or path.name not in _OWN_FILES for path in directory.iterdir()):
+            return False
+        stated = json.loads((directory / FACTS).read_bytes())[FILES_FACT]
+        found = {path.name: hash_file(path) for path in directory.iterdir() if path.name != FACTS}
+        own = re.compile(rf"{_OWN_CODE.stem}\.\w+")
+        named = [dict(value) for _, _, value in named_code(directory)]
+        foreign = [name for each in named for name in each.values() if not own.fullmatch(str(name))]
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
+    code = found.get(_OWN_CODE.name)
+    return stated == found and not foreign and code in (None, hash_file(_OWN_CODE))
+
+
 def _remove_outdated(run: RunDirectory) -> None:
     """Remove exports of checkpoints that no longer exist, or were written again."""
     if not run.exports.is_dir():
         return
     live = {path.name: path for path in run.complete_checkpoints()}
     for directory in run.exports.iterdir():
-        if directory.name.startswith("."):  # in progress, or left by a killed process
+        if "." in directory.name:  # in progress, left by a killed process, or kept aside
             continue
         checkpoint = live.get(directory.name)
-        if checkpoint is None or _checkpoint_fact(directory) != checkpoint_modified(checkpoint):
+        if checkpoint is None or _checkpoint_fact(directory) != checkpoint_digest(checkpoint):
             shutil.rmtree(directory)
 
 

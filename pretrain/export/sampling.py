@@ -49,7 +49,7 @@ class Sampler:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=trust_code)
             self.model = AutoModelForCausalLM.from_pretrained(
-                str(directory), trust_remote_code=trust_code, dtype="auto"
+                str(directory), trust_remote_code=trust_code, use_safetensors=True, dtype="auto"
             ).eval()
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())

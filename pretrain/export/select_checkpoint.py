@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from data_pipeline.io.files import hash_file
 from pretrain.errors import UserError
 from pretrain.runs.directory import MARKER, RunDirectory, step_of
 
-CHECKPOINT_FACT = "checkpoint_modified_ns"
-"""Key of export.json with the checkpoint's `checkpoint_modified`, which shows if that was written again."""
+CHECKPOINT_FACT = "checkpoint_sha256"
+"""Key of export.json with the checkpoint's `checkpoint_digest`, which shows if that was written again."""
 
 
 def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
@@ -30,6 +31,6 @@ def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
     return complete[step]
 
 
-def checkpoint_modified(checkpoint: Path) -> int:
-    """Return the time of the checkpoint's completion in nanoseconds; training the step again changes it."""
-    return (checkpoint / MARKER).stat().st_mtime_ns
+def checkpoint_digest(checkpoint: Path) -> str:
+    """Return the SHA-256 of the marker, which has that of every file of the checkpoint."""
+    return hash_file(checkpoint / MARKER)

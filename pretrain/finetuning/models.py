@@ -28,6 +28,7 @@ from pretrain.study.seeds import Groups, group_by_settings, method_of, refuse_tw
 
 HEAD = "score"
 """The new head's weight, in Starcoder2 and GPT2."""
+LOADING: Any = {"dtype": torch.float32, "use_safetensors": True}
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
 NEEDED_FACTS = (
     *("run", "seed", "step", "variant", "attention", "parameters"),
@@ -196,7 +197,7 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
         return _prepared(_classifier_around(load_language_model(pretrained), facts))
     with _loading(pretrained):
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            str(pretrained.directory), dtype=torch.float32, output_loading_info=True, **facts
+            str(pretrained.directory), **LOADING, output_loading_info=True, **facts
         )
     model, info = loaded
     if missing := sorted(name for name in info["missing_keys"] if not name.startswith(HEAD)):
@@ -212,7 +213,7 @@ def load_language_model(pretrained: Pretrained) -> Any:
     """
     with _loading(pretrained):
         model = AutoModelForCausalLM.from_pretrained(
-            str(pretrained.directory), dtype=torch.float32, trust_remote_code=pretrained.trusted
+            str(pretrained.directory), **LOADING, trust_remote_code=pretrained.trusted
         )
     return _prepared(model)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from itertools import product, starmap
@@ -55,6 +56,11 @@ def begin_training(
         _say(f"{path} is finished: nothing to do")
         typer.echo(FINISHED)
         return
+    if re.search(r"[\s%\\]", str(path)):
+        raise UserError(
+            f"{path} has a blank, a percent sign or a backslash, which Slurm and the job scripts read in "
+            "their own way; choose another run.name or run.directory"
+        )
     used, idle = shape_to_use(Shape(nodes, ranks_per_node), Batches.of(loaded))
     check_inputs(loaded, used.ranks)
     logs = Segments(Training(path)).begin(SlurmJob.read(os.environ), max_stalled, used.ranks)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
+HERE = "127.0.0.1"
 GRACE_SECONDS = 15.0
 """Seconds for the other ranks to end by themselves after one failed."""
 
@@ -30,10 +33,13 @@ def launch_local_ranks(command: Sequence[str], ranks: int) -> int:
     """
     from torch.distributed import TCPStore
 
-    # The store lives here and picks a free port itself, so no other process can take the port in between.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # The store lives here, so no other process can take its port in between. A port that it opened itself
+    # would listen on all addresses.
+    listener = socket.create_server((HERE, 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": HERE,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(ranks),
@@ -70,7 +76,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # one that waits for a dead file system does not end
+            process.wait(GRACE_SECONDS)
     return _exit_code(first)
 
 

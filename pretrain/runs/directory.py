@@ -22,10 +22,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.io.files import replace_file
+from data_pipeline.io.files import TEMPORARY_SUFFIX, replace_file
 
 RUNNING = "running"
 CONTINUE = "continue"
@@ -42,6 +43,9 @@ GOOD = "PROVEN"
 """In a checkpoint's directory: the checkpoint is known good, because a loss of its weights was finite."""
 WITHDRAWN = "RUINED"
 """In place of MARKER: the checkpoint was withdrawn, because its weights gave no finite loss."""
+LOCK = "lock"
+DAMAGED_SUFFIX, INCOMPLETE_SUFFIX = ".damaged", ".incomplete"
+"""After the name of a checkpoint that is kept aside: for its content; because it has no MARKER."""
 _CHECKPOINT = re.compile(r"step_(\d+)")
 
 
@@ -59,7 +63,7 @@ class RunDirectory:
         self.profile = path / "profile"
         self.collectives = path / "nccl_trace_rank_"  # of every rank's flight recorder file; the rank follows
         self.checkpoints = path / "checkpoints"
-        self.latest = self.checkpoints / "latest"  # the newest checkpoint's name, for people; markers decide
+        self.latest = self.checkpoints / "latest"  # the newest checkpoint's name; the markers decide
         self.state_file = path / "state"
         self.summary = path / "summary.json"
         self.exports = path / "exports"  # under the checkpoints' names
@@ -89,12 +93,33 @@ class RunDirectory:
         marks = (MARKER, WITHDRAWN)
         return sorted(p for p in self._checkpoints() if not any((p / mark).exists() for mark in marks))
 
+    def withdrawn_checkpoints(self) -> list[Path]:
+        """Return the checkpoints whose weights gave no finite loss."""
+        return [path for path in self._checkpoints() if (path / WITHDRAWN).exists()]
+
+    def removed(self, checkpoint: Path) -> Path:
+        """Return the name of a checkpoint while its files are being removed."""
+        return checkpoint.with_name(f".{checkpoint.name}")
+
+    def temporary_files(self) -> list[Path]:
+        """Return what killed writes and removals have left, but for the locks of other starts."""
+        patterns = (f"*{TEMPORARY_SUFFIX}", f".{self.latest.name}.*", f".{self.state_file.name}.*", ".step_*")
+        found = (
+            path for place in (self.path, self.checkpoints) for each in patterns for path in place.glob(each)
+        )
+        return [path for path in found if not path.name.startswith(LOCK)]
+
     def _checkpoints(self) -> list[Path]:
         return [path for path in self.checkpoints.glob("step_*") if _CHECKPOINT.fullmatch(path.name)]
 
     def newest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint; None where there is none."""
         return next(iter(self.complete_checkpoints()), None)
+
+    def named_latest(self) -> Path | None:
+        """Return the checkpoint that the file `latest` names, which was complete once; None without one."""
+        name = self.latest.read_text(errors="replace").strip() if self.latest.is_file() else ""
+        return self.checkpoints / name if _CHECKPOINT.fullmatch(name) else None
 
     def trained_steps(self) -> int:
         """Return the step of the newest complete checkpoint, from which a restart goes on; 0 without one."""
@@ -108,6 +133,12 @@ def step_of(checkpoint: Path) -> int:
     if match is None:
         raise ValueError(f"{checkpoint} is not named like a checkpoint")
     return int(match[1])
+
+
+def free_name(path: Path, suffix: str) -> Path:
+    """Return the first of `path` with `suffix`, `suffix`-2, `suffix`-3, … that does not exist."""
+    suffixes = chain([suffix], (f"{suffix}-{number}" for number in count(2)))
+    return next(aside for each in suffixes if not (aside := path.with_name(path.name + each)).exists())
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Lease
 from pretrain.errors import UserError
+from pretrain.runs.directory import LOCK
 
 PAUSE = 1.0
 
@@ -21,7 +22,7 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path / "lock"
+        self._file = path / LOCK
         self._lease = Lease(self._file, f"training {path}")
         self._made: list[Path] = []
         self._oldest = 0.0

@@ -28,7 +28,10 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
     free = free_bytes(path)
     room = f"{size_text(free)} are free" if free is not None else "how much is free is not known"
-    if needed:
+    system = _file_system(path)
+    if error.errno == errno.ENOSPC and system is not None and system.f_files and not system.f_favail:
+        room = f"{room}, but it may hold no more files"
+    elif needed:
         room = f"about {size_text(needed)} are needed and {room}"
     remedy = _REMEDIES.get(error.errno or 0, "mend that")
     reason = error.strerror or type(error).__name__
@@ -40,14 +43,18 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
 
 def free_bytes(path: Path) -> int | None:
     """Return the bytes this user may still write on the file system of `path`, quotas aside, or None."""
+    system = _file_system(path)
+    return system.f_bavail * system.f_frsize if system is not None else None
+
+
+def _file_system(path: Path) -> os.statvfs_result | None:
     for there in (path.absolute(), *path.absolute().parents):
         try:
-            system = os.statvfs(there)
+            return os.statvfs(there)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError:
             return None
-        return system.f_bavail * system.f_frsize
     return None
 
 

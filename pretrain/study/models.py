@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pretrain.errors import UserError
 
-WEIGHTS = ("*.safetensors", "*.bin")
+WEIGHTS = ("*.safetensors",)
 _CONTENT = (*WEIGHTS, "*.json", "*.model", "*.txt", "*.py")
 """Files that decide the outputs of a model: weights, configuration, tokenizer, code."""
 FACTS = "export.json"
 """File of an export that says where the model comes from; its outputs do not depend on that."""
+FILES_FACT = "files"
+"""Key of FACTS with the SHA-256 of every other file."""
+_AUTO_MAP = "auto_map"
+_IMPLEMENTATION = "implementation"
+"""Keys, and an end of keys, with which a configuration has transformers run code, of the hub too."""
 
 
 def model_digest(directory: Path) -> str:
@@ -34,5 +42,25 @@ def model_digest(directory: Path) -> str:
 
 def require_trust(directory: Path, trusted: bool) -> None:
     """Refuse a model directory with code of its own, by a UserError, unless the user trusts that code."""
-    if not trusted and (code := sorted(directory.glob("*.py"))):
+    if trusted:
+        return
+    if code := sorted(directory.rglob("*.py")):
         raise UserError(f"{directory} has code of its own, {code[0].name}: read it, then give --trust-code")
+    for file, key, value in named_code(directory):
+        if key != _AUTO_MAP:  # which transformers passes over unless it is told to trust
+            raise UserError(f"{file} has {key}={value}, code of the hub: read it, then give --trust-code")
+
+
+def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
+    """Yield (file, key, value) where a configuration names code to run, of the directory or of the hub.
+
+    Raises UserError where a file cannot be read.
+    """
+    for file in sorted(directory.glob("*config.json")):
+        try:
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{file} cannot be read: {error}") from error
+        for key, value in content.items() if isinstance(content, dict) else ():
+            if key == _AUTO_MAP or (key.endswith(_IMPLEMENTATION) and "/" in str(value)):
+                yield file, key, value

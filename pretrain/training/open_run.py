@@ -271,8 +271,8 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
         telemetry.say(headline(config, context, phased.audit, start, changes))
         for note in start.notes:
             telemetry.say(note)
-        for name in checkpoints.remove_unfinished():
-            telemetry.say(f"removed {name}, which a killed run had not finished to save")
+        for line in checkpoints.tidy():
+            telemetry.say(line)
         return telemetry
 
     return Run(

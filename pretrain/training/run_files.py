@@ -14,6 +14,7 @@ from megatron_patches.recipe.counting import executed_flops_per_token, model_flo
 from pretrain.checkpoint.branching import origin_of, take_records
 from pretrain.checkpoint.layout import Layout
 from pretrain.checkpoint.resuming import Start
+from pretrain.config.deepspeed import settings_digest
 from pretrain.config.keys import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
@@ -39,6 +40,8 @@ from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.phase_engine import PhasedEngine
 
+DEEPSPEED_FACT = "deepspeed_config_sha256"
+"""Key of environment.json with the SHA-256 of the file that deepspeed.config names, null without one."""
 ENDINGS = {
     FINISHED: "",
     STOPPED: " is saved; the same command goes on from here",
@@ -60,13 +63,20 @@ def check_steps_left(config: Config, position: Position) -> None:
 
 
 def changes_since(config: Config, start: Start) -> list[Change]:
-    """Return the keys that differ from config.yaml, as the segment before or the trunk left it."""
+    """Return the keys that differ from config.yaml, as the segment before or the trunk left it.
+
+    So does another content of the file of deepspeed.config.
+    """
     run, position = start.trunk or RunDirectory(config.run_path), start.position
     try:
         before = yaml.safe_load(run.config.read_text())
     except (OSError, ValueError, yaml.YAMLError):  # a new run, or a file that somebody spoilt
         return []
-    return list(effective_changes(before, config)) if position.step and isinstance(before, dict) else []
+    if not position.step or not isinstance(before, dict):
+        return []
+    was, digest = _on_disk(run.environment).get(DEEPSPEED_FACT), settings_digest(config)
+    content = [Change("the content of deepspeed.config", was, digest)] if was and was != digest else []
+    return [*effective_changes(before, config), *content]
 
 
 def write_run_files(
@@ -103,7 +113,8 @@ def write_run_files(
         **({} if trunk is None else {"branched_from": origin_of(trunk, position.step)}),
     }
     earlier = _on_disk(run.environment).get("segments", []) if position.step and trunk is None else []
-    write_json(run.environment, {**environment, "segments": [*earlier, segment]})
+    digest = {DEEPSPEED_FACT: settings_digest(config)}
+    write_json(run.environment, {**environment, **digest, "segments": [*earlier, segment]})
     write_json(run.data, data_facts(config, data))
     run.write_state(RUNNING)
 

@@ -42,10 +42,10 @@ def require_good_step(run: Run, position: Position, result: StepResult) -> None:
     if position.skipped_in_a_row < run.config.stability.max_skipped:
         return
     times = f", {position.skipped_in_a_row} steps in a row" if position.skipped_in_a_row > 1 else ""
-    number, of_what = result.loss, "training loss"
-    if math.isfinite(number):
-        number, of_what = result.gradient_norm, "gradient norm"
-    what = f"{spike}," if spike else f"the {of_what} is {number}"
+    what = f"the training loss is {result.loss}"
+    if math.isfinite(result.loss):  # DeepSpeed's norm is infinite where the gradient has NaN, too
+        what = "the gradient norm is not finite"
+    what = f"{spike}," if spike else what
     remedy = "; if the data are meant to be so, raise stability.spike_factor" if spike else ""
     _stop_diverged(run, StepRecord(position, result), f"{what} at step {position.step}{times}{remedy}")
 

@@ -18,6 +18,7 @@ from pretrain.checkpoint.loading import full_weights
 from tests.command_line import (
     assert_refused,
     checkpoint_tensors,
+    cli,
     deterministic_metrics,
     equal,
     files_under,
@@ -200,6 +201,75 @@ def test_without_a_checkpoint_before_it_a_damaged_one_stops_the_run(trained: Tra
     done = trained.resume("alone", checkpoint__fall_back="true")
     assert_refused(done, RANK_FILE, "there is no checkpoint before it to go on from")
     assert files_under(run) == before
+
+
+def test_a_checkpoint_without_its_marker_is_kept_and_the_run_does_not_go_back_unasked(
+    trained: Trained,
+) -> None:
+    run = trained.copy("unmarked")
+    (run / NEWEST / "COMPLETE").unlink()
+    left = ["state.node-7.tmp", ".state.7", "checkpoints/.step_00000001", "lock.node-7.tmp"]
+    for name in left:
+        (run / name).touch()
+    before = files_under(run)
+    refusal = (
+        "step_00000004 is not complete any more",
+        "latest names it; restore it, or set checkpoint.fall",
+    )
+    assert_refused(trained.resume("unmarked"), *refusal)
+    assert files_under(run) == before
+    verified = cli(["checkpoint", "verify", str(run)])
+    assert verified.returncode == 1 and "step_00000004/COMPLETE is missing, though the" in verified.stdout
+    kept = files_under(run / NEWEST)
+    done = trained.resume("unmarked", checkpoint__fall_back="true")
+    assert done.returncode == 0, done.stderr
+    assert "resumes after step 2" in done.stdout
+    assert "step_00000004 is not complete any more" in done.stdout
+    assert "kept aside as step_00000004.incomplete: step_00000004 has all its files but" in done.stdout
+    assert files_under(run / f"{NEWEST}.incomplete") == kept
+    assert [name for name in left if (run / name).exists()] == ["lock.node-7.tmp"]
+    verified = cli(["checkpoint", "verify", str(run)])
+    assert verified.returncode == 0, verified.stdout
+
+
+@pytest.mark.parametrize("lost", [NEWEST, f"{NEWEST}/COMPLETE", "checkpoints"])
+def test_no_start_from_nothing_over_the_records_of_a_run(lost: str, trained: Trained) -> None:
+    run = trained.copy(f"only-{len(lost)}")
+    shutil.rmtree(run / BEFORE)
+    if (run / lost).is_dir():
+        shutil.rmtree(run / lost)
+    else:
+        (run / lost).unlink()
+    before = files_under(run)
+    done = trained.resume(run.name, checkpoint__fall_back="true")
+    assert_refused(done, str(run / "checkpoints"), "restore it, or choose another run.name to start afresh")
+    assert files_under(run) == before
+
+
+def test_what_cannot_be_read_is_kept_aside_too(trained: Trained) -> None:
+    run = trained.copy("unreadable")
+    (run / NEWEST / "COMPLETE").unlink()
+    (run / NEWEST / "COMPLETE").mkdir()
+    done = trained.resume("unreadable", checkpoint__fall_back="true")
+    assert done.returncode == 0 and "resumes after step 2" in done.stdout, done.stderr
+    assert "kept aside as step_00000004.damaged" in done.stdout and "COMPLETE cannot be read" in done.stdout
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(trained: Trained) -> None:
+    run = trained.copy("renamed")
+    (run / NEWEST).rename(run / "checkpoints/step_00000005")
+    assert_refused(trained.resume("renamed"), "step_00000005/checkpoint.json is of step 4")
+
+
+def test_of_an_older_checkpoint_that_is_a_link_only_the_link_is_removed(trained: Trained) -> None:
+    run, elsewhere = trained.copy("linked"), trained.runs / "elsewhere"
+    (run / BEFORE).rename(elsewhere)
+    (run / BEFORE).symlink_to(elsewhere)
+    whole = files_under(elsewhere)
+    done = trained.resume("linked", checkpoint__keep_last=1)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (run / "checkpoints").glob("*step*")] == ["step_00000006"]
+    assert files_under(elsewhere) == whole
 
 
 def test_sizes_alone_do_not_find_a_flipped_byte(trained: Trained) -> None:

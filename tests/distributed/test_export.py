@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from pretrain.runs.directory import RunDirectory
 from tests.command_line import assert_refused
 from tests.distributed.exports import CLASSES, ONE_RANK, QUIET, TWO_RANKS
 from tests.pretrain.evaluation.tiny_models import write_tasks
-from tests.ranks import run_ranks, train_on_warm_ranks, warm_cli
+from tests.pretrain.export.hostile import make_hostile
+from tests.ranks import ROOT, rank_environment, run_ranks, train_on_warm_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
 pytest.importorskip("transformers")
@@ -190,7 +192,7 @@ def test_an_export_whose_checkpoint_was_written_anew_is_made_again(found: dict[s
         shutil.copytree(runs / "out/orthogonal", directory)
     assert exported(run.path) == kept and not gone.exists()
     marker = run.checkpoint(4) / "COMPLETE"
-    os.utime(marker)
+    marker.write_text(marker.read_text() + " ")
     _remove_outdated(run)
     assert not kept.exists()
 
@@ -240,6 +242,33 @@ def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Pat
     opened = open_pretrained(run.path, trust_code=False)
     assert opened.directory == run.exports / "step_00000004" and opened.name == "unfreeze"
     assert (opened.variant, opened.frozen_rows) == ("unfreeze", {})
+
+
+def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
+    found: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    """By `sample`, `evaluate tasks`, `glue` and `translation`, of a run and of a directory."""
+    run, canary = tmp_path / "normed", tmp_path / "it ran"
+    shutil.copytree(runs / "normed", run)
+    export, directory, pickled = run / "exports/step_00000004", tmp_path / "directory", tmp_path / "pickled"
+    for copy in (export, directory, pickled):
+        shutil.copytree(runs / "out/normed", copy)
+        make_hostile(copy, canary)
+    for name in ("evil.py", "modeling_ora.py", "model.safetensors"):
+        (pickled / name).unlink()
+    shutil.rmtree(pickled / "custom_generate")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pretrain.export.hostile", str(run), str(directory), str(pickled)],
+        cwd=ROOT,
+        env={**rank_environment(), "HF_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert not canary.exists()
+    assert "is not as an export was written; kept aside as step_00000004.foreign" in done.stderr
+    assert (run / "exports/step_00000004.foreign/evil.py").is_file() and not (export / "evil.py").exists()
 
 
 def test_a_finished_run_is_exported_and_sampled(tiny_shards: Path, runs: Path) -> None:

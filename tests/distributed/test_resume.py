@@ -2,6 +2,7 @@
 2, ZeRO 1, 2 and 3.
 """
 
+import hashlib
 import json
 import signal
 from collections.abc import Callable
@@ -130,6 +131,23 @@ def test_signal_saves_exits_0_and_resumes_exactly(
     done = train_on_warm_ranks(overrides, ranks=4)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, uninterrupted(1))
+
+
+def test_another_content_of_the_deepspeed_file_is_told_and_recorded(
+    tiny_shards: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "mine.json"
+    changes: dict[str, object] = {"deepspeed__config": settings, "checkpoint__every": 2}
+    for steps, content in ((2, {}), (4, {}), (6, {"gradient_predivide_factor": 2.0})):
+        settings.write_text(json.dumps({"zero_optimization": {"stage": 1}, **content}))
+        overrides = tiny_overrides(tiny_shards, tmp_path, "run", **changes, schedule__steps=steps)
+        done = train_on_warm_ranks(overrides, ranks=2)
+        assert done.returncode == 0, done.stderr
+    digest = hashlib.sha256(settings.read_bytes()).hexdigest()
+    assert f"; from step 5 on the content of deepspeed.config is {digest}, was " in done.stdout
+    segments = json.loads((tmp_path / "run/environment.json").read_text())["segments"]
+    named = ["the content of deepspeed.config" in segment["changes"] for segment in segments]
+    assert named == [False, False, True]
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=FULL), 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from pathlib import Path
 
@@ -123,6 +124,23 @@ def test_a_rank_whose_part_does_not_come_is_named_within_the_timeout(
     )
     assert told == [sentence] * 2
     assert RunDirectory(tmp_path / "missing").newest_checkpoint() is None and not path.exists()
+
+
+@pytest.mark.parametrize("asynchronous", ["true", "false"])
+def test_a_file_system_that_answers_nobody_is_named(
+    asynchronous: str, tiny_shards: Path, tmp_path: Path
+) -> None:
+    changes = {"checkpoint__asynchronous": asynchronous, "parallel__timeout_seconds": 4}
+    planned = overrides(tiny_shards, tmp_path, "frozen", **changes)
+    payload = {"overrides": planned, "seconds": 600}
+    done = function_on_warm_ranks(2, WORKER + "slow_saves", payload, timeout=60)
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    assert re.match(
+        r"error: rank [01] waited \d+ s \(parallel\.timeout_seconds is 4\) for the file system of "
+        r".*step_00000002, which takes no byte; look at it, then the same command goes on",
+        error,
+    )
 
 
 def test_saves_back_to_back_wait_for_each_other_and_say_so(

@@ -129,8 +129,8 @@ def test_three_in_a_row_stop_the_run_and_name_the_last_good_checkpoint(
 ) -> None:
     run = runs / f"row-{engine}"
     assert spoilt[f"row-{engine}"] == (
-        "error: the gradient norm is inf at step 6, 3 steps in a row; lower optimizer.learning_rate or raise "
-        "schedule.warmup_steps; the run resumes from step_00000002"
+        "error: the gradient norm is not finite at step 6, 3 steps in a row; lower optimizer.learning_rate "
+        "or raise schedule.warmup_steps; the run resumes from step_00000002"
     )
     assert (run / "state").read_text() == "diverged\n"
     assert records(run)[-1]["stability/skipped_steps"] == 3
@@ -152,7 +152,9 @@ def test_skips_that_end_stop_nothing_and_each_is_on_record(spoilt: dict[str, str
 def test_the_limit_is_a_key_and_without_a_checkpoint_the_start_is_named(
     spoilt: dict[str, str], runs: Path
 ) -> None:
-    assert spoilt["first"].startswith("error: the gradient norm is inf at step 1; lower optimizer.learning")
+    assert spoilt["first"].startswith(
+        "error: the gradient norm is not finite at step 1; lower optimizer.learning"
+    )
     assert spoilt["first"].endswith("the run resumes from the start")
     assert complete(runs / "first") == []
 

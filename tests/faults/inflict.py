@@ -96,7 +96,9 @@ def lines_in(path: Path) -> int:
 
 
 def unfinished_checkpoints(run: Path) -> list[Path]:
-    return [path for path in run.glob("checkpoints/step_*") if not (path / "COMPLETE").exists()]
+    """The checkpoints without a marker, but for those that a start has kept aside."""
+    found = (path for path in run.glob("checkpoints/step_*") if "." not in path.name)
+    return [path for path in found if not (path / "COMPLETE").exists()]
 
 
 def build_shim(directory: Path) -> Path | None:

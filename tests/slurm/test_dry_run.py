@@ -83,6 +83,7 @@ def test_a_part_of_the_chain_does_not_wait_for_what_is_done_already() -> None:
             ("--sbatch train=--nodes=2 must be STEP=WORDS", "pretrain"),
         ),
         (("base", "--variants", "vanilla,vanilla"), ("each once",)),
+        (("base", "--sbatch", "all=--x 'unclosed"), ("cannot be read as words", "No closing quotation")),
     ],
 )
 def test_what_is_refused(arguments: tuple[str, ...], fragments: tuple[str, ...]) -> None:

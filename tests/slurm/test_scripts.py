@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -75,6 +76,46 @@ def test_a_wrong_setting_is_one_sentence(
     log = (tmp_path / "log").read_text()
     assert (ended.state, ended.restarts, ended.exit_code) == ("FAILED", 0, "2:0"), log
     assert [line for line in log.splitlines() if line.startswith(message)], log
+
+
+def in_shell(tmp_path: Path, scontrol: str, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script after lib.sh and training.sh, with this program as scontrol, and no time passing."""
+    for name, text in (("scontrol", scontrol), ("sleep", "")):
+        (tmp_path / name).write_text(f"#!/bin/bash\necho >>{tmp_path}/{name}.calls\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", "-c", f". slurm/lib.sh; . slurm/training.sh; ORA_JOB=7; {script}"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def calls(tmp_path: Path, name: str) -> int:
+    return len((tmp_path / f"{name}.calls").read_text().splitlines())
+
+
+def test_a_segment_waits_for_a_slurmctld_that_is_away_for_ten_minutes(tmp_path: Path) -> None:
+    away = f"""[ $(wc -l <{tmp_path}/scontrol.calls) -gt 120 ] && exec echo JobId=7 JobState=RUNNING
+        echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"""
+    done = in_shell(tmp_path, away, "ora_job_field JobState")
+    assert done.stdout == "RUNNING\n" and calls(tmp_path, "sleep") == 120  # of five seconds each
+    assert "slurmctld does not answer (slurm_load_jobs error: Unable to contact" in done.stderr
+
+
+def test_a_segment_does_not_wait_for_what_slurmctld_refuses(tmp_path: Path) -> None:
+    refuses = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    done = in_shell(tmp_path, refuses, "ora_job_field JobState || echo refused")
+    assert done.stdout == "refused\n" and calls(tmp_path, "scontrol") == 1
+
+
+def test_a_requeued_job_meets_at_another_port(tmp_path: Path) -> None:
+    script = """export SLURM_JOB_ID=123456 SLURM_JOB_NODELIST=n1
+        for SLURM_RESTART_COUNT in 0 1 2 3; do ora_meeting_point; echo $MASTER_PORT; done"""
+    ports = [int(line) for line in in_shell(tmp_path, "echo NodeAddr=n1", script).stdout.split()]
+    assert len(set(ports)) == 4 and all(10_000 <= port < 30_000 for port in ports)
 
 
 def test_outside_a_job_the_scripts_say_so() -> None:

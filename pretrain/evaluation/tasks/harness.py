@@ -280,6 +280,7 @@ class Harness:
                     device=device,
                     batch_size=batch_size,
                     trust_remote_code=trust_code,
+                    use_safetensors=True,
                 )
             except (OSError, ValueError) as error:
                 raise UserError(f"transformers cannot load {directory}: {_reason(error)}") from error

@@ -18,7 +18,7 @@ from pretrain.finetuning.encoding import Encoded
 if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _NEW = ("bert.pooler.", "classifier.")
 """Tensors that a pretrained BERT may lack: they are made anew, by the seed of the fine-tuning."""
@@ -40,10 +40,10 @@ class BertDirectory:
         """
         from transformers import BertForSequenceClassification
 
-        options: Any = {"num_labels": 2, "dtype": torch.float32, "local_files_only": True}
+        options: Any = {"num_labels": 2, "dtype": torch.float32, "use_safetensors": True}
         with _reading(self.path, "its weights"):
             loaded: Any = BertForSequenceClassification.from_pretrained(
-                self.path, **options, output_loading_info=True
+                self.path, **options, local_files_only=True, output_loading_info=True
             )
         model, info = loaded
         made = sorted([*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])])

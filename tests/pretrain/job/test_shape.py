@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.job.__main__ import Batches, Shape, shape_to_use
+from pretrain.errors import UserError
+from pretrain.job.__main__ import Batches, Shape, begin_training, shape_to_use
 from tests.command_line import assert_refused
 from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
+
+
+@pytest.mark.parametrize("override", ["run.directory=my runs", "run.name=a%j"])
+def test_a_path_that_slurm_would_read_otherwise_is_refused(override: str) -> None:
+    with pytest.raises(UserError, match="has a blank, a percent sign or a backslash"):
+        begin_training("demo", [override])
 
 
 @pytest.mark.parametrize(

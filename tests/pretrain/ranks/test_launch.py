@@ -54,6 +54,18 @@ def gone(number: int) -> bool:
     return not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
 
 
+def test_the_store_listens_on_this_machine_only(tmp_path: Path) -> None:
+    text = """
+import psutil
+port = int(os.environ["MASTER_PORT"])
+parent = psutil.Process(os.getppid()).net_connections("tcp")
+listens = [c.laddr.ip for c in parent if c.status == "LISTEN" and c.laddr.port == port]
+(directory / "listens").write_text(" ".join(listens))
+"""
+    assert launch_local_ranks(program(tmp_path, text), 1) == 0
+    assert (tmp_path / "listens").read_text() == "127.0.0.1"
+
+
 def test_every_rank_gets_torchruns_variables(tmp_path: Path) -> None:
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     text = f"""

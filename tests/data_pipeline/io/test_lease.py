@@ -1,0 +1,104 @@
+"""Leases: one holder however many start at once, and the dead, the renamed and the late recognised."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_pipeline.io.lease import EXPIRES_AFTER, BusyError, Holder, Lease
+
+PATIENCE = 60
+
+
+def left(path: Path, holder: Holder, age: float = 0.0) -> Path:
+    path.write_text(json.dumps(vars(holder)))
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def gone() -> Holder:
+    """A process of this machine that has ended."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return replace(Holder.this(), pid=done.pid, started="1")
+
+
+def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds: int) -> None:
+    """One of several starters: take the lease of every round, and keep it until all have tried."""
+    for number in range(rounds):
+        lease = Lease(path / str(number), "testing")
+        start_together.wait(PATIENCE)
+        try:
+            lease.__enter__()
+        except BusyError:
+            all_tried.wait(PATIENCE)
+            continue
+        with holders.get_lock():
+            holders[number] += 1
+        all_tried.wait(PATIENCE)
+        lease.__exit__(None, None, None)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("starters", [2, 3, 6])
+def test_of_starters_at_once_one_takes_a_dead_ones_lease(starters: int, rounds: int, tmp_path: Path) -> None:
+    dead = gone()
+    for number in range(rounds):
+        left(tmp_path / str(number), dead)
+    fork = get_context("fork")
+    barriers, holders = [fork.Barrier(starters) for _ in range(2)], fork.Array("i", rounds)
+    processes = [
+        fork.Process(target=start, args=(tmp_path, *barriers, holders, rounds)) for _ in range(starters)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(2 * PATIENCE)
+    assert [process.exitcode for process in processes] == [0] * starters
+    assert list(holders) == [1] * rounds
+    assert list(tmp_path.iterdir()) == []
+
+
+OTHERS: dict[str, Callable[[Holder], Holder]] = {
+    "another machine of this name": lambda here: replace(here, boot="another", pid=1),
+    "another container": lambda here: replace(here, space="pid:[1]"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_machine_is_waited_for(other: str, tmp_path: Path) -> None:
+    path = left(tmp_path / "lock", OTHERS[other](gone()))
+    with pytest.raises(BusyError) as refusal:
+        Lease(path, "testing").__enter__()
+    assert not refusal.value.certain
+    left(path, OTHERS[other](gone()), age=EXPIRES_AFTER + 1)
+    with Lease(path, "testing"):
+        pass
+
+
+def test_a_process_of_the_same_number_is_another(tmp_path: Path) -> None:
+    """As after a restart of a container: this process's number, on a lease that it did not take."""
+    path = left(tmp_path / "lock", replace(Holder.this(), started="1"))
+    with Lease(path, "testing") as lease:
+        assert lease.holder() == Holder.this()
+    assert not path.exists()
+
+
+def test_a_lease_from_the_future_counts_from_when_it_is_seen(tmp_path: Path) -> None:
+    path = left(tmp_path / "lock", replace(gone(), host="n17"), age=-3600)
+    lease = Lease(path, "testing")
+    with pytest.raises(BusyError):
+        lease.__enter__()
+    age = lease.age()
+    assert age is not None and 0 <= age < 10
