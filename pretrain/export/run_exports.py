@@ -8,17 +8,20 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from data_pipeline.io.files import refusing
+from data_pipeline.io.lease import Lease
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
 from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_modified, find_checkpoint
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
-from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.runs.directory import FINISHED, RunDirectory, step_of
 from pretrain.study.models import FACTS
 
 _TIMEOUT = 6 * 3600
@@ -27,8 +30,8 @@ _TIMEOUT = 6 * 3600
 def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
 
-    The export is of the run's checkpoint of `step`, or its newest one. Exports whose checkpoints are gone
-    are removed.
+    The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
+    once one makes it. Exports whose checkpoints are gone are removed.
 
     Raises:
         UserError: `path` is neither, or as `export_run`.
@@ -44,8 +47,13 @@ def exported(path: Path, step: int | None = None) -> Path:
     checkpoint = find_checkpoint(run, step)
     _remove_outdated(run)
     out = run.exports / checkpoint.name
-    if not out.is_dir():
-        export_on_cpu(path, out, step, None)
+    with ExitStack() as stack:
+        if not out.is_dir():
+            lease = Lease(run.exports / f".{out.name}.lock", f"exporting {path}", _TIMEOUT)
+            with refusing(f"write {run.exports}"):
+                stack.enter_context(lease)
+        if not out.is_dir():  # unless another command has made it while this one waited
+            export_on_cpu(path, out, step_of(checkpoint), None)
     return out
 
 
