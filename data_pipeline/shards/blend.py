@@ -257,11 +257,7 @@ def _overlap(a: Part, b: Part) -> bool:
 
 
 def _check_splits(a: Part, b: Part) -> None:
-    """Check that no text of inputs that both parts have is held out in one and trained on in the other.
-
-    Raises:
-        DataError: they have an input in common, and their fractions differ.
-    """
+    """Raise DataError if two parts have an input in common, and one may train on what the other holds out."""
     options = a.manifest.options, b.manifest.options
     fractions = [[o.get(f"{split}_fraction", 0.0) for split in SPLITS[1:]] for o in options]
     if fractions[0] == fractions[1]:
@@ -284,10 +280,7 @@ def _source_names(part: Part) -> set[str]:
 
 
 def _input_names(manifest: Manifest) -> dict[object, str]:
-    """Return the inputs' names by what tells that two are the same: the hash, or of parts the whole's size.
-
-    Two directories may have read one file in parts of different sizes.
-    """
+    """Return the inputs' names by hash; of a file read in parts, whose sizes may differ, by name and size."""
     return {
         entry.sha256
         if entry.end - entry.start == entry.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -79,14 +80,12 @@ def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
     }
     clauses = []
     for manifest in manifests:
-        found = dict.fromkeys(held_out, 0)
+        found: Counter[Path] = Counter()
         for digest in _digests(manifest, "train"):
-            for directory, digests in held_out.items():
-                found[directory] += digest in digests
+            found.update(directory for directory, digests in held_out.items() if digest in digests)
         clauses += [
             f"{manifest.directory} trains on {count:,} documents that {directory} holds out"
             for directory, count in found.items()
-            if count
         ]
     return clauses
 

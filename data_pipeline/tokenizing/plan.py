@@ -168,8 +168,7 @@ def plan_units(
 ) -> list[Unit]:
     """Cut the inputs into units: `files_per_shard` files each, and each part of a file read in parts.
 
-    Args:
-        sizes: of the pieces, by which they share `max_tokens`; empty: their bytes on disk.
+    Pieces share `max_tokens` by `sizes`, or by their bytes on disk where it is empty.
     """
     groups: list[list[Piece]] = []
     room = 0

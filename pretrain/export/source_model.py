@@ -65,13 +65,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "n_inner": None,
     },
 }
-
-
 _COMPUTE_NOTHING = re.compile(r"(.+\.)?attn\.(masked_)?bias|.+\.rotary_emb\.inv_freq|lm_head\.weight")
 """Tensors of older files that may be left unread: causal masks, frequencies, a tied output layer."""
-_TYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
-
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "a whole number above 0": lambda value: type(value) is int and value > 0,
     "a number above 0": lambda value: type(value) in (int, float) and 0 < value < math.inf,
@@ -84,7 +79,7 @@ class StoredTensors:
     """The tensors of a directory's safetensors files, one or several, read one at a time.
 
     Attributes:
-        used: names of the tensors that a model has looked for.
+        used: types, by name, of the tensors that a model has looked for.
 
     Raises:
         UserError: there is no safetensors file, or one cannot be read.
@@ -92,10 +87,15 @@ class StoredTensors:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.used: set[str] = set()
+        self.used: dict[str, str] = {}
         index = directory / "model.safetensors.index.json"
         if index.is_file():
-            self._files = {name: directory / file for name, file in _weight_map(index).items()}
+            try:
+                names = json.loads(index.read_text())["weight_map"]
+                # Beside the index, whatever place it names.
+                self._files = {name: directory / Path(file).name for name, file in names.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{index} cannot be read ({error}); restore it") from error
             return
         file = directory / "model.safetensors"
         if not file.is_file():
@@ -120,8 +120,9 @@ class StoredTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape. Raises UserError: there is no tensor of this name."""
         with self._open(self._file(name)) as file:
-            self.used.add(name)
-            return tuple(file.get_slice(name).get_shape())
+            stored = file.get_slice(name)
+            self.used[name] = stored.get_dtype()
+            return tuple(stored.get_shape())
 
     def dtype(self) -> torch.dtype:
         """Return a type that holds all used tensors exactly: bf16 if each is stored in bf16, else fp32.
@@ -129,16 +130,12 @@ class StoredTensors:
         Raises:
             UserError: a tensor is of another type than fp32, bf16 and fp16.
         """
-        stored = set()
-        for name in sorted(self.used):
-            with self._open(self._file(name)) as file:
-                kind = file.get_slice(name).get_dtype()
-            if kind not in _TYPES:
+        for name, kind in self.used.items():
+            if kind not in ("F32", "BF16", "F16"):
                 raise UserError(
                     f"{self.directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
                 )
-            stored.add(_TYPES[kind])
-        return torch.bfloat16 if stored == {torch.bfloat16} else torch.float32
+        return torch.bfloat16 if set(self.used.values()) == {"BF16"} else torch.float32
 
     def _file(self, name: str) -> Path:
         if name not in self._files:
@@ -152,18 +149,6 @@ class StoredTensors:
                 yield opened
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return {tensor: the file beside the index that holds it}. Raises UserError: the index is bad."""
-    try:
-        names = dict(json.loads(index.read_text())["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index} cannot be read ({error}); restore it") from error
-    for file in names.values():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise UserError(f"{index} names {file!r}, which is no file beside it")
-    return names
 
 
 @dataclass(frozen=True)
@@ -190,19 +175,20 @@ class SourceModel(ABC):
     def weights(self) -> Iterator[Weight]:
         """Yield every weight under the name of its stream (see `megatron_patches.model.initialize`)."""
 
-    def check_biases(self) -> None:
-        """Check that all biases are zero, as our layers have none. Raises UserError: one is not."""
-        for name in self.tensors.names():
-            if name.endswith(self.bias_endings) and torch.any(self.tensors.read(name)):
-                raise UserError(
-                    f"{self.directory}: {name} is not zero, and layers here have no such bias: it cannot be "
-                    "imported"
-                )
+    def check_the_rest(self) -> None:
+        """Check, after the shapes, that tensors without a place here change nothing.
 
-    def check_all_are_used(self) -> None:
-        """Check, after the shapes, that no tensor is left over. Raises UserError: one is (LoRA's, say)."""
-        for name in sorted(set(self.tensors.names()) - self.tensors.used):
-            if not name.endswith(self.bias_endings) and not _COMPUTE_NOTHING.fullmatch(name):
+        Raises:
+            UserError: a bias is not zero, or a tensor is of something else (unmerged LoRA, say).
+        """
+        for name in sorted(set(self.tensors.names()) - self.tensors.used.keys()):
+            if name.endswith(self.bias_endings):
+                if torch.any(self.tensors.read(name)):
+                    raise UserError(
+                        f"{self.directory}: {name} is not zero, and layers here have no such bias: it cannot "
+                        "be imported"
+                    )
+            elif not _COMPUTE_NOTHING.fullmatch(name):
                 raise UserError(
                     f"{self.directory}: {name} has no place in the model here, and without it the model is "
                     "another one: it cannot be imported"
@@ -385,8 +371,7 @@ def open_source(directory: Path) -> SourceModel:
         source.check_shapes()
     except KeyError as error:
         raise UserError(f"{file} does not say its {error.args[0]}") from error
-    source.check_all_are_used()
-    source.check_biases()
+    source.check_the_rest()
     return source
 
 

@@ -158,8 +158,8 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
         ("model.safetensors.index.json", "[]", "index.json cannot be read"),
         (
             "model.safetensors.index.json",
-            '{"weight_map": {"x": "../y"}}',
-            "'../y', which is no file beside it",
+            '{"weight_map": {"model.embed_tokens.weight": "../outside"}}',
+            "in/outside cannot be read",
         ),
         (
             "model.safetensors.index.json",
