@@ -95,7 +95,7 @@ def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
     for shard in manifest.shards_of(split):
         opened, start = open_shard(manifest, shard), 0
         for length in opened.lengths.tolist():
-            yield hashlib.blake2b(opened.tokens[start : start + length], digest_size=16).digest()
+            yield hashlib.blake2b(opened.tokens[start : start + length].data, digest_size=16).digest()
             start += length
 
 
