@@ -151,15 +151,19 @@ def verify(
     compare_units: Annotated[
         int, typer.Option(help="Units at most to compare with their source text; 0 = none.")
     ] = 4,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another directory of a blend: does either train on what one holds out?"),
+    ] = None,
 ) -> None:
     """Rehash, reopen with megatron-core's reader, recount, decode a sample and look it up in the source text.
 
-    Names every damaged file.
+    Names every damaged file. --against (repeatable) looks for exact duplicates over several directories.
 
     Example: python -m data_pipeline verify data/demo/shards
     """
     from data_pipeline.shards.manifest import read_manifest
-    from data_pipeline.shards.verify import find_problems
+    from data_pipeline.shards.verify import find_problems, leaked_documents
     from data_pipeline.tokenizing.source_check import compare_with_source
 
     manifest = read_manifest(directory)
@@ -177,6 +181,13 @@ def verify(
     tokens = sum(shard.tokens for shard in manifest.shards)
     typer.echo(f"{directory}: {len(manifest.shards)} shards, {tokens:,} tokens, all as the manifest says")
     typer.echo(f"  {remark}")
+    if against:
+        manifests = [manifest, *map(read_manifest, against)]
+        if leaks := leaked_documents(manifests):
+            raise DataError(f"{'; '.join(leaks)}; tokenise with the same fractions, and remove duplicates")
+        typer.echo(
+            f"  no document is held out in one of {len(manifests)} directories and trained on in another"
+        )
 
 
 @app.command()

@@ -24,7 +24,7 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import refusing
 from data_pipeline.shards.documents import FORGET_AFTER
-from data_pipeline.shards.manifest import Manifest, Shard
+from data_pipeline.shards.manifest import SPLITS, Manifest, Shard
 from data_pipeline.shards.permutation import Int64Array
 from data_pipeline.shards.proportions import Proportions, exact_shares
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
@@ -214,8 +214,8 @@ def make_blend(members: Sequence[Member]) -> Blend:
     """Check that shard directories go together, and work out each part's share of the samples.
 
     Raises:
-        DataError: no member, a weight that is not above 0, an unknown source, the same data twice, or
-            different tokenizers; names both where two disagree.
+        DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same
+            text in different splits, or different tokenizers; names both where two disagree.
     """
     if not members:
         raise DataError("a blend needs at least one shard directory")
@@ -238,6 +238,7 @@ def make_blend(members: Sequence[Member]) -> Blend:
                 raise DataError(
                     f"the blend has the same data twice, as {other.name} and {part.name}; drop one"
                 )
+            _check_splits(other, part)
     return Blend(tuple(sorted(parts, key=lambda p: (p.manifest.fingerprint, p.source or ""))))
 
 
@@ -260,6 +261,39 @@ def _source_parts(member: Member, share: Fraction) -> list[Part]:
 def _overlap(a: Part, b: Part) -> bool:
     same = a.manifest.fingerprint == b.manifest.fingerprint
     return same and (a.source == b.source or None in (a.source, b.source))
+
+
+def _check_splits(a: Part, b: Part) -> None:
+    """Raise DataError if two parts have an input in common, and one may train on what the other holds out."""
+    options = a.manifest.options, b.manifest.options
+    fractions = [[o.get(f"{split}_fraction", 0.0) for split in SPLITS[1:]] for o in options]
+    if fractions[0] == fractions[1]:
+        return  # a document's split is a function of its text and the fractions
+    same_keys = options[0].get("keys") == options[1].get("keys")
+    if same_keys and not _source_names(a) & _source_names(b):
+        return
+    ours, theirs = _input_names(a.manifest), _input_names(b.manifest)
+    if both := sorted(ours[key] for key in ours.keys() & theirs.keys()):
+        stated = " and ".join("{:g} / {:g}".format(*pair) for pair in fractions)
+        raise DataError(
+            f"{a.name} and {b.name} hold text of the same inputs ({len(both)}, the first is {both[0]}) with "
+            f"different --validation-fraction / --test-fraction ({stated}): what one holds out the other "
+            f"trains on; tokenise one of them again with the other's fractions, or drop one"
+        )
+
+
+def _source_names(part: Part) -> set[str]:
+    return {shard.source for shard in part.manifest.shards if part.source in (None, shard.source)}
+
+
+def _input_names(manifest: Manifest) -> dict[object, str]:
+    """Return the inputs' names by hash; of a file read in parts, whose sizes may differ, by name and size."""
+    return {
+        entry.sha256
+        if entry.end - entry.start == entry.size
+        else (Path(entry.name).name, entry.size): entry.name
+        for entry in manifest.inputs
+    }
 
 
 def _is_whole_directory(parts: Sequence[Part]) -> bool:

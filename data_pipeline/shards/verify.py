@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import sha256_file
 from data_pipeline.shards.manifest import (
     REJECTS_NAME,
+    SPLITS,
     Manifest,
     Shard,
     expected_files,
@@ -56,6 +60,43 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
         if problem:
             problems.append(problem)
     return problems
+
+
+def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
+    """List the pairs of directories of which one trains on documents that the other holds out, a clause each.
+
+    Documents are the same if their ids are: exact duplicates are found, and no others.
+
+    Raises:
+        DataError: the directories have different tokenizers, or a shard cannot be opened.
+    """
+    if len({(manifest.tokenizer.sha256, manifest.dtype) for manifest in manifests}) > 1:
+        raise DataError(
+            "the directories were made with different tokenizers, so their ids cannot be compared"
+        )
+    held_out = {
+        manifest.directory: {digest for split in SPLITS[1:] for digest in _digests(manifest, split)}
+        for manifest in manifests
+    }
+    clauses = []
+    for manifest in manifests:
+        found: Counter[Path] = Counter()
+        for digest in _digests(manifest, "train"):
+            found.update(directory for directory, digests in held_out.items() if digest in digests)
+        clauses += [
+            f"{manifest.directory} trains on {count:,} documents that {directory} holds out"
+            for directory, count in found.items()
+        ]
+    return clauses
+
+
+def _digests(manifest: Manifest, split: str) -> Iterator[bytes]:
+    """Yield a hash of every document of a split, of its ids."""
+    for shard in manifest.shards_of(split):
+        opened, start = open_shard(manifest, shard), 0
+        for length in opened.lengths.tolist():
+            yield hashlib.blake2b(opened.tokens[start : start + length].data, digest_size=16).digest()
+            start += length
 
 
 def _content_problem(opened: OpenShard, shard: Shard, manifest: Manifest, tokenizer: Tokenizer) -> str | None:

@@ -26,15 +26,16 @@ _LARGEST_WINDOW = 1 << 31
 
 
 class HashedStream(io.RawIOBase):
-    """Stream of a file that hashes bytes [start, end) as they are read, each once and in order.
+    """Stream of a file that hashes a piece's bytes as they are read, each once and in order.
 
-    Bytes may be skipped or read again; `hexdigest` reads those that were skipped.
+    Bytes may be skipped or read again; `hexdigest` reads those that were skipped. The stream ends where the
+    file ended when it was found, however much has been appended since.
     """
 
-    def __init__(self, raw: BinaryIO, start: int, end: int) -> None:
+    def __init__(self, raw: BinaryIO, piece: Piece) -> None:
         self._raw = raw
-        self._end = end
-        self._hashed = start
+        self._end, self._size = piece.end, piece.file.size
+        self._hashed = piece.start
         self._digest = hashlib.sha256()
 
     def readable(self) -> bool:
@@ -51,13 +52,18 @@ class HashedStream(io.RawIOBase):
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
         position = self._raw.tell()
-        view = memoryview(buffer).cast("B")
+        view = memoryview(buffer).cast("B")[: max(0, self._size - position)]
         count = self._raw.readinto(view) or 0  # type: ignore[attr-defined]
         first, last = self._hashed - position, min(position + count, self._end) - position
         if 0 <= first < last:
             self._digest.update(view[first:last])
             self._hashed += last - first
         return count
+
+    @property
+    def missing(self) -> int:
+        """Return the number of bytes between the position and the end that the file was found with."""
+        return max(0, self._size - self.tell())
 
     def hexdigest(self) -> str:
         """Return the SHA-256 of the bytes from start to before end.
@@ -78,7 +84,7 @@ def hash_of(piece: Piece) -> str:
         DataError: the bytes cannot be read.
     """
     with refusing(f"read {piece.file.path}"), piece.file.open() as raw:
-        return HashedStream(raw, piece.start, piece.end).hexdigest()
+        return HashedStream(raw, piece).hexdigest()
 
 
 class DamageError(Exception):
@@ -110,17 +116,26 @@ def lines_of(stream: HashedStream, piece: Piece) -> Iterator[bytes | DamageError
     return _plain_lines(stream, piece)
 
 
-def _plain_lines(raw: HashedStream, piece: Piece) -> Iterator[bytes]:
+def _plain_lines(raw: HashedStream, piece: Piece) -> Iterator[bytes | DamageError]:
     stream = io.BufferedReader(raw, 1 << 18)
     position = piece.start
     if position:
         # The line that covers the byte before the part begins in an earlier one.
         stream.seek(position - 1)
         position += len(stream.readline()) - 1
-    while position < piece.end and (line := stream.readline()):
+    while position < piece.end:
+        line = stream.readline()
         position += len(line)
+        if not line.endswith(b"\n") and position < piece.file.size:
+            yield DamageError("truncated", shortened(position, piece))
+            break
         yield line
     stream.detach()  # it would close the file below it
+
+
+def shortened(position: int, piece: Piece) -> str:
+    """Describe an input that ends before the size that it was found with."""
+    return f"the input ends at byte {position:,} of {piece.file.size:,}; what follows is lost"
 
 
 def _split_lines(chunks: Iterator[bytes | DamageError]) -> Iterator[bytes | DamageError]:
@@ -179,7 +194,7 @@ def _decompressed(
         chunk = decompressor.unused_data if decompressor.eof else b""
         if decompressor.eof:
             decompressor = None
-    if decompressor is not None:
+    if decompressor is not None or stream.missing:
         yield DamageError("truncated", "the file is cut short; what follows is lost")
 
 

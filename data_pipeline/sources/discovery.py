@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from data_pipeline.errors import DataError
+from data_pipeline.io.files import refusing
 from data_pipeline.sources.remote import RemoteObject, is_url
-from data_pipeline.sources.stores import has_pattern, information, listing, pinned, scheme_of, stated
+from data_pipeline.sources.stores import WEB, has_pattern, information, listing, pinned, scheme_of, stated
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
 # Endings of the names, whatever their case: what a file holds, and how it is packed.
@@ -32,9 +33,12 @@ KNOWN_ENDINGS = (
     ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt"
 )
 
-# What is beside the data in every download and is not meant to be read; the last ones are our own.
+# What is beside the data in every download and is not meant to be read; the last ones are our own. A name
+# with an ending of data is data: README.txt is not, readme_corpus.jsonl is.
 _COMPANIONS = re.compile(
-    r"(readme|licen[cs]e)([._-].*)?|(download|download\.unfinished|corpus)\.json", re.IGNORECASE
+    rf"(readme|licen[cs]e)(\.txt|(?!.*({'|'.join(map(re.escape, SUFFIXES))})$)[._-].*)?"
+    r"|(download|download\.unfinished|corpus)\.json",
+    re.IGNORECASE,
 )
 COMPANION = "left out"
 
@@ -230,8 +234,8 @@ def _why_not(name: str, size: int) -> str | None:
     return "empty" if size == 0 else None
 
 
-def _is_companion(name: str) -> bool:
-    return name.startswith(".") or _COMPANIONS.fullmatch(name) is not None
+def _is_companion(name: str, directory: bool = False) -> bool:
+    return name.startswith(".") or (not directory and _COMPANIONS.fullmatch(name) is not None)
 
 
 def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
@@ -239,13 +243,13 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
     paths: list[Path] = []
     passed_over: list[PassedOver] = []
     for entry in inputs:
-        if entry.is_dir():
+        if os.path.isdir(entry):  # unlike Path.is_dir, it never raises
             below = list(_entries_below(entry))
             paths += [path for path in below if isinstance(path, Path)]
             passed_over += [other for other in below if isinstance(other, PassedOver)]
             continue
         reason = _why_not_file(entry)
-        if reason == "broken link" or not entry.exists():
+        if reason in ("broken link", "not a directory"):
             raise DataError(f"input {entry} does not exist; give a file or a directory of files")
         if reason == "unknown ending":
             raise DataError(f"input {entry} has an unknown ending; known are {KNOWN_ENDINGS}")
@@ -254,9 +258,21 @@ def _find_local(inputs: list[Path]) -> tuple[list[InputFile], list[PassedOver]]:
         else:
             paths.append(entry)
     # abspath, not resolve: the hub's cache is symlinks to files whose own names say nothing.
-    root = os.path.commonpath([os.path.abspath(e if e.is_dir() else e.parent) for e in inputs] or ["/"])
-    absolute = [Path(os.path.abspath(path)) for path in paths]
-    return [InputFile(p, p.relative_to(root).as_posix(), p.stat().st_size) for p in absolute], passed_over
+    places = [os.path.abspath(entry if os.path.isdir(entry) else entry.parent) for entry in inputs]
+    root = os.path.commonpath(places or ["/"])
+    files: list[InputFile] = []
+    read_as: dict[tuple[int, int], str] = {}
+    # Links come last, so that no link takes the place of a file.
+    for path in sorted((Path(os.path.abspath(path)) for path in paths), key=lambda p: (p.is_symlink(), p)):
+        with refusing(f"read {path}"):
+            status = path.stat()
+        name = path.relative_to(root).as_posix()
+        first = read_as.setdefault((status.st_dev, status.st_ino), name)
+        if first == name:
+            files.append(InputFile(path, name, status.st_size))
+        else:
+            passed_over.append(PassedOver(name, f"the same file as {first}"))
+    return files, passed_over
 
 
 def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
@@ -283,9 +299,10 @@ def _entries_below(root: Path) -> Iterator[Path | PassedOver]:
             continue
         for entry in children:
             path = place / entry.name
-            if _is_companion(entry.name):
+            directory = os.path.isdir(path)  # entry.is_dir raises for a link that cannot be followed
+            if _is_companion(entry.name, directory):
                 yield PassedOver(path.relative_to(root).as_posix(), COMPANION)
-            elif entry.is_dir():
+            elif directory:
                 (links if entry.is_symlink() else real).append(path)
             elif (reason := _why_not_file(path)) is not None:
                 yield PassedOver(path.relative_to(root).as_posix(), reason)
@@ -333,7 +350,8 @@ def _find_remote(urls: list[str]) -> tuple[list[InputFile], list[PassedOver]]:
     for url in urls:
         for entry in _objects(url):
             name = entry.url.removeprefix(root)
-            if any(_is_companion(part) for part in name.split("/")):
+            *above, last = name.split("/")
+            if _is_companion(last) or any(_is_companion(part, directory=True) for part in above):
                 passed_over.append(PassedOver(name, COMPANION))
             elif (reason := _why_not(name, entry.size)) is None:
                 files.append(InputFile(entry, name, entry.size))
@@ -353,9 +371,9 @@ def _root_of(url: str) -> str:
 
 def _objects(url: str) -> list[RemoteObject]:
     scheme, named = scheme_of(url), not has_pattern(url) and url.lower().endswith(SUFFIXES)
-    if scheme in ("http", "https") or named:
+    if scheme in WEB or named:
         entry = information(url)
-        if scheme in ("http", "https") or entry["type"] == "file":
+        if scheme in WEB or entry["type"] == "file":
             return [_object(url, entry)]
     entries = listing(url)
     if not entries:

@@ -23,7 +23,7 @@ import orjson
 
 from data_pipeline.errors import DataError, needs_extra
 from data_pipeline.io.files import refusing
-from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of
+from data_pipeline.sources.containers import DamageError, HashedStream, hash_of, lines_of, shortened
 from data_pipeline.sources.discovery import Piece, RecordKeys
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
@@ -106,7 +106,7 @@ class RecordReader:
                     yield from self._parquet(file)
             else:
                 with self._piece.file.open() as raw:
-                    stream = HashedStream(raw, self._piece.start, self._piece.end)
+                    stream = HashedStream(raw, self._piece)
                     self._position = lambda: self._piece.end if raw.closed else stream.tell()
                     yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
                     self._sha256 = stream.hexdigest()
@@ -153,6 +153,9 @@ class RecordReader:
 
     def _text(self, stream: HashedStream) -> Iterator[Document | Reject]:
         content = (stream.read() or b"").removeprefix(_UTF8_MARK)
+        if stream.missing:  # a part of the text is no document
+            yield Reject(1, "truncated", shortened(stream.tell(), self._piece))
+            return
         self.lines = 1
         try:
             yield from self._checked_text(content.decode(), self._keys.default_source)
@@ -167,7 +170,7 @@ class RecordReader:
             yield path
             return
         with self._piece.file.open() as raw, tempfile.TemporaryFile() as spooled:
-            stream = HashedStream(raw, 0, self._piece.end)
+            stream = HashedStream(raw, self._piece)
             shutil.copyfileobj(stream, spooled, 1 << 20)
             self._sha256 = stream.hexdigest()
             spooled.seek(0)
@@ -179,7 +182,7 @@ class RecordReader:
             import pyarrow.parquet
 
         try:
-            with pyarrow.parquet.ParquetFile(path) as file:
+            with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 roots = {key: key.split(".")[0] for key in (self._keys.text, self._keys.source)}
                 names = file.schema_arrow.names
                 if roots[self._keys.text] not in names:
@@ -192,7 +195,12 @@ class RecordReader:
                 columns = [name for name in names if name in roots.values()]
                 for batch in file.iter_batches(_PARQUET_ROWS, columns=columns):
                     yield from self._parquet_rows(batch)
-        except pyarrow.ArrowException as error:
+                if self.lines < file.metadata.num_rows:
+                    rows = f"{self.lines:,} of {file.metadata.num_rows:,} rows came"
+                    yield Reject(self.lines + 1, "damaged", f"{rows}; the others are lost")
+        except (pyarrow.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise  # the disk's; pyarrow's own for damaged pages have no number
             # pyarrow tells a file that was cut short from one with other damage in no stable way.
             yield Reject(self.lines + 1, "damaged", f"{str(error).splitlines()[0]}; what follows is lost")
 

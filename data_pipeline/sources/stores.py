@@ -33,6 +33,7 @@ _KEYS = MappingProxyType(
     }
 )
 _NO_KEYS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+WEB = ("http", "https")
 # Answers that a second request may well change, of those that blame the request.
 _PASSING_STATUS = (408, 425, 429)
 
@@ -81,7 +82,10 @@ def filesystem(url: str) -> Any:
         with needs_extra(f"{scheme}://", _EXTRAS[scheme]):
             import fsspec
 
-            return fsspec.filesystem(scheme, use_listings_cache=False)
+            options: dict[str, Any] = {"use_listings_cache": False}
+            if scheme in WEB:  # ranges are of the file's bytes, not of what a server packs on the way
+                options["headers"] = {"Accept-Encoding": "identity"}
+            return fsspec.filesystem(scheme, **options)
     except DataError:
         raise
     except (OSError, ValueError, KeyError) as error:
@@ -198,7 +202,11 @@ def ask(url: str, request: Callable[[], _T]) -> _T:
             return request()
         except DataError:
             raise
-        except Exception as error:  # every store's library has errors of its own, with no common base
+        except Exception as raised:  # every store's library has errors of its own, with no common base
+            error = raised
+            if scheme_of(url) in WEB and isinstance(raised, FileNotFoundError):
+                # fsspec says so of whatever a web server answers, and of none that answers.
+                error = raised.__cause__ if isinstance(raised.__cause__, Exception) else raised
             if (sentence := _final(url, error)) is not None:
                 raise DataError(sentence) from error
             if attempt == PATIENCE.attempts:

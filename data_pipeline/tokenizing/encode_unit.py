@@ -26,7 +26,7 @@ from data_pipeline.sources.records import Document, RecordReader, Reject, read_d
 from data_pipeline.sources.sampling import LowestNumbers, sample_number
 from data_pipeline.tokenizer.encoder import Encoded, Encoder
 from data_pipeline.tokenizer.identity import IdArray
-from data_pipeline.tokenizing.plan import Unit
+from data_pipeline.tokenizing.plan import TokenizeOptions, Unit
 from data_pipeline.tokenizing.unit_files import Group, UnitData
 
 # Large enough that a batch's overhead vanishes, small enough that the progress moves.
@@ -174,6 +174,13 @@ class UnitMaker:
         self._data.discard()
         if self._log is not None:
             self._log.discard()
+
+
+def wanted_bytes(piece: Piece, report: Callable[[Progress], None], options: TokenizeOptions) -> int:
+    """Count the bytes of a piece's text that is of wanted sources."""
+    report(Progress(piece.file.name))
+    wanted = (d for d in read_documents(piece, options.keys) if options.takes(d.source))
+    return sum(len(document.text.encode()) for document in wanted)
 
 
 def _sampled_share(documents: Iterable[Document], tokens: int, encoder: Encoder) -> float:

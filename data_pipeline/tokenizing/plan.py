@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class TokenizeOptions:
     """Options that decide the shards, besides the inputs and the tokenizer.
 
     max_tokens: at most this many, end-of-document ids included; 0 for all. Every input gives a share by its
-        size on disk, a sample of its documents by hash.
+        size on disk (where sources are chosen, by its text of these), a sample of its documents by hash.
     sources, exclude_sources: only these, if there are any; and never those.
     range_bytes: a larger plain .jsonl is read in parts of this size.
     shard_bytes: whole units make a shard up to this size, .bin and .idx together.
@@ -163,8 +164,12 @@ def plan_units(
     options: TokenizeOptions,
     tokenizer: TokenizerIdentity,
     strict: bool = False,
+    sizes: Sequence[int] = (),
 ) -> list[Unit]:
-    """Cut the inputs into units: `files_per_shard` files each, and each part of a file read in parts."""
+    """Cut the inputs into units: `files_per_shard` files each, and each part of a file read in parts.
+
+    Pieces share `max_tokens` by `sizes`, or by their bytes on disk where it is empty.
+    """
     groups: list[list[Piece]] = []
     room = 0
     for file in files:
@@ -179,12 +184,13 @@ def plan_units(
             groups.append(pieces)
             room = options.files_per_shard - 1
     units = []
-    total, before = sum(file.size for file in files), 0
+    sizes = sizes or [piece.size for group in groups for piece in group]
+    total, before, each = sum(sizes), 0, iter(sizes)
     for number, group in enumerate(groups):
         quotas: list[int] = []
-        for piece in group:
+        for _ in group:
             # Differences of one running sum, so that no token of the limit is lost to rounding.
-            first, before = before, before + piece.size
+            first, before = before, before + next(each)
             share = [options.max_tokens * bytes_ // max(1, total) for bytes_ in (first, before)]
             quotas.append(share[1] - share[0])
         limits = tuple(quotas) if options.max_tokens else None

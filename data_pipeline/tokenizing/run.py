@@ -10,13 +10,14 @@ shards; `merge_manifests` makes those that are missing and writes the manifest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import TEMPORARY_SUFFIX
+from data_pipeline.io.files import TEMPORARY_SUFFIX, read_checked_json, to_checked_json, write_atomically
 from data_pipeline.io.lease import GONE_AFTER, BusyError, Lease, held
 from data_pipeline.io.pool import run_tasks
 from data_pipeline.shards.manifest import (
@@ -28,10 +29,11 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import Inputs, describe, unread
+from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe, unread
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
 from data_pipeline.tokenizing.assemble import Assembler, clean
+from data_pipeline.tokenizing.encode_unit import wanted_bytes
 from data_pipeline.tokenizing.plan import (
     UNITS_NAME,
     Task,
@@ -46,6 +48,7 @@ from data_pipeline.tokenizing.work_unit import Outcome, Report, UnitJob, UnitWor
 
 _JOINING = "joining.lock"
 _RETRY_SECONDS = 2.0
+_COUNTING_SECONDS = 24 * 3600.0
 _OF_A_UNIT = re.compile(r"(.+_\d+)\.(ids|json|rejects\.jsonl)\.")
 
 
@@ -149,8 +152,8 @@ class Run:
         self._directory, self._engine = directory, engine
         self._workers, self._report, self._limits, self._verify = workers, report, limits, verify
         begin(directory, inputs, options, tokenizer, identity)
-        self._units = plan_units(inputs.files, directory, options, identity, limits.strict)
         self._finished: Manifest | None = None
+        sizes: list[int] = []
         if (directory / MANIFEST_NAME).exists():
             self._finished = _finished(directory, verify)
             if limits.strict and self._finished.rejects:
@@ -158,6 +161,22 @@ class Run:
                     f"{directory / REJECTS_NAME} names rejected lines of an earlier run without "
                     f"--strict; mend them and choose another --out"
                 )
+        elif options.max_tokens and (options.sources or options.exclude_sources):
+            sizes = self._wanted_sizes(inputs, options)
+        self._units = plan_units(inputs.files, directory, options, identity, limits.strict, sizes)
+
+    def _wanted_sizes(self, inputs: Inputs, options: TokenizeOptions) -> list[int]:
+        """Return the bytes of wanted text by piece; one task counts them, the others wait for it."""
+        path = self._directory / UNITS_NAME / "wanted.json"
+        lock = path.with_suffix(".lock")
+        with Lease(lock, f"counting the text of the sources for {self._directory}", _COUNTING_SECONDS):
+            if not path.is_file():
+                pieces = [p for file in inputs.files for p in cut_into_pieces(file, options.range_bytes)]
+                count = functools.partial(wanted_bytes, options=options)
+                counts = run_tasks(count, pieces, self._workers, self._report)
+                write_atomically(path, to_checked_json({"bytes": counts}))
+            stated: list[int] = read_checked_json(path, "delete it")["bytes"]
+            return stated
 
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
         """Make the units of a task; in a finished directory only check that the inputs are what they were.

@@ -188,7 +188,7 @@ def refuse_out(inputs: list[str], out: Path) -> None:
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
         raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
     for entry in (Path(place) for place in inputs if not is_url(place)):
-        if entry.is_dir() and out.resolve().is_relative_to(entry.resolve()):
+        if os.path.isdir(entry) and out.resolve().is_relative_to(entry.resolve()):
             raise DataError(f"--out {out} lies inside the input directory {entry}; choose another")
 
 

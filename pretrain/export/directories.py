@@ -37,6 +37,8 @@ def made_beside(out: Path) -> Iterator[Path]:
         refuse_existing(out)
         directory.rename(out)
     except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another command has made it a moment ago
+            refuse_existing(out)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS):
             raise
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error

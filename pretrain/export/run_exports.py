@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import hash_file, refusing
+from data_pipeline.io.lease import Lease
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.packages import require_transformers
@@ -21,7 +23,7 @@ from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_digest
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
-from pretrain.runs.directory import FINISHED, RunDirectory, free_name
+from pretrain.runs.directory import FINISHED, RunDirectory, free_name, step_of
 from pretrain.study.models import FACTS, FILES_FACT, named_code
 
 _TIMEOUT = 6 * 3600
@@ -35,8 +37,8 @@ _OWN_FILES = {
 def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
 
-    The export is of the run's checkpoint of `step`, or its newest one. Exports whose checkpoints are gone
-    are removed.
+    The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
+    once one makes it. Exports whose checkpoints are gone are removed.
 
     Raises:
         UserError: `path` is neither, or as `export_run`.
@@ -56,8 +58,13 @@ def exported(path: Path, step: int | None = None) -> Path:
         with refusing(f"set {out} aside"):
             aside = out.rename(free_name(out, ".foreign"))
         print(f"{out} is not as an export was written; kept aside as {aside.name}", file=sys.stderr)
-    if not out.is_dir():
-        export_on_cpu(path, out, step, None)
+    with ExitStack() as stack:
+        if not out.is_dir():
+            lease = Lease(run.exports / f".{out.name}.lock", f"exporting {path}", _TIMEOUT)
+            with refusing(f"write {run.exports}"):
+                stack.enter_context(lease)
+        if not out.is_dir():  # unless another command has made it while this one waited
+            export_on_cpu(path, out, step_of(checkpoint), None)
     return out
 
 

@@ -11,8 +11,11 @@ difference.
 from __future__ import annotations
 
 import json
+import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS
 from megatron_patches.recipe.tensors import ModelShape, tensors, weight_shapes
 from pretrain.config.load import load_config
+from pretrain.config.sources import dump_yaml, override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
@@ -61,10 +65,21 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "n_inner": None,
     },
 }
+_COMPUTE_NOTHING = re.compile(r"(.+\.)?attn\.(masked_)?bias|.+\.rotary_emb\.inv_freq|lm_head\.weight")
+"""Tensors of older files that may be left unread: causal masks, frequencies, a tied output layer."""
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "a whole number above 0": lambda value: type(value) is int and value > 0,
+    "a number above 0": lambda value: type(value) in (int, float) and 0 < value < math.inf,
+    "true or false": lambda value: isinstance(value, bool),
+    "an object": lambda value: isinstance(value, dict),
+}
 
 
 class StoredTensors:
     """The tensors of a directory's safetensors files, one or several, read one at a time.
+
+    Attributes:
+        used: types, by name, of the tensors that a model has looked for.
 
     Raises:
         UserError: there is no safetensors file, or one cannot be read.
@@ -72,10 +87,15 @@ class StoredTensors:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.used: dict[str, str] = {}
         index = directory / "model.safetensors.index.json"
         if index.is_file():
-            names = json.loads(index.read_text())["weight_map"]
-            self._files = {name: directory / file for name, file in names.items()}
+            try:
+                names = json.loads(index.read_text())["weight_map"]
+                # Beside the index, whatever place it names.
+                self._files = {name: directory / Path(file).name for name, file in names.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{index} cannot be read ({error}); restore it") from error
             return
         file = directory / "model.safetensors"
         if not file.is_file():
@@ -90,24 +110,43 @@ class StoredTensors:
         return sorted(self._files)
 
     def read(self, name: str) -> torch.Tensor:
-        """Read a tensor. Raises UserError: there is no tensor of this name."""
+        """Read a tensor. Raises UserError: there is none of this name, or it holds NaN or infinity."""
         with self._open(self._file(name)) as file:
             tensor: torch.Tensor = file.get_tensor(name)
-            return tensor
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{self.directory}: {name} holds NaN or infinity: it cannot be imported")
+        return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape. Raises UserError: there is no tensor of this name."""
         with self._open(self._file(name)) as file:
-            return tuple(file.get_slice(name).get_shape())
+            stored = file.get_slice(name)
+            self.used[name] = stored.get_dtype()
+            return tuple(stored.get_shape())
+
+    def dtype(self) -> torch.dtype:
+        """Return a type that holds all used tensors exactly: bf16 if each is stored in bf16, else fp32.
+
+        Raises:
+            UserError: a tensor is of another type than fp32, bf16 and fp16.
+        """
+        for name, kind in self.used.items():
+            if kind not in ("F32", "BF16", "F16"):
+                raise UserError(
+                    f"{self.directory}: {name} is of type {kind}; only fp32, bf16 and fp16 can be imported"
+                )
+        return torch.bfloat16 if set(self.used.values()) == {"BF16"} else torch.float32
 
     def _file(self, name: str) -> Path:
         if name not in self._files:
             raise UserError(f"{self.directory} has no weight {name}")
         return self._files[name]
 
-    def _open(self, file: Path) -> Any:
+    @contextmanager
+    def _open(self, file: Path) -> Iterator[Any]:
         try:
-            return safe_open(file, framework="pt")
+            with safe_open(file, framework="pt") as opened:
+                yield opened
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read: {error}") from error
 
@@ -136,13 +175,23 @@ class SourceModel(ABC):
     def weights(self) -> Iterator[Weight]:
         """Yield every weight under the name of its stream (see `megatron_patches.model.initialize`)."""
 
-    def check_biases(self) -> None:
-        """Check that all biases are zero, as our layers have none. Raises UserError: one is not."""
-        for name in self.tensors.names():
-            if name.endswith(self.bias_endings) and torch.any(self.tensors.read(name)):
+    def check_the_rest(self) -> None:
+        """Check, after the shapes, that tensors without a place here change nothing.
+
+        Raises:
+            UserError: a bias is not zero, or a tensor is of something else (unmerged LoRA, say).
+        """
+        for name in sorted(set(self.tensors.names()) - self.tensors.used.keys()):
+            if name.endswith(self.bias_endings):
+                if torch.any(self.tensors.read(name)):
+                    raise UserError(
+                        f"{self.directory}: {name} is not zero, and layers here have no such bias: it cannot "
+                        "be imported"
+                    )
+            elif not _COMPUTE_NOTHING.fullmatch(name):
                 raise UserError(
-                    f"{self.directory}: {name} is not zero, and layers here have no such bias: it cannot be "
-                    "imported"
+                    f"{self.directory}: {name} has no place in the model here, and without it the model is "
+                    "another one: it cannot be imported"
                 )
 
     def check_shapes(self) -> None:
@@ -169,11 +218,30 @@ class SourceModel(ABC):
 
     def _made(self, ours: str, theirs: str, turn: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
         """Return the weight that `turn` makes of a tensor; the shape is computed without reading the file."""
-        shape = tuple(turn(torch.empty(self.tensors.shape(theirs), device="meta")).shape)
+        stored = self.tensors.shape(theirs)
+        try:
+            shape = tuple(turn(torch.empty(stored, device="meta")).shape)
+        except (RuntimeError, IndexError) as error:
+            raise UserError(
+                f"{self.directory}: {theirs} has the shape {stored}, and is not the matrix that it should be"
+            ) from error
         return Weight(ours, shape, lambda: turn(self.tensors.read(theirs)))
 
+    def _setting(self, key: str, kind: str, settings: dict[str, Any] | None = None) -> Any:
+        """Return a setting of config.json. Raises UserError: it is no value of this kind (see `_KINDS`)."""
+        value = (settings or self.settings)[key]
+        if not _KINDS[kind](value):
+            raise UserError(f"{self.directory}: its {key} is {value!r}, and not {kind}")
+        return value
+
+    def _size(self, key: str) -> int:
+        return int(self._setting(key, "a whole number above 0"))
+
+    def _tied(self) -> bool:
+        return bool(self._setting("tie_word_embeddings", "true or false"))
+
     def _output(self) -> Iterator[Weight]:
-        if not self.settings["tie_word_embeddings"]:
+        if not self._tied():
             yield self._whole("output", "lm_head.weight")
 
 
@@ -185,24 +253,37 @@ class Starcoder2Model(SourceModel):
     @cached_property
     def model(self) -> dict[str, Any]:
         given = self.settings
-        heads = given["num_attention_heads"]
+        heads = self._size("num_attention_heads")
         rotation = given.get("rope_parameters") or {}
+        if rotation:
+            self._setting("rope_parameters", "an object")
         if rotation.get("rope_type", "default") != "default" or given.get("rope_scaling"):
             raise UserError(
                 f"{self.directory}: its rotation is scaled, which it is not here: it cannot be imported"
             )
+        stated = rotation if "rope_theta" in rotation else given
+        base = float(self._setting("rope_theta", "a number above 0", stated))
+        if not base.is_integer():
+            raise UserError(
+                f"{self.directory}: its rope_theta is {base!r}, and model.rotary_base is a whole number: it "
+                "cannot be imported"
+            )
         return {
-            "num_layers": given["num_hidden_layers"],
-            "hidden_size": given["hidden_size"],
+            "num_layers": self._size("num_hidden_layers"),
+            "hidden_size": self._size("hidden_size"),
             "num_attention_heads": heads,
-            "num_query_groups": given.get("num_key_value_heads") or heads,
-            "head_dim": given.get("head_dim") or given["hidden_size"] // heads,
-            "ffn_hidden_size": given["intermediate_size"],
-            "vocab_size": given["vocab_size"],
+            "num_query_groups": self._size("num_key_value_heads")
+            if given.get("num_key_value_heads")
+            else heads,
+            "head_dim": self._size("head_dim")
+            if given.get("head_dim")
+            else self._size("hidden_size") // heads,
+            "ffn_hidden_size": self._size("intermediate_size"),
+            "vocab_size": self._size("vocab_size"),
             "position_embedding": "rope",
-            "rotary_base": int(rotation.get("rope_theta", given["rope_theta"])),
-            "layernorm_epsilon": given["norm_epsilon"],
-            "tied_embeddings": given["tie_word_embeddings"],
+            "rotary_base": int(base),
+            "layernorm_epsilon": self._setting("norm_epsilon", "a number above 0"),
+            "tied_embeddings": self._tied(),
         }
 
     def weights(self) -> Iterator[Weight]:
@@ -227,19 +308,19 @@ class GPT2Model(SourceModel):
 
     @cached_property
     def model(self) -> dict[str, Any]:
-        given = self.settings
+        hidden, heads = self._size("n_embd"), self._size("n_head")
         return {
-            "num_layers": given["n_layer"],
-            "hidden_size": given["n_embd"],
-            "num_attention_heads": given["n_head"],
-            "num_query_groups": given["n_head"],
-            "head_dim": given["n_embd"] // given["n_head"],
-            "ffn_hidden_size": given["n_inner"] or 4 * given["n_embd"],
-            "vocab_size": given["vocab_size"],
+            "num_layers": self._size("n_layer"),
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "num_query_groups": heads,
+            "head_dim": hidden // heads,
+            "ffn_hidden_size": self._size("n_inner") if self.settings["n_inner"] else 4 * hidden,
+            "vocab_size": self._size("vocab_size"),
             "position_embedding": "learned",
-            "max_positions": given["n_positions"],
-            "layernorm_epsilon": given["layer_norm_epsilon"],
-            "tied_embeddings": given["tie_word_embeddings"],
+            "max_positions": self._size("n_positions"),
+            "layernorm_epsilon": self._setting("layer_norm_epsilon", "a number above 0"),
+            "tied_embeddings": self._tied(),
         }
 
     def weights(self) -> Iterator[Weight]:
@@ -274,8 +355,8 @@ def open_source(directory: Path) -> SourceModel:
         stated = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}); give a directory of Hugging Face") from error
-    kind = stated.get("model_type")
-    if kind not in KINDS:
+    kind = stated.get("model_type") if isinstance(stated, dict) else None
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(
             f"{directory} is a model of type {kind!r}; only {' and '.join(KINDS)} can be imported"
         )
@@ -290,7 +371,7 @@ def open_source(directory: Path) -> SourceModel:
         source.check_shapes()
     except KeyError as error:
         raise UserError(f"{file} does not say its {error.args[0]}") from error
-    source.check_biases()
+    source.check_the_rest()
     return source
 
 
@@ -314,30 +395,21 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
     with made_beside(out) as made:
         model, heads = json.dumps(source.model), json.dumps(_head_digests(source))
         stated = {"format": FORMAT, "model": model, "heads": heads}
-        write_weights(made / WEIGHTS, list(source.weights()), _dtype(source), stated)
+        write_weights(made / WEIGHTS, list(source.weights()), source.tensors.dtype(), stated)
         # The configuration is checked with the file's present path, and written with its final one.
-        text = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).to_yaml()
-        write_text_atomically(made / CONFIG, text.replace(str(made), str(out)))
+        values = load_config(config_name, _overrides(source, made / WEIGHTS, overrides)).resolved()
+        values["model"]["initial_weights"] = str(out / WEIGHTS)
+        write_text_atomically(made / CONFIG, dump_yaml(values))
     return load_config(str(out / CONFIG))
 
 
 def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list[str]:
     sizes = {key: value for key, value in source.model.items() if key != "max_positions"}
-    own = [f"model.{key}={json.dumps(value)}" for key, value in sizes.items()]
-    own += [f"model.initial_weights={weights}", "attention.variant=pretrained"]
+    own = [override_text(f"model.{key}", value) for key, value in sizes.items()]
+    own += [override_text("model.initial_weights", str(weights)), "attention.variant=pretrained"]
     if "max_positions" in source.model:
         own.append(f"data.sequence_length={source.model['max_positions']}")
     return [*own, *overrides]
-
-
-def _dtype(source: SourceModel) -> torch.dtype:
-    """Return bf16 if the embedding is stored in bf16, else fp32."""
-    stored = next(source.weights()).make().dtype
-    if stored not in (torch.float32, torch.bfloat16, torch.float16):
-        raise UserError(
-            f"{source.directory} has weights of {stored}; only fp32, bf16 and fp16 can be imported"
-        )
-    return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
 
 
 def _head_digests(source: SourceModel) -> dict[str, list[str]]:

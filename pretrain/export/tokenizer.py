@@ -55,6 +55,8 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
         # A text begins after the end-of-document token: the model saw no other beginning in training.
         "bos_token": pieces[identity.eod_id],
         "eos_token": pieces[identity.eod_id],
+        # Training pads nothing, and a batch's padding is masked: any piece will do.
+        "pad_token": pieces[identity.eod_id],
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }

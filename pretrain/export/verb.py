@@ -119,7 +119,7 @@ def sample(
         float, typer.Option(min=0, max=1, help="Draw from the likeliest tokens that have this probability.")
     ] = 1.0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws, for every prompt anew.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws, for every prompt anew.")] = 0,
     step: Annotated[
         int | None, typer.Option(min=0, help="Of a run's checkpoint; default: the newest complete one.")
     ] = None,
@@ -132,6 +132,13 @@ def sample(
     Example: python -m pretrain sample demo/runs/orthogonal --prompt "Return the" --tokens 50 --seed 1
     """
     prompts = [*(prompt or []), *_lines(prompt_file)] or [""]
+    for each in prompts:
+        if each != each.encode(errors="replace").decode():
+            raise UserError(f"--prompt {each!r} is not UTF-8; give it in --prompt-file, in UTF-8")
+    if not (temperature == 0 or 1e-4 <= temperature <= 1e4):
+        raise UserError(f"--temperature {temperature:g} must be 0 or from 0.0001 to 10000")
+    if not 0 <= top_p <= 1:  # NaN passes typer's limits
+        raise UserError(f"--top-p {top_p:g} must be from 0 to 1")
     from pretrain.export.packages import require_transformers
     from pretrain.export.run_exports import exported
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from data_pipeline.shards.blend import Blend, Member, make_blend
 from data_pipeline.shards.blend_difference import data_changes
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.samples import TrainingSamples
-from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
+from data_pipeline.sources.discovery import find_inputs
+from data_pipeline.tokenizing.plan import TokenizeOptions
+from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, quiet, run, tokenize
 
 MakeDirectory = Callable[[str, list[ShardSpec]], Manifest]
 LENGTH = 8
@@ -232,3 +235,44 @@ def test_unigram_perplexity_of_a_case_done_by_hand(make_directory: MakeDirectory
     assert 50 < make_blend([Member(read_manifest(workshop.shards))]).unigram_perplexity() < 1000
     with pytest.raises(DataError, match="second has no held-out tokens"):
         make_blend([Member(second)]).unigram_perplexity()
+
+
+def _tokenized(workshop: Workshop, out: Path, files: slice = slice(None), **options: object) -> Manifest:
+    """Shards of some files of the corpus, with other options than the workshop's."""
+    wanted = find_inputs([workshop.corpus])[files]
+    settings = TokenizeOptions(**({"name": "x"} | options))  # type: ignore[arg-type]
+    return tokenize(wanted, workshop.model, out, settings, 1, quiet)[0]
+
+
+def test_the_same_text_in_different_splits_is_refused(workshop: Workshop, tmp_path: Path) -> None:
+    usual = _tokenized(workshop, tmp_path / "usual", slice(2))
+    more = _tokenized(workshop, tmp_path / "more", slice(1, 2), validation_fraction=0.5)
+    said = r"more hold text of the same inputs \(1, the first is .*\) with .*\(0\.05 / 0 and 0\.5 / 0\)"
+    with pytest.raises(DataError, match=said):
+        make_blend([Member(usual), Member(more)])
+    cut = _tokenized(workshop, tmp_path / "apart", slice(2, 3), validation_fraction=0.5)
+    assert len(make_blend([Member(usual), Member(cut)]).parts) == 2  # other inputs
+    again = _tokenized(workshop, tmp_path / "again", slice(1, 2), name="y")
+    assert len(make_blend([Member(usual), Member(again)]).parts) == 2  # the same splits
+    first, *others = usual.sources("train")
+    if set(others) & set(more.sources("train")):
+        other = (set(others) & set(more.sources("train"))).pop()
+        make_blend([Member(usual, 1, {first: 1}), Member(more, 1, {other: 1})])  # no text in common
+
+
+def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"document {number} of a few words"}) for number in range(60)]
+    for name, part in (("one", lines[:40]), ("two", lines[30:])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(part))
+    held_out = {}
+    for name, fraction in (("one", 0.5), ("two", 0.0)):
+        settings = TokenizeOptions(name="x", validation_fraction=fraction)
+        files = find_inputs([tmp_path / f"{name}.jsonl"])
+        held_out[name] = tokenize(files, workshop.model, tmp_path / name, settings, 1, quiet)[0]
+    make_blend([Member(manifest) for manifest in held_out.values()])  # their inputs are different files
+    settings = TokenizeOptions(name="x", validation_fraction=0.5)
+    count = sum(settings.split_of(f"document {n} of a few words".encode()) != "train" for n in range(30, 40))
+    said = run("verify", tmp_path / "one", "--against", tmp_path / "two").sentence()
+    assert f"two trains on {count} documents that {tmp_path / 'one'} holds out" in said and count
+    fine = run("verify", workshop.shards, "--against", tmp_path / "two")
+    assert fine.code == 0 and "no document is held out in one of 2 directories" in fine.out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 class Web:
     """The files, and how the server misbehaves.
 
-    cut: so many bodies break off in the middle; fail: so many requests are answered with `status`;
+    cut: so many bodies break off in the middle; fail: so many GETs are answered with `status`;
+    down: so many requests of any kind are; packs: bodies are compressed for clients that accept it;
     deaf: ranges are ignored; nameless: no version is stated; silent: GETs wait for `released`;
     replace_after: after so many GETs the file there is another one.
     served: bytes of bodies that were sent, by path.
@@ -25,6 +27,8 @@ class Web:
     address: str = ""
     cut: int = 0
     fail: int = 0
+    down: int = 0
+    packs: bool = False
     status: int = 503
     deaf: bool = False
     nameless: bool = False
@@ -62,12 +66,19 @@ class _Handler(BaseHTTPRequestHandler):
         status = 404 if path not in web.files else 200
         if body and web.fail:
             web.fail, status = web.fail - 1, web.status
+        if web.down:
+            web.down, status = web.down - 1, web.status
         content = web.files[path] if status == 200 else b"no"
         start, end = 0, len(content)
         if status == 200 and not web.deaf and (wanted := self.headers.get("Range", "")):
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             start, end, status = int(first), min(int(last) + 1, end), 206
+        if web.packs and "gzip" in self.headers.get("Accept-Encoding", ""):
+            content, start, status = gzip.compress(content), 0, 200
+            end = len(content)
         self.send_response(status)
+        if content[:2] == b"\x1f\x8b":
+            self.send_header("Content-Encoding", "gzip")
         if not web.nameless:
             self.send_header("ETag", f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"')
         self.send_header("Content-Length", str(end - start))

@@ -77,6 +77,18 @@ def test_parquet(tmp_path: Path) -> None:
     assert [reject.reason for reject in rejects(path)] == ["damaged"]
 
 
+@pytest.mark.distributed
+def test_a_data_set_on_disk_becomes_an_input(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": ["one", "two", "three"], "meta": [{"redpajama_set_name": "A"}] * 3}
+    datasets.Dataset.from_dict(rows).select([2, 0]).save_to_disk(tmp_path / "saved")
+    datasets.load_from_disk(tmp_path / "saved").to_parquet(tmp_path / "text.parquet")
+    assert [(d.text, d.source) for d in documents(tmp_path / "text.parquet")] == [
+        ("three", "A"),
+        ("one", "A"),
+    ]
+
+
 def test_parquet_with_invalid_utf8(tmp_path: Path) -> None:
     raw = pyarrow.array([b"good", b"b\xffd", b"fine"], type=pyarrow.binary())
     column = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())

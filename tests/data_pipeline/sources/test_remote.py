@@ -264,6 +264,42 @@ def test_a_server_that_fails_is_named_and_the_same_command_continues(
     assert run("tokenize", *urls, *arguments(workshop, tmp_path / "out")).code == 0
 
 
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_a_web_server_that_is_busy_for_a_moment_is_asked_again(web: Web, status: int) -> None:
+    web.down, web.status = 3, status
+    (file,) = find_inputs([web.url("x/a.jsonl")])
+    assert file.size == len(web.files["x/a.jsonl"]) and not web.down
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "said"),
+    [
+        ("", 503, "503, message='Service Unavailable'"),
+        ("", 404, "does not exist"),
+        ("", 403, "may not be read"),
+        ("http://127.0.0.1:9", 0, "Connect call failed"),
+        ("http://no-such-host.invalid", 0, "Cannot connect to host no-such-host.invalid"),
+    ],
+)
+def test_a_web_server_that_does_not_answer_is_not_told_as_a_file_that_is_not_there(
+    web: Web, address: str, status: int, said: str
+) -> None:
+    web.down, web.status = 99, status
+    with pytest.raises(DataError) as refused:
+        find_inputs([f"{address or web.address}/x/a.jsonl"])
+    assert said in str(refused.value)
+    lasting = status in (403, 404)
+    assert ("does not exist" in str(refused.value)) == (status == 404)
+    assert ("5 attempts in" in str(refused.value)) != lasting
+
+
+def test_a_server_that_compresses_on_the_way_is_read_in_ranges(web: Web) -> None:
+    web.packs = True
+    (file,) = find_inputs([web.url("x/a.jsonl")])
+    with file.open() as stream:
+        assert stream.read() == web.files["x/a.jsonl"]
+
+
 def test_a_file_that_changes_while_it_is_read_makes_no_shard(
     workshop: Workshop, web: Web, tmp_path: Path
 ) -> None:

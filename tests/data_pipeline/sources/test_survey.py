@@ -154,3 +154,44 @@ def test_names_that_are_no_text_are_read_and_written(workshop: Workshop, tmp_pat
     assert json.loads((out / "rejects.jsonl").read_bytes())["file"] == "数.jsonl"
     checked = run("verify", out)
     assert checked.code == 0 and "2 units are as in the source text" in checked.out, checked.err
+
+
+def test_a_link_that_cannot_be_followed_is_named(open_directory: Path) -> None:
+    root, private = open_directory / "in", open_directory / "private"
+    (private / "deep").mkdir(parents=True)
+    root.mkdir()
+    (root / "a.jsonl").write_bytes(LINE)
+    (root / "round").symlink_to(root / "about")
+    (root / "about").symlink_to(root / "round")
+    (root / "closed").symlink_to(private / "deep")
+    private.chmod(0o000)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)  # root may enter anything
+    try:
+        found = find_all_inputs([root])
+    finally:
+        os.seteuid(before)
+    loop = "too many levels of symbolic links"
+    stated = {entry.name: entry.reason for entry in found.passed_over}
+    assert stated == {"about": loop, "round": loop, "closed": "permission denied"}
+    assert [file.name for file in found.files] == ["a.jsonl"]
+
+
+def test_data_with_the_name_of_a_companion_is_read(tmp_path: Path) -> None:
+    names = ["License-CC.parquet", "license_mit/a.jsonl", "readme_corpus.jsonl", "README.json.gz"]
+    for name in (*names, "README.txt", "license_mit/LICENSE", "README_de.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(LINE)
+    assert {file.name for file in find_inputs([tmp_path])} == set(names)
+    assert set(passed_over(tmp_path)) == {"README.txt", "license_mit/LICENSE", "README_de.md"}
+
+
+def test_a_file_of_two_names_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "z.jsonl").write_bytes(LINE)
+    (tmp_path / "a.jsonl").symlink_to(tmp_path / "z.jsonl")
+    (tmp_path / "zz.jsonl").hardlink_to(tmp_path / "z.jsonl")
+    (file,) = find_inputs([tmp_path])
+    assert (file.name, file.size) == ("z.jsonl", len(LINE))
+    same = "the same file as z.jsonl"
+    assert passed_over(tmp_path) == {"a.jsonl": same, "zz.jsonl": same}

@@ -10,12 +10,15 @@ import json
 import lzma
 from pathlib import Path
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import RecordKeys, find_inputs
+from data_pipeline.sources.discovery import Piece, RecordKeys, find_inputs
 from data_pipeline.sources.records import Document, RecordReader, Reject
 from data_pipeline.tokenizing.plan import TokenizeOptions
 from data_pipeline.tokenizing.rejects import Limits
@@ -100,6 +103,72 @@ def test_members_one_after_the_other(tmp_path: Path, ending: str) -> None:
     path.write_bytes(pack(lines(0, COUNT))[:-500])
     found, (reject,) = read(path)
     assert reject.reason == "truncated" and found < set(range(COUNT))
+
+
+def _packed(ending: str, parts: list[bytes]) -> list[bytes]:
+    pack = {"gz": gzip.compress, "xz": lzma.compress, "zst": zstandard.compress}.get(ending, bytes)
+    return [pack(part) for part in parts]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "gz", "xz", "zst"])
+def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / ("a.jsonl" if ending == "jsonl" else f"a.jsonl.{ending}")
+    first, second = _packed(ending, [lines(0, 20), lines(20, 10)])
+    path.write_bytes(first + second)
+    (file,) = find_inputs([path])
+    middle = file.size // 3
+    pieces = [file.whole] if ending != "jsonl" else [Piece(file, 0, middle), Piece(file, middle, file.size)]
+    for content in (first, first + second[:20] if ending == "jsonl" else first):
+        path.write_bytes(content)  # it ends where a line, or a part that is packed by itself, ends
+        records = [record for piece in pieces for record in RecordReader(piece, RecordKeys())]
+        assert sum(isinstance(record, Document) for record in records) == 20
+        (lost,) = [record for record in records if isinstance(record, Reject)]
+        assert lost.reason == "truncated"
+    path.write_bytes(first + second + first)
+    records = [record for piece in pieces for record in RecordReader(piece, RecordKeys())]
+    assert len(records) == 30 and all(isinstance(record, Document) for record in records)
+
+
+def test_a_text_that_becomes_shorter_is_no_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"all of the text")
+    (file,) = find_inputs([path])
+    path.write_bytes(b"all of the")
+    (lost,) = RecordReader(file.whole, RecordKeys())
+    assert isinstance(lost, Reject) and lost.reason == "truncated"
+    assert lost.detail == "the input ends at byte 10 of 15; what follows is lost"
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "none"])
+def test_any_damage_of_a_parquet_file_is_named(tmp_path: Path, compression: str) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [json.loads(line)["text"] for line in lines(0, 2000).splitlines()]
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts}), path, compression=compression, write_page_checksum=True
+    )
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(20):
+        start = int(random.integers(4, len(whole) - 2000))
+        path.write_bytes(whole[:start] + random.bytes(40) + whole[start + 40 :])
+        (file,) = find_inputs([path])
+        records = list(RecordReader(file.whole, RecordKeys()))
+        assert [record for record in records if isinstance(record, Reject) and record.reason == "damaged"]
+
+
+def test_a_damaged_parquet_file_does_not_stop_the_others(workshop: Workshop, tmp_path: Path) -> None:
+    root, out = tmp_path / "in", tmp_path / "out"
+    root.mkdir()
+    texts = [json.loads(line)["text"] for line in lines(0, 2000).splitlines()]
+    for number in range(3):
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), root / f"{number}.parquet")
+    content = bytearray((root / "1.parquet").read_bytes())
+    content[5000:5400] = bytes(400)
+    (root / "1.parquet").write_bytes(content)
+    command = ["tokenize", root, "--tokenizer", workshop.model, "--name", "x", "--out", out]
+    done = run(*command)
+    assert done.code == 3 and "damaged input 1.parquet: damaged: " in done.err
+    assert [entry.documents for entry in read_manifest(out).inputs][::2] == [2000, 2000]
+    assert run(*command, "--allow-damaged").code == 0
 
 
 @pytest.mark.distributed

@@ -11,11 +11,20 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, find_inputs
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions
 from data_pipeline.tokenizing.run import merge_manifests
 from data_pipeline.tokenizing.verbs import which_task
-from tests.data_pipeline.helpers import Workshop, all_documents, contents, make_task, quiet, run, tokenize
+from tests.data_pipeline.helpers import (
+    Workshop,
+    all_documents,
+    contents,
+    digests,
+    make_task,
+    quiet,
+    run,
+    tokenize,
+)
 from tests.data_pipeline.tokenizing.test_tokenize import texts_of
 
 
@@ -161,3 +170,22 @@ def test_a_large_file_in_parts_has_the_documents_of_the_whole(workshop: Workshop
     assert units == len(parts.inputs) > 6
     assert texts_of(parts) == texts_of(whole)
     assert sum(entry.lines for entry in parts.inputs) == len(lines) == whole.inputs[0].lines
+
+
+def test_max_tokens_of_a_source_that_lies_in_few_inputs(workshop: Workshop, tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    root.mkdir()
+    for number in range(8):
+        source = "rare" if number == 5 else "common"
+        texts = ({"text": f"{number} {n} " + "words of a text " * 8, "of": source} for n in range(400))
+        (root / f"{number}.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    keys = RecordKeys(source="of")
+    limit = 6000
+    options = TokenizeOptions("x", max_tokens=limit, sources=("rare",), keys=keys, range_bytes=20_000)
+    plain = find_inputs([root])
+    alone, _ = tokenize(plain, workshop.model, tmp_path / "alone", options, 1, quiet)
+    tokens = sum(shard.tokens for shard in alone.shards)
+    assert 0.9 * limit < tokens <= limit
+    for index in (1, 0):
+        make_task(plain, workshop.model, tmp_path / "tasks", options, 1, quiet, Task(index, 2))
+    assert digests(merge_manifests(tmp_path / "tasks")) == digests(alone)

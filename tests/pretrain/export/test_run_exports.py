@@ -1,0 +1,69 @@
+"""Exports kept in a run directory, and what `sample` refuses before it makes one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.export import run_exports
+from pretrain.export.directories import made_beside
+from pretrain.export.run_exports import exported
+from pretrain.export.verb import sample
+from pretrain.runs.directory import MARKER
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints/step_00000007").mkdir(parents=True)
+    (tmp_path / "checkpoints/step_00000007" / MARKER).touch()
+    (tmp_path / "config.yaml").touch()
+    return tmp_path
+
+
+def test_two_commands_that_want_one_export_at_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int | None] = []
+    begun = threading.Barrier(2, timeout=10)
+
+    def export(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, object]:
+        with made_beside(out):
+            made.append(step)
+            time.sleep(0.2)  # the other asks meanwhile
+        return {}
+
+    def want() -> Path:
+        begun.wait()
+        return exported(run)
+
+    monkeypatch.setattr(run_exports, "export_on_cpu", export)
+    with ThreadPoolExecutor(2) as both:
+        results = [each.result() for each in (both.submit(want), both.submit(want))]
+    assert made == [7] and results == [run / "exports/step_00000007"] * 2
+
+
+def test_a_directory_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="exists already"), made_beside(out):
+        (out / "theirs").mkdir(parents=True)
+    assert (out / "theirs").is_dir() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prompt": ["caf\udce9"]}, r"--prompt 'caf\\udce9' is not UTF-8"),
+        ({"temperature": 1e-40}, "--temperature 1e-40 must be 0 or from 0.0001"),
+        ({"temperature": float("inf")}, "--temperature inf must be 0 or from"),
+        ({"temperature": float("nan")}, "--temperature nan must be 0 or from"),
+        ({"top_p": float("nan")}, "--top-p nan must be from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused_first(
+    tmp_path: Path, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        sample(tmp_path / "nowhere", **options)  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""Import of foreign models: types and values are judged tensor by tensor, and odd files in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pretrain.errors import UserError
+from pretrain.export.source_model import import_model
+
+OVERRIDES = ["data.directory=shards", "run.name=x", "data.sequence_length=16"]
+CONFIG: dict[str, Any] = {
+    "model_type": "starcoder2",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 32,
+    "hidden_act": "gelu",
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": True,
+}
+
+
+def model(directory: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    """Write a Starcoder2 of one layer; return its tensors."""
+    layer = "model.layers.0."
+    shapes = {
+        "model.embed_tokens.weight": (32, 8),
+        f"{layer}self_attn.q_proj.weight": (8, 8),
+        f"{layer}self_attn.k_proj.weight": (8, 8),
+        f"{layer}self_attn.v_proj.weight": (8, 8),
+        f"{layer}self_attn.o_proj.weight": (8, 8),
+        f"{layer}mlp.c_fc.weight": (12, 8),
+        f"{layer}mlp.c_proj.weight": (8, 12),
+    }
+    for norm in (f"{layer}input_layernorm", f"{layer}post_attention_layernorm", "model.norm"):
+        shapes |= {f"{norm}.weight": (8,), f"{norm}.bias": (8,)}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    directory.mkdir()
+    write(directory, tensors)
+    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
+    return tensors
+
+
+def write(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def refusal(directory: Path, out: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        import_model(directory, out, "demo", OVERRIDES)
+    assert not out.exists()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("of", "stored"), [("embed_tokens", torch.float32), ("q_proj", torch.float32), ("", torch.bfloat16)]
+)
+def test_no_tensor_is_rounded(tmp_path: Path, of: str, stored: torch.dtype) -> None:
+    tensors = model(tmp_path / "in")
+    mixed = {name: value.bfloat16() if of in name else value for name, value in tensors.items()}
+    write(tmp_path / "in", mixed)
+    config = import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES)
+    made = load_file(tmp_path / "out/weights.safetensors")
+    assert {value.dtype for value in made.values()} == {stored}
+    for ours, theirs in (("embedding.word", "embed_tokens"), ("layer.0.attention.key", "k_proj")):
+        (expected,) = [value for name, value in mixed.items() if theirs in name]
+        assert torch.equal(made[ours].float(), expected.float())
+    assert config.given_weights is not None and config.given_weights.head(0, "query", 0, 4).shape == (4, 8)
+
+
+def test_a_long_path_with_blanks(tmp_path: Path) -> None:
+    model(tmp_path / "in")
+    out = tmp_path / ("a directory of a long name: " + "with blanks " * 8) / "made here"
+    config = import_model(tmp_path / "in", out, "demo", OVERRIDES)
+    assert config.model.initial_weights == out / "weights.safetensors"
+
+
+def _set(name: str, place: tuple[int, ...], value: float) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_set("model.norm.weight", (3,), float("nan")), "model.norm.weight holds NaN or infinity"),
+        (_set("model.embed_tokens.weight", (3, 1), -float("inf")), "embed_tokens.weight holds NaN"),
+        (
+            lambda tensors: tensors.update(
+                {"model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 8)}
+            ),
+            "q_proj.lora_A.weight has no place in the model here",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.ones(8, dtype=torch.float64)}),
+            "model.norm.weight is of type F64; only fp32, bf16 and fp16",
+        ),
+    ],
+)
+def test_values_and_tensors_that_cannot_be_imported(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], said: str
+) -> None:
+    tensors = model(tmp_path / "in")
+    change(tensors)
+    write(tmp_path / "in", tensors)
+    assert said in refusal(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
+    tensors = model(tmp_path / "in")
+    more = {
+        "lm_head.weight": torch.ones(32, 8),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
+    }
+    write(tmp_path / "in", tensors | more | {"model.layers.0.mlp.c_fc.bias": torch.zeros(12)})
+    import_model(tmp_path / "in", tmp_path / "out", "demo", OVERRIDES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rope_theta": 10000.7}, "its rope_theta is 10000.7, and model.rotary_base is a whole number"),
+        ({"rope_parameters": {"rope_theta": "many"}}, "its rope_theta is 'many', and not a number above 0"),
+        ({"rope_parameters": [1]}, "its rope_parameters is [1], and not an object"),
+        ({"num_attention_heads": 0}, "its num_attention_heads is 0, and not a whole number above 0"),
+        ({"num_attention_heads": [2]}, "its num_attention_heads is [2], and not a whole"),
+        ({"hidden_size": "8"}, "its hidden_size is '8', and not a whole number above 0"),
+        ({"num_hidden_layers": 1.5}, "its num_hidden_layers is 1.5, and not a whole number"),
+        ({"norm_epsilon": "small"}, "its norm_epsilon is 'small', and not a number above 0"),
+        ({"tie_word_embeddings": "yes"}, "its tie_word_embeddings is 'yes', and not true or false"),
+        ({"model_type": ["starcoder2"]}, "is a model of type ['starcoder2']"),
+    ],
+)
+def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    model(tmp_path / "in", **changes)
+    assert said in refusal(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", "[]", "is a model of type None"),
+        ("config.json", "{", "config.json cannot be read"),
+        ("model.safetensors.index.json", '{"weight_map": {"a":', "index.json cannot be read"),
+        ("model.safetensors.index.json", '{"weight_map": 3}', "index.json cannot be read"),
+        ("model.safetensors.index.json", "[]", "index.json cannot be read"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"model.embed_tokens.weight": "../outside"}}',
+            "in/outside cannot be read",
+        ),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"model.embed_tokens.weight": "gone"}}',
+            "gone cannot be read",
+        ),
+        ("model.safetensors", "no weights at all", "model.safetensors cannot be read"),
+    ],
+)
+def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
+    model(tmp_path / "in")
+    (tmp_path / "in" / name).write_text(content)
+    assert said in refusal(tmp_path / "in", tmp_path / "out")
+
+
+def test_a_tensor_of_another_kind_of_shape(tmp_path: Path) -> None:
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "activation_function": "gelu"}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 32} | sizes))
+    shapes = {"wte.weight": (32, 8), "wpe.weight": (16, 8), "h.0.attn.c_attn.weight": (8, 2, 2)}
+    shapes |= {"h.0.ln_1.weight": (8,), "h.0.ln_1.bias": (8,)}
+    write(tmp_path / "in", {name: torch.ones(shape) for name, shape in shapes.items()})
+    said = refusal(tmp_path / "in", tmp_path / "out")
+    assert "h.0.attn.c_attn.weight has the shape (8, 2, 2), and is not the matrix" in said
