@@ -106,9 +106,9 @@ FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
 
 BYTES_A_LOGIT = {"megatron": 52, "in_place": 20, "chunked": 50}
-"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels touch it: to
-fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If the second-level cache
-keeps a slice, it is less.
+"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels touch it:
+to fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If the second-level
+cache keeps a slice, it is less.
 """
 
 COMPILED, REMADE_LAYER, REMADE_ATTENTION = 53 / 63, 23 / 63, 8 / 63
