@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check clean help
+.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -146,6 +146,9 @@ gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torc
 
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
 	$(GPU_RUN) -m benchmarks.gpu.check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
+
+gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in two minutes
+	$(RUN) -m benchmarks.gpu.dry
 
 # No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
 $(GPU_PACKAGES)/installed: $(OFFLINE)

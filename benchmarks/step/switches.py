@@ -58,7 +58,9 @@ def losses(context: ParallelContext, vocabulary: int, hidden: int, dtype: torch.
     weight = (torch.randn(vocabulary, hidden) * 0.05).to(dtype).requires_grad_()
     inputs = torch.randn(TOKENS // BATCH, BATCH, hidden).to(dtype).requires_grad_()
     labels = torch.randint(vocabulary, (BATCH, TOKENS // BATCH))
-    in_place, chunked = (OutputLayer(config, vocabulary, True, group, own) for own in (True, False))
+    in_place, chunked = (
+        OutputLayer(config, vocabulary, vocabulary, True, group, own) for own in (True, False)
+    )
 
     def megatron() -> torch.Tensor:
         logits, _ = chunked(inputs, weight)

@@ -41,11 +41,9 @@ def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = N
     if tile is not None:
         rows = two_products(hidden_states.flatten(0, -2), right, left, None, [*tile])
         return rows.view(*hidden_states.shape[:-1], blocks * pieces)
-    inputs = hidden_states.reshape(-1, pieces, width)
-    between = torch.bmm(right, inputs.permute(1, 2, 0))  # [a, m, tokens]
-    outputs = hidden_states.new_empty(inputs.size(0), blocks, pieces)
-    _multiply(between.permute(1, 2, 0), left.mT, outputs.transpose(0, 1))
-    return outputs.view(*hidden_states.shape[:-1], blocks * pieces)
+    compute = _project_at_once if torch.compiler.is_compiling() else _project
+    rows = compute(hidden_states.reshape(-1, pieces * width), right, left)
+    return rows.view(*hidden_states.shape[:-1], blocks * pieces)
 
 
 def add_input_grad(
@@ -60,15 +58,8 @@ def add_input_grad(
     right, left = factors
     if tile is not None:
         return two_products(grad.flatten(0, -2), left.mT, right.mT, total, [*tile])
-    pieces, blocks, width = right.shape
-    outputs = grad.reshape(-1, blocks, pieces)
-    between = grad.new_empty(pieces, blocks, len(outputs))
-    _multiply(left.mT, outputs.permute(1, 2, 0), between.transpose(0, 1))
-    inputs = total.view(-1, pieces, width).transpose(0, 1)
-    if torch.compiler.is_compiling():
-        inputs.add_(torch.bmm(between.mT, right))
-    else:
-        inputs.baddbmm_(between.mT, right)
+    add = _add_at_once if torch.compiler.is_compiling() else _add_input_grad
+    add(grad.flatten(0, -2), right, left, total)
     return total
 
 
@@ -91,9 +82,32 @@ def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> 
     )
 
 
-def _multiply(first: torch.Tensor, second: torch.Tensor, result: torch.Tensor) -> None:
-    """Multiply two batches of matrices into a view; a compiler chooses the layout itself."""
-    if torch.compiler.is_compiling():
-        result.copy_(torch.bmm(first, second))
-    else:
-        torch.bmm(first, second, out=result)
+def _project(inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    """Multiply `[tokens, a * b]` by both factors: `[tokens, m * a]`, contiguous."""
+    pieces, blocks, width = right.shape
+    between = torch.bmm(right, inputs.view(-1, pieces, width).permute(1, 2, 0))  # [a, m, tokens]
+    outputs = inputs.new_empty(len(inputs), blocks, pieces)
+    torch.bmm(between.permute(1, 2, 0), left.mT, out=outputs.transpose(0, 1))
+    return outputs.view(-1, blocks * pieces)
+
+
+def _add_input_grad(grad: torch.Tensor, right: torch.Tensor, left: torch.Tensor, total: torch.Tensor) -> None:
+    """Add the gradient of `_project`'s input, of `[tokens, m * a]`, to `total`, `[tokens, a * b]`."""
+    pieces, blocks, width = right.shape
+    outputs = grad.reshape(-1, blocks, pieces)
+    between = grad.new_empty(pieces, blocks, len(outputs))
+    torch.bmm(left.mT, outputs.permute(1, 2, 0), out=between.transpose(0, 1))
+    total.view(-1, pieces, width).transpose(0, 1).baddbmm_(between.mT, right)
+
+
+# To a compiler each is one operator. It would else have every product write a tensor of its own, and copy
+# that to the place where the result belongs.
+_project_at_once = torch.library.custom_op("ora_pretrain::project", _project, mutates_args=())
+_add_at_once = torch.library.custom_op(
+    "ora_pretrain::add_input_grad", _add_input_grad, mutates_args=("total",)
+)
+
+
+@_project_at_once.register_fake
+def _(inputs: torch.Tensor, right: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    return inputs.new_empty(len(inputs), left.size(0) * left.size(1))

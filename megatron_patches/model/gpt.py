@@ -19,6 +19,7 @@ class GPT(GPTModel):
     """GPTModel with our `OutputLayer`; names and shapes of parameters are GPTModel's.
 
     Args:
+        pieces: of the tokenizer: what an embedding of `vocab_size` rows has beyond them is never predicted.
         cross_entropy: the form of the cross-entropy: see `output`.
         flash_documents: attend documents that stand alone one by one; False: with a mask.
         inventory: every parameter and buffer of the model.
@@ -31,6 +32,7 @@ class GPT(GPTModel):
         config: TransformerConfig,
         transformer_layer_spec: TransformerBlockSubmodules,
         vocab_size: int,
+        pieces: int,
         max_sequence_length: int,
         position_embedding_type: str,
         share_embeddings_and_output_weights: bool,
@@ -52,6 +54,7 @@ class GPT(GPTModel):
         self.output_layer = OutputLayer(
             config,
             vocab_size,
+            pieces,
             tied=share_embeddings_and_output_weights,
             tp_group=self.pg_collection.tp,
             in_place=cross_entropy == "in_place",

@@ -37,6 +37,8 @@ class OutputLayer(ColumnParallelLinear):
     """Output layer: logits of this rank's part of the vocabulary, or the cross-entropy of labels.
 
     Args:
+        pieces: rows of the weight after these have the logit −∞, so that they are never predicted and get no
+            gradient. On every rank some are before them.
         tied: the weight is the embedding's and comes with every call.
         in_place: use the form `in_place` of the module; False: `chunked`.
     """
@@ -45,6 +47,7 @@ class OutputLayer(ColumnParallelLinear):
         self,
         config: TransformerConfig,
         vocab_size: int,
+        pieces: int,
         tied: bool,
         tp_group: dist.ProcessGroup,
         in_place: bool,
@@ -59,6 +62,8 @@ class OutputLayer(ColumnParallelLinear):
             tp_group=tp_group,
         )
         self.in_place = in_place
+        part = vocab_size // tp_group.size()
+        self.pieces = min(part, pieces - tp_group.rank() * part)
 
     def forward(
         self,
@@ -74,10 +79,12 @@ class OutputLayer(ColumnParallelLinear):
             labels: `[batch, seq]` ids; with labels the result is the losses, `[batch, seq]` nats in fp32.
         """
         if labels is None:
-            return super().forward(input_, weight, runtime_gather_output)
+            logits, bias = super().forward(input_, weight, runtime_gather_output)
+            return _without_padding(logits, self.pieces), bias
         weight = self.weight if weight is None else weight
         losses: torch.Tensor = _TokenLosses.apply(
-            input_, weight, labels.t().flatten(), self.tp_group, self.sequence_parallel, self.in_place
+            *(input_, weight, labels.t().flatten(), self.tp_group, self.sequence_parallel),
+            *(self.in_place, self.pieces),
         )
         return losses.view(labels.size(1), labels.size(0)).t().contiguous(), None
 
@@ -94,6 +101,7 @@ class _TokenLosses(torch.autograd.Function):
         tp_group: dist.ProcessGroup,
         sequence_parallel: bool,
         in_place: bool,
+        pieces: int,
     ) -> torch.Tensor:
         local = hidden_states
         if sequence_parallel:
@@ -106,6 +114,7 @@ class _TokenLosses(torch.autograd.Function):
         at_label = torch.empty_like(normaliser)
         for rows in _slices(len(inputs), weight.size(0)):
             some = inputs[rows] @ weight.t() if logits is None else logits[rows]
+            some = _without_padding(some, pieces)
             log_softmax = some.log_softmax(-1, dtype=torch.promote_types(some.dtype, torch.float32))
             label = columns[rows, None]
             at_label[rows] = some.gather(1, label)[:, 0]
@@ -118,7 +127,8 @@ class _TokenLosses(torch.autograd.Function):
         if logits is not None and with_gradients:
             _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
         ctx.save_for_backward(local, weight, normaliser if logits is None else logits, owned, columns)
-        ctx.tp_group, ctx.sequence_parallel, ctx.in_place = tp_group, sequence_parallel, in_place
+        ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
+        ctx.in_place, ctx.pieces = in_place, pieces
         return (normaliser - at_label).to(torch.promote_types(inputs.dtype, torch.float32))
 
     @staticmethod
@@ -135,7 +145,7 @@ class _TokenLosses(torch.autograd.Function):
         else:
             hidden_states = finish(hidden_states, gather)
             input_grad, weight_grad = _recomputed_gradients(
-                hidden_states.flatten(0, 1), weight, kept, owned, columns, scale
+                hidden_states.flatten(0, 1), weight, kept, owned, columns, scale, ctx.pieces
             )
         input_grad, reduction = start_input_grad(
             input_grad.view_as(hidden_states), ctx.tp_group, ctx.sequence_parallel
@@ -144,13 +154,20 @@ class _TokenLosses(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
             weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, weight_grad, None, None, None, None
+        return input_grad, weight_grad, None, None, None, None, None
 
 
 def _slices(tokens: int, vocabulary: int) -> Iterator[slice]:
     length = max(1, LOGITS_AT_A_TIME // vocabulary)
     for first in range(0, tokens, length):
         yield slice(first, min(tokens, first + length))
+
+
+def _without_padding(logits: torch.Tensor, pieces: int) -> torch.Tensor:
+    """Set the logits of rows that are no pieces to −∞, in place."""
+    if pieces < logits.size(-1):
+        logits[..., pieces:] = -torch.inf
+    return logits
 
 
 def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -208,12 +225,13 @@ def _recomputed_gradients(
     owned: torch.Tensor,
     columns: torch.Tensor,
     scale: torch.Tensor,
+    pieces: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of inputs `[tokens, hidden]` and of the weight, summed in fp32 over the slices."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     input_grad, weight_grad = torch.empty_like(inputs), torch.zeros_like(weight, dtype=wide)
     for rows in _slices(len(inputs), weight.size(0)):
-        exponents = (inputs[rows] @ weight.t()).to(wide)
+        exponents = _without_padding((inputs[rows] @ weight.t()).to(wide), pieces)
         exponents -= normaliser[rows, None]
         logits_grad = exponents.exp_().mul_(scale[rows])
         logits_grad.scatter_add_(1, columns[rows, None], -(owned[rows, None] * scale[rows]))

@@ -18,7 +18,10 @@ from pretrain.errors import UserError
 DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
 
-_DEFAULTS = {f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES}
+_DEFAULTS: dict[str, Any] = {
+    **{f"attention.{axis.name}": axis.default for axis in fields(QKPolicy) if axis.name in AXES},
+    "model.vocab_multiple": 1,
+}
 """Values that checkpoints mean by saying nothing: their keys are younger."""
 
 

@@ -98,7 +98,14 @@ def _check_tensor_parallel(config: Config) -> None:
         )
     _check_divides("model.num_attention_heads", config.model.num_attention_heads, key, size)
     _check_divides("model.num_query_groups", config.num_query_groups, key, size)
-    _check_divides("model.vocab_size", config.model.vocab_size, key, size)
+    rows = config.embedding_rows
+    padding = " up to a multiple of model.vocab_multiple" * (rows > config.model.vocab_size)
+    _check_divides(f"model.vocab_size{padding}", rows, key, size)
+    if (rows - config.model.vocab_size) * size >= rows:
+        raise UserError(
+            f"model.vocab_multiple={config.model.vocab_multiple} leaves a tensor-parallel rank without any "
+            f"of the {config.model.vocab_size} pieces; use a smaller multiple"
+        )
     _check_divides("model.ffn_hidden_size", config.ffn_hidden_size, key, size)
     if config.parallel.sequence_parallel:
         if size == 1:

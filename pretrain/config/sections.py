@@ -78,7 +78,13 @@ class ModelSection(Section):
     ffn_hidden_size: Int | None = setting(
         None, "Inner width of the MLP; unset: 4 * hidden_size.", MODEL, ge=1
     )
-    vocab_size: Int = setting(..., "Rows of the embedding; at least the tokenizer's vocabulary.", MODEL, ge=2)
+    vocab_size: Int = setting(..., "Pieces of the tokenizer.", MODEL, ge=2)
+    vocab_multiple: Int = setting(
+        1,
+        "The embedding gets more rows, up to a multiple of it; these are never predicted, nor exported.",
+        MODEL,
+        ge=1,
+    )
     position_embedding: Literal["learned", "rope"] = setting(
         ..., "learned: a trained vector per position; rope: rotary embedding of queries and keys.", MODEL
     )

@@ -154,6 +154,11 @@ class Config(Section):
             given=self.given_weights,
         )
 
+    @property
+    def embedding_rows(self) -> int:
+        """Return the rows of the embedding: a multiple of model.vocab_multiple."""
+        return self.model.vocab_size + -self.model.vocab_size % self.model.vocab_multiple
+
     def shape(self) -> ModelShape:
         """Return the sizes that parameter and FLOP counts depend on."""
         return ModelShape(
@@ -163,7 +168,7 @@ class Config(Section):
             num_query_groups=self.num_query_groups,
             head_dim=self.head_dim,
             ffn_hidden_size=self.ffn_hidden_size,
-            vocab_size=self.model.vocab_size,
+            vocab_size=self.embedding_rows,
             sequence_length=self.data.sequence_length,
             learned_positions=self.model.position_embedding == "learned",
             tied_embeddings=self.model.tied_embeddings,

@@ -23,7 +23,7 @@ def check_inputs(config: Config, world_size: int) -> Blend:
         raise UserError(
             f"model.vocab_size={config.model.vocab_size} but the tokenizer of "
             f"{blend.manifests[0].directory} has {tokenizer.vocab_size} pieces; "
-            f"set model.vocab_size={tokenizer.vocab_size}"
+            f"set model.vocab_size={tokenizer.vocab_size} (model.vocab_multiple adds rows to it)"
         )
     read_prompts(config, blend)
     return blend

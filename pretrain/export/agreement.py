@@ -49,14 +49,14 @@ def held_out_tokens(run: TrainedRun) -> torch.Tensor:
     return torch.from_numpy(blocks[:_SEQUENCES, : min(length, _LONGEST)])
 
 
-def own_logits(model: GPTModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the run's logits `[sequences, positions, vocabulary]` float32; the model is cast to float32."""
+def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tensor:
+    """Return the run's logits `[sequences, positions, pieces]` float32; the model is cast to float32."""
     model.float()
     positions = torch.arange(tokens.size(1)).expand_as(tokens[:1])
     device = next(model.parameters()).device
 
     def logits(sequence: torch.Tensor) -> torch.Tensor:
-        return model(sequence.to(device), positions.to(device), None).float().cpu()
+        return model(sequence.to(device), positions.to(device), None)[..., :pieces].float().cpu()
 
     return _logits(logits, tokens)
 

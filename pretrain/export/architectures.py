@@ -97,7 +97,7 @@ class Architecture(ABC):
             yield from self._layer(number, layer)
         yield from _norm(self._final_norm, model.decoder.final_layernorm)
         if not self.config.model.tied_embeddings:
-            yield _whole("lm_head.weight", model.output_layer.weight)
+            yield self._pieces("lm_head.weight", model.output_layer.weight)
 
     def row_ranges(self, layer: int, groups: tuple[int, ...]) -> dict[str, list[list[int]]]:
         """Return {tensor: [first, end] of the rows of W (in W x) that are Q or K of these groups}."""
@@ -118,6 +118,10 @@ class Architecture(ABC):
                 else:
                     ranges.append([first, end])
         return by_tensor
+
+    def _pieces(self, name: str, weight: torch.Tensor) -> Weight:
+        """Return a weight with a row for each piece of the tokenizer, without the rows that fill it up."""
+        return _whole(name, weight[: self.config.model.vocab_size])
 
     @abstractmethod
     def _sizes(self) -> dict[str, Any]: ...
@@ -163,7 +167,7 @@ class Rotary(Architecture):
         }
 
     def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
-        yield _whole("model.embed_tokens.weight", model.embedding.word_embeddings.weight)
+        yield self._pieces("model.embed_tokens.weight", model.embedding.word_embeddings.weight)
 
     def _layer(self, number: int, layer: Any) -> Iterator[Weight]:
         name, attention = f"model.layers.{number}", layer.self_attention
@@ -210,7 +214,7 @@ class Learned(Architecture):
         }
 
     def _embeddings(self, model: GPTModel) -> Iterator[Weight]:
-        yield _whole("transformer.wte.weight", model.embedding.word_embeddings.weight)
+        yield self._pieces("transformer.wte.weight", model.embedding.word_embeddings.weight)
         yield _whole("transformer.wpe.weight", model.embedding.position_embeddings.weight)
 
     def _layer(self, number: int, layer: Any) -> Iterator[Weight]:

@@ -82,7 +82,7 @@ def export_run(
         )
         _write_settings(run, architecture, dtype, directory)
         tokens = held_out_tokens(run)
-        own = own_logits(model, tokens)
+        own = own_logits(model, tokens, run.config.model.vocab_size)
         del model
         logits = compare_logits(directory, tokens, own, custom=architecture.custom)
         rounded = dtype == "bf16" and not (same_bits and trained_in == "bf16")

@@ -39,7 +39,8 @@ def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT
         transformer_layer_spec=gpt_block_spec(
             policy, recipe, config.model.num_layers, config.num_query_groups, phase, rotary
         ),
-        vocab_size=config.model.vocab_size,
+        vocab_size=config.embedding_rows,
+        pieces=config.model.vocab_size,
         max_sequence_length=config.data.sequence_length,
         position_embedding_type="none" if rotary is not None else "learned_absolute",
         share_embeddings_and_output_weights=config.model.tied_embeddings,

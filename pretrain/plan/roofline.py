@@ -105,14 +105,16 @@ def _described(values: dict[str, object], source: str) -> Gpu:
 FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
 
-BYTES_A_LOGIT = {"megatron": 52, "in_place": 6, "chunked": 6}
-"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`; what is done in fp32 a part
-at a time stays in the second-level cache.
+BYTES_A_LOGIT = {"megatron": 52, "in_place": 20, "chunked": 50}
+"""Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels touch it:
+to fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If the second-level
+cache keeps a slice, it is less.
 """
 
-COMPILED, REMADE_LAYER, REMADE_ATTENTION = 42 / 63, 23 / 63, 8 / 63
-"""Shares of the elementwise traffic: of kernels that torch.compile has joined, and of a layer's or its
-attention's forward pass, which `performance.recompute` takes twice.
+COMPILED, REMADE_LAYER, REMADE_ATTENTION = 53 / 63, 23 / 63, 8 / 63
+"""Shares of the elementwise traffic: of kernels that torch.compile has joined (52 to 54 tokens × hidden size
+a layer, in the code that inductor made for an H100), and of a layer's or its attention's forward pass, which
+`performance.recompute` takes twice.
 """
 
 ATTENTION_ONCE = ("none", "query_key")

@@ -64,8 +64,8 @@ def _block(prompts: Prompts, config: Config, context: ParallelContext) -> tuple[
 def likeliest(logits: torch.Tensor, context: ParallelContext) -> torch.Tensor:
     """Return `[rows]` ids of the largest logits, the first of equal ones, from `[rows, vocabulary/tp]`.
 
-    The tensor-parallel ranks exchange two numbers a row, and all have the same answer (collective). Every row
-    of the output layer is a piece of the tokenizer: there is no padding to leave out.
+    The tensor-parallel ranks exchange two numbers a row, and all have the same answer (collective). Rows of
+    the output layer that are no piece of the tokenizer have the logit −∞.
     """
     best, column = logits.double().max(dim=-1)
     if context.tensor_parallel_size == 1:

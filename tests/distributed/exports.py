@@ -9,7 +9,13 @@ PARALLEL = {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_paral
 LEARNED = {"model__position_embedding": "learned"}
 GROUPED = {"model__num_query_groups": 2}
 TWO_RANKS: dict[str, dict[str, Any]] = {
-    "vanilla": {**PARALLEL, **LEARNED, **GROUPED, "attention__variant": "vanilla"},
+    "vanilla": {
+        **PARALLEL,
+        **LEARNED,
+        **GROUPED,
+        "attention__variant": "vanilla",
+        "model__vocab_multiple": 96,  # 576 rows for 512 pieces
+    },
     "hybrid": {
         **PARALLEL,
         "attention__variant": "hybrid",
@@ -53,6 +59,7 @@ ONE_RANK: dict[str, dict[str, Any]] = {
         "attention__adapters": "[logit_scale, core, low_rank]",
         "model__head_dim": 16,
         "model__tied_embeddings": "false",
+        "model__vocab_multiple": 1000,
     },
     "normed": {
         **GROUPED,

@@ -161,6 +161,25 @@ def test_recomputed_activations_are_those_that_were_not_kept(tensor_parallel: in
         )
 
 
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_rows_that_fill_up_the_embedding_change_nothing(tensor_parallel: int) -> None:
+    """576 rows for 512 pieces: the losses and gradient norms of three steps are those of 512 rows."""
+    runs = [
+        overrides(
+            **layout(tensor_parallel, False),
+            model__tied_embeddings=tied,
+            model__vocab_multiple=multiple,
+            performance__cross_entropy=way,
+        )
+        for tied in ("true", "false")
+        for way in ("megatron", "in_place", "chunked")
+        for multiple in (1, 96)
+    ]
+    found = run_ranks(tensor_parallel, f"{WORKER}:engine_losses", {"runs": runs})
+    for plain, filled in zip(found[::2], found[1::2], strict=True):
+        assert len(plain) == 6 and filled == pytest.approx(plain, rel=1e-6)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_cross_entropy_under_zero(stage: int) -> None:
     runs = [

@@ -42,6 +42,7 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
         "parallel__tensor_model_parallel_size": 2,
         "precision__dtype": "bf16",
         "model__tied_embeddings": True,
+        "model__vocab_multiple": 96,
     },
 }
 ONE_RANK: dict[str, dict[str, Any]] = {

@@ -71,7 +71,7 @@ def _swapped_heads(run: Path, out: Path, context: ParallelContext) -> float:
 
     opened = open_trained_run(run)
     tokens = held_out_tokens(opened)
-    own = own_logits(load_model(opened, context), tokens)
+    own = own_logits(load_model(opened, context), tokens, opened.config.model.vocab_size)
     shutil.copytree(out / run.name, out / "swapped")
     file = out / "swapped/model.safetensors"
     weights = load_file(file)

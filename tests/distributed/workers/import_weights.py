@@ -95,7 +95,7 @@ def _difference(root: Path, name: str, variant: str, context: ParallelContext) -
 
     config = load_config(str(root / f"{name}-imported/config.yaml"), [f"attention.variant={variant}"])
     tokens = torch.arange(96).view(2, 48) * 5
-    own = own_logits(build_model(config, context).eval(), tokens)
+    own = own_logits(build_model(config, context).eval(), tokens, config.model.vocab_size)
     theirs = AutoModelForCausalLM.from_pretrained(root / name).eval()
     with torch.no_grad():
         logits = theirs(tokens).logits

@@ -230,3 +230,26 @@ def test_products_are_those_of_the_dense_rows(shape: tuple[int, ...], dtype: tor
         project(strided[..., :hidden_size], factors),
         project(strided[..., :hidden_size].contiguous(), factors),
     )
+
+
+def test_a_compiler_gets_one_operator_that_computes_the_same_bits() -> None:
+    factors = rank_factors(
+        recipe_of(128, 32, 4, 2), 0, split_heads(4, 2, range(2), 0, 1).frozen, torch.float32
+    )
+    generator = torch.Generator().manual_seed(0)
+    x, total = (torch.randn(10, 3, 128, generator=generator) for _ in range(2))
+    grad, graphs = torch.randn(10, 3, 192, generator=generator), []
+
+    def both(total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return project(x, factors), add_input_grad(grad, factors, total)
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    compiled = torch.compile(both, backend=backend, fullgraph=True, dynamic=False)(
+        total.flatten(0, 1).clone()
+    )
+    expected = both(total.flatten(0, 1).clone())
+    assert all(map(torch.equal, compiled, expected))
+    assert [name for name in graphs[0] if "bmm" in name] == []

@@ -189,6 +189,8 @@ LAYER_SCOPE = ("model.head_dim=64", "attention.scope=layer")
             ["model.num_query_groups=3", "tensor_model_parallel_size=2"],
         ),
         (["model.vocab_size=4097"], ["model.vocab_size=4097", "tensor_model_parallel_size=2"]),
+        (["model.vocab_multiple=4097"], ["model.vocab_multiple", "tensor_model_parallel_size=2"]),
+        (["model.vocab_multiple=8192"], ["model.vocab_multiple=8192", "without any of the 4096 pieces"]),
         (["model.ffn_hidden_size=511"], ["model.ffn_hidden_size=511", "tensor_model_parallel_size=2"]),
         (
             ["parallel.sequence_parallel=true", "data.sequence_length=127"],

@@ -1,0 +1,222 @@
+"""What a training step asks of a GPU, counted without one: host waits, copies, types, kernels.
+
+    make gpu-dry                                                 # or: python -m benchmarks.gpu.dry [DESIGN …]
+
+The program's own training step runs on pretended CUDA tensors (`pretended`), `large` cut to two layers, in
+bf16, without dropout, in eager mode. Rank 0 alone runs, and its collectives leave everything as it is. Every
+count has a bound, and one above it is an error: a step has come to ask for more. Where a count has sunk,
+lower its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "gpu-dry"
+KINDS = ("host wait", "copy", "copied MB", "fp32", "fp64", "kernel", "a layer", "mixed", "pageable")
+"""Columns of the table. `host wait` has the one at the end, where the loop reads its numbers; `a layer` is
+kernels of a layer and micro batch; `copy` those of 1 MiB or more; `fp32` results of 2^20 numbers or more.
+"""
+MICRO_BATCHES, SAMPLES = 2, 25
+
+
+@dataclass(frozen=True)
+class Design:
+    """A variant and its layout, and the largest count of each of KINDS."""
+
+    variant: str
+    bounds: tuple[int, ...]
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    stage: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return the overrides of `large`."""
+        return [
+            f"attention.variant={self.variant}",
+            f"deepspeed.config=zero{self.stage}",
+            f"parallel.tensor_model_parallel_size={self.tensor_parallel_size}",
+            f"parallel.sequence_parallel={self.tensor_parallel_size > 1}",
+            f"data.micro_batch_size={SAMPLES}",
+            f"data.global_batch_size={MICRO_BATCHES * SAMPLES * self.data_parallel_size}",
+            "model.dropout=0",
+            "performance.compile=none",
+        ]
+
+
+DESIGNS = {
+    "vanilla": Design("vanilla", (3, 125, 4228, 234, 4, 1123, 45, 0, 0)),
+    "orthogonal": Design("orthogonal", (3, 125, 4082, 234, 4, 1131, 47, 0, 0)),
+    "monarch": Design("monarch", (3, 125, 4082, 234, 4, 1139, 49, 0, 0)),
+    "tp2": Design("orthogonal", (3, 79, 2096, 122, 16, 851, 61, 0, 0), tensor_parallel_size=2),
+    "dp8": Design("orthogonal", (3, 125, 3987, 237, 4, 1138, 48, 0, 0), data_parallel_size=8),
+    "dp8_zero2": Design("orthogonal", (4, 138, 4652, 207, 4, 1107, 48, 0, 0), data_parallel_size=8, stage=2),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Count the designs that are named, or all; return 1 if a bound is passed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.dry", description=__doc__)
+    parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
+    parser.add_argument("--places", action="store_true", help="print where each count but kernels comes from")
+    parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.in_this_process:
+        print("\n" + json.dumps(count(DESIGNS[options.designs[0]])), flush=True)
+        os._exit(0)  # no library may tidy up what was never there
+    passed = []
+    print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
+    for name in options.designs or DESIGNS:
+        command = [sys.executable, "-m", "benchmarks.gpu.dry", name, "--in-this-process"]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+        counts, places = json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
+        print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
+        if options.places:
+            print(*places, sep="\n")
+        for kind, number, bound in zip(KINDS, counts, DESIGNS[name].bounds, strict=True):
+            if number > bound:
+                passed.append(f"{name}: {kind} {number}, at most {bound}")
+    print(*passed, sep="\n", file=sys.stderr)
+    return 1 if passed else 0
+
+
+def count(design: Design) -> tuple[list[int], list[str]]:
+    """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
+    load_guard()
+    from benchmarks.gpu.pretended import PretendedGpu
+
+    with PretendedGpu() as gpu:
+        context = _pretend_ranks(design)
+        _put_in_place(gpu)
+        kernels = []
+        for layers in (1, 2):
+            _run_steps(gpu, context, design, layers)
+            kernels.append(gpu.costs.total("kernel"))
+    a_layer = (kernels[1] - kernels[0]) / MICRO_BATCHES
+    counts = [round(a_layer if kind == "a layer" else gpu.costs.total(kind)) for kind in KINDS]
+    found = sorted(gpu.costs.found.items())
+    return counts, [f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"]
+
+
+def load_guard() -> None:
+    """Compile the device guard and load it; torch looks for devices once, when it is imported."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None and "torch" not in sys.modules
+    folder, library = Path(spec.origin).parent, BUILD / f"cuda_guard-{os.getpid()}.so"
+    includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
+    BUILD.mkdir(parents=True, exist_ok=True)
+    source = str(Path(__file__).with_name("cuda_guard.cpp"))
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", source, *includes, "-o", str(library)]
+    subprocess.run(command, check=True)
+    for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+    library.unlink()
+
+
+def _pretend_ranks(design: Design) -> Any:
+    """Return the context of rank 0 beside ranks that are not there; DeepSpeed gets the pretended device."""
+    os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    import deepspeed.accelerator.real_accelerator as accelerators
+    import torch.distributed as dist
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.ranks.environment import LaunchEnvironment
+    from pretrain.ranks.groups import initialize_distributed
+
+    silence_expected_warnings()
+    accelerators.ds_accelerator = CUDA_Accelerator()
+    dist.init_process_group("fake", rank=0, world_size=design.world_size, store=FakeStore())
+    launch = LaunchEnvironment(0, 0, design.world_size)
+    return initialize_distributed(launch, design.tensor_parallel_size, timeout_seconds=600)
+
+
+def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
+    """Run two steps; what the second took is then in `gpu.costs`."""
+    import torch
+
+    from pretrain.config.load import load_config
+    from pretrain.runs.position import Position
+    from pretrain.training import loop
+    from pretrain.training.phase_engine import PhasedEngine
+
+    config = load_config("large", [f"model.num_layers={layers}", *design.overrides])
+    phased = PhasedEngine(config, context)
+    shape = (MICRO_BATCHES, SAMPLES, config.data.sequence_length + 1)
+    run: Any = SimpleNamespace(
+        config=config,
+        context=context,
+        phased=phased,
+        engine=phased.engine,
+        watch=SimpleNamespace(at=lambda what: None),
+        data=SimpleNamespace(boundary=None),
+        has_error=lambda: False,
+        batches=SimpleNamespace(
+            at=lambda first: torch.zeros(shape, dtype=torch.int64).pin_memory(), read=lambda first: None
+        ),
+    )
+    signals: Any = SimpleNamespace(stop=False, continue_later=False)
+    for _ in range(2):
+        gpu.costs.found.clear()
+        loop.train_step(run, Position(), signals)
+
+
+def _put_in_place(gpu: Any) -> None:
+    """Build models with contents, which initialisation needs, and move them; ask nothing of other ranks.
+
+    Attention is torch's flash kernel, as on a GPU: there torch chooses by the card.
+    """
+    import torch
+    from megatron.core.tensor_parallel import random
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    from megatron_patches.attention import scores
+    from pretrain.model.build import build_model
+    from pretrain.training import engine, phase_engine
+
+    def build(config: Any, context: Any, phase: int) -> Any:
+        model: Any
+        with _disable_current_modes(), patch.object(torch.cuda, "current_device", lambda: "cpu"):
+            model = build_model(config, replace(context, device=torch.device("cpu")), phase)
+        gpu.move(model)
+        model.to = model.bfloat16 = lambda *device: model  # DeepSpeed's engine asks for what is done
+        return model
+
+    def flash(query: Any, key: Any, value: Any, dropout_p: float, scale: float, **settings: Any) -> Any:
+        assert settings["is_causal"] and query.dtype == torch.bfloat16
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention
+        return kernel(query, key, value, dropout_p, True, scale=scale)[0]
+
+    replaced: Any = phase_engine
+    replaced.build_model, replaced.choose_structured_products = build, lambda *asked: None
+    replaced = engine
+    replaced.audit = lambda *held: {}
+    replaced = random
+    replaced._get_cuda_rng_state = lambda **asked: torch.cuda.get_rng_state()
+    replaced._set_cuda_rng_state = lambda state, **asked: None
+    replaced = scores
+    replaced.scaled_dot_product_attention = flash
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""A GPU that is not there: CUDA tensors without contents, and a count of what a GPU would have to do.
+
+torch's FakeTensorMode runs a program on shapes and types alone. On a torch built for the CPU it needs a
+device guard for CUDA, which `dry` loads, and stand-ins for what torch.cuda offers as Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+LARGE = 2**20
+"""Bytes from which on a copy counts, and numbers from which on a result in fp32 does."""
+LARGE_FP64 = 1000
+COPIES = ("_to_copy", "copy_", "clone", "cat")
+READS = ("_local_scalar_dense", "nonzero", "equal")
+NO_KERNEL = {
+    *("view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "split"),
+    *("split_with_sizes", "detach", "alias", "_unsafe_view", "as_strided", "narrow", "unbind", "unfold"),
+    *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_reshape_alias"),
+    *("lift_fresh", "is_pinned", "record_stream"),
+}
+
+
+class Costs(TorchDispatchMode):
+    """Counts by kind and place; the kinds are `dry.KINDS` but for `a layer`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[tuple[str, str]] = Counter()
+        self.pinned: dict[int, Any] = {}
+
+    def add(self, kind: str, what: str, times: float = 1) -> None:
+        """Count something that was asked for at the innermost place outside torch."""
+        self.found[kind, f"{what} at {_place()}"] += times  # type: ignore[assignment]
+
+    def total(self, kind: str) -> float:
+        """Return the count of one kind over all places."""
+        return sum(count for (own, _), count in self.found.items() if own == kind)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if name in READS and isinstance(inputs[0], FakeTensor):
+            if inputs[0].is_cuda:
+                self.add("host wait", name)
+            # On the GPU flags are of trouble, and on the CPU of states of generators, which are as they were.
+            return not inputs[0].is_cuda if inputs[0].dtype == torch.bool else 1.0
+        result = func(*args, **kwargs)
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if (
+            func.namespace != "prim"
+            and name not in NO_KERNEL
+            and any(tensor.is_cuda for tensor in inputs + results)
+        ):
+            self._count(name, inputs, results, args, kwargs)
+        return result
+
+    def _count(
+        self, name: str, inputs: list[torch.Tensor], results: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> None:
+        self.add("kernel", name)
+        devices = {tensor.device.type for tensor in inputs + results}
+        if name in COPIES and len(devices) > 1:
+            source = inputs[-1]
+            if not (kwargs.get("non_blocking") or True in args[2:]):
+                self.add("host wait", f"{name} from the {source.device.type}")
+            elif source.device.type == "cpu" and source.untyped_storage()._cdata not in self.pinned:
+                self.add("pageable", f"{name} of {tuple(source.shape)}")
+        elif len({tensor.device for tensor in inputs if tensor.dim()}) > 1:
+            self.add("mixed", name)
+        moved = sum(tensor.nbytes for tensor in results)
+        if name in COPIES and moved >= LARGE:
+            types = f"{inputs[-1].dtype} to {results[0].dtype}".replace("torch.", "")
+            self.add("copy", f"{name} of {tuple(results[0].shape)}, {types}")
+            self.add("copied MB", name, moved / 1e6)
+        for tensor in results:
+            if tensor.dtype == torch.float64 and tensor.numel() >= LARGE_FP64:
+                self.add("fp64", f"{name} {tuple(tensor.shape)}")
+            if tensor.dtype == torch.float32 and tensor.numel() >= LARGE:
+                self.add("fp32", f"{name} {tuple(tensor.shape)}")
+
+
+class PretendedGpu(contextlib.ExitStack):
+    """A context in which CUDA is there, in pretence; it stays for the rest of the process.
+
+    Attributes:
+        costs: what has been asked of it since the last `costs.found.clear()`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.costs = Costs()
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # torch.tensor(…, device="cuda") is then a tensor of the CPU and a copy, which can be counted.
+        type(self.fake).avoid_device_init = property(lambda self: True)  # type: ignore[misc, assignment]
+        torch.autograd.set_multithreading_enabled(False)
+        _stand_in(self.costs)
+
+    def __enter__(self) -> PretendedGpu:
+        self.enter_context(self.fake)
+        self.enter_context(self.costs)
+        return self
+
+    def move(self, model: torch.nn.Module) -> None:
+        """Replace all tensors of a model on the CPU by pretended ones, a tied weight by one."""
+        moved: dict[int, torch.Tensor] = {}
+
+        def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in moved:
+                with self.fake:
+                    made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+                    if isinstance(tensor, torch.nn.Parameter):
+                        made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+                made.__dict__.update(vars(tensor))
+                moved[id(tensor)] = made
+            return moved[id(tensor)]
+
+        for module in model.modules():
+            for store in (module._parameters, module._buffers):
+                for name, tensor in store.items():
+                    store[name] = None if tensor is None else on_gpu(tensor)  # type: ignore[assignment]
+
+
+def _stand_in(costs: Costs) -> None:
+    """Put stand-ins into torch.cuda, of which those that wait are counted."""
+
+    class Event:
+        def __init__(self, *args: Any, **settings: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args: None
+
+        def elapsed_time(self, other: Any) -> float:
+            return 1.0
+
+        def synchronize(self) -> None:
+            costs.add("host wait", "synchronize")
+
+    class Stream(Event):
+        device = torch.device("cuda", 0)
+
+        def __enter__(self) -> Stream:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+    def pinned(tensor: torch.Tensor, *device: Any) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        costs.pinned[storage._cdata] = storage
+        return tensor
+
+    def as_list(tensor: torch.Tensor) -> list[float]:
+        costs.add("host wait", "tolist")
+        return [1.0, 1.0][: tensor.numel()] + [0.0] * (tensor.numel() - 2)  # an update, its norm, no signals
+
+    state, card = (
+        torch.get_rng_state(),
+        SimpleNamespace(major=9, minor=0, total_memory=85e9, name="pretended"),
+    )
+    generator = SimpleNamespace(get_state=lambda: state, set_state=lambda state: None)
+    answers = {
+        **{"is_available": True, "is_initialized": True, "is_bf16_supported": True, "device_count": 1},
+        **{"current_device": 0, "get_device_capability": (9, 0), "get_device_properties": card},
+        **{"get_device_name": "pretended", "get_rng_state": state, "memory_allocated": 0},
+        **{"max_memory_allocated": 0, "memory_reserved": 0, "mem_get_info": (85e9, 85e9), "memory_stats": {}},
+        **dict.fromkeys(("init", "_lazy_init", "set_device", "empty_cache", "manual_seed", "set_rng_state")),
+        **dict.fromkeys(("manual_seed_all", "reset_peak_memory_stats")),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *args, answer=answer, **settings: answer)
+    cuda: Any = torch.cuda
+    cuda.Event, cuda.Stream, cuda.default_generators = Event, Stream, (generator,)
+    cuda.current_stream = cuda.default_stream = lambda *device: Stream()
+    cuda.stream = lambda stream: contextlib.nullcontext()
+    cuda.synchronize = lambda *device: costs.add("host wait", "synchronize")
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *message: None
+    fake: Any = FakeTensor
+    fake.tolist = as_list
+    tensor: Any = torch.Tensor
+    tensor.pin_memory, tensor.record_stream = pinned, lambda tensor, stream: None
+
+
+def _place() -> str:
+    """Name the innermost line outside torch and this file, as `file:line`."""
+    for frame in reversed(traceback.extract_stack(limit=40)):
+        if "/torch/" not in frame.filename and frame.filename != __file__:
+            return (
+                f"{frame.filename.split('site-packages/')[-1].removeprefix(f'{Path.cwd()}/')}:{frame.lineno}"
+            )
+    return sys.argv[0]

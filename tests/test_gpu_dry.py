@@ -1,0 +1,26 @@
+"""What a training step asks of a GPU, counted without one: within the bounds of `make gpu-dry`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from shutil import which
+
+import pytest
+
+from benchmarks.gpu.dry import DESIGNS, ROOT
+
+QUICK = ("orthogonal", "tp2")
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler")
+@pytest.mark.parametrize(
+    "design", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in DESIGNS]
+)
+def test_a_step_asks_for_no_more_than_it_did(design: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.dry", design]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"| {design} | {DESIGNS[design].bounds[0]} |" in done.stdout
