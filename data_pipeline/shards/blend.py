@@ -129,6 +129,15 @@ class Blend:
             for source, manifests in self._held_out().items()
         }
 
+    def validation_bytes(self) -> int:
+        """Return the bytes of the held-out text, over all sources."""
+        return sum(
+            shard.text_bytes
+            for source, manifests in self._held_out().items()
+            for manifest in manifests
+            for shard in manifest.shards_of("validation", source)
+        )
+
     def train_tokens(self) -> int:
         """Return the number of training tokens that there are, over all parts."""
         return sum(part.manifest.tokens("train", part.source) for part in self.parts)

@@ -54,5 +54,6 @@ def data_facts(config: Config, data: RunData) -> dict[str, Any]:
         "parts": parts,
         "train_tokens": blend.train_tokens(),
         "validation_tokens": blend.validation_tokens(),
+        "validation_bytes": blend.validation_bytes(),
         "unigram_perplexity": blend.unigram_perplexity(),
     }
