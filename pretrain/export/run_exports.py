@@ -45,6 +45,7 @@ def exported(path: Path, step: int | None = None) -> Path:
     _remove_outdated(run)
     out = run.exports / checkpoint.name
     if not out.is_dir():
+        print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
         export_on_cpu(path, out, step, None)
     return out
 
@@ -63,6 +64,7 @@ def exported_apart(path: Path, step: int | None = None) -> Path:
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
     """Call `export_run` in one process without a GPU, wherever the run was trained."""
+    RunDirectory(run).require_run()  # before imports that take seconds
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
