@@ -139,7 +139,7 @@ def _files(
             "parts": [],
             "train_tokens": 400_000,
             "validation_tokens": {"prose": 6000, "topics": 2000},
-            "validation_bytes": 24_000,
+            "validation_bytes": {"prose": 24_000, "topics": 7000},
             "unigram_perplexity": 200.0,
         },
         "audit": {"zero_stage": 1, "frozen_in_zero": 0, "totals": dict(totals), "ranks": []},

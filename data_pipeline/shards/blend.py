@@ -129,14 +129,12 @@ class Blend:
             for source, manifests in self._held_out().items()
         }
 
-    def validation_bytes(self) -> int:
-        """Return the bytes of the held-out text, over all sources."""
-        return sum(
-            shard.text_bytes
+    def validation_bytes(self) -> dict[str, int]:
+        """Return the bytes of held-out text of every source."""
+        return {
+            source: sum(s.text_bytes for m in manifests for s in m.shards_of("validation", source))
             for source, manifests in self._held_out().items()
-            for manifest in manifests
-            for shard in manifest.shards_of("validation", source)
-        )
+        }
 
     def train_tokens(self) -> int:
         """Return the number of training tokens that there are, over all parts."""
@@ -296,7 +294,10 @@ def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> 
         DataError: there are no held-out tokens.
     """
     if not held_out.sum():
-        raise DataError(f"{where} has no held-out tokens; tokenise with --validation-fraction above 0")
+        raise DataError(
+            f"{where} has no held-out tokens; tokenise with --validation-fraction above 0, a larger one "
+            "where there are few documents"
+        )
     log_probability = np.log((train + 1) / (train.sum() + len(train)))
     return math.exp(-float(held_out @ log_probability) / float(held_out.sum()))
 

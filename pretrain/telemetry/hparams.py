@@ -81,5 +81,5 @@ def _steady_median(curves: RunCurves, metric: tags.Metric) -> float:
 
 def _bits_per_byte(loss: float, data: Mapping[str, Any]) -> float:
     """Return validation loss x held-out tokens / held-out bytes, in bits; NaN for older data.json."""
-    size = data.get("validation_bytes")
+    size = sum(data.get("validation_bytes", {}).values())
     return loss * sum(data["validation_tokens"].values()) / size / math.log(2) if size else math.nan
