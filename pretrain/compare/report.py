@@ -210,7 +210,7 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         "Memory is what the live engine held, summed over ranks. By formula: with T trainable and F frozen "
         "parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: T w), frozen bank "
         "F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, checkpoint "
-        "T (w + 12) (ZeRO-3: 12 T).",
+        "12 T.",
     ]
 
 
