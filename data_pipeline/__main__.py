@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print(
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
+        "`source .venv/bin/activate`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 from data_pipeline.errors import DataError
 from data_pipeline.options import (

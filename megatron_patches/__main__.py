@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print(
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
+        "`source .venv/bin/activate`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 from megatron_patches.bank.orthonormal import CONSTRUCTIONS, ROLES, SCOPES, BankRecipe
 from megatron_patches.errors import MethodError

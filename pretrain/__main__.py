@@ -9,7 +9,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError:
+    print(
+        f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
+        "`source .venv/bin/activate`",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 from pretrain.checkpoint.verb import checkpoint
 from pretrain.config.arguments import ConfigArgument, OverridesArgument
@@ -19,7 +27,7 @@ from pretrain.evaluation.verbs import evaluate
 from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
-from pretrain.ranks.environment import speaks_for_all
+from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.sweep.verb import sweep
 
@@ -90,13 +98,15 @@ def train(
     if local_ranks:
         _train_on_local_ranks(config, overrides or [], local_ranks)
     signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
+    from pretrain.config.load import load_config
+    from pretrain.data.inputs import check_inputs
+
+    loaded = load_config(config, overrides or [])
+    check_inputs(loaded, LaunchEnvironment.read().world_size)  # quick; the imports below take seconds
+    ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()
-    from pretrain.config.load import load_config
-
-    loaded = load_config(config, overrides or [])
-    ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
     from pretrain.export.run_exports import check_can_export, export_at_end
     from pretrain.training.loop import train as run_training
 
@@ -151,9 +161,9 @@ def compare(
 
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.report import print_comparison, write_comparison
-    from pretrain.runs.finished import holds_no_run
+    from pretrain.runs.finished import leave_out_others
 
-    directories = [run for run in runs if not holds_no_run(run)] or runs
+    directories, left_out = leave_out_others(runs)
     comparison = compare_runs(directories, baseline, subject or [], match.value)
     command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
     command += [("--baseline", baseline), ("--out", str(out))]
@@ -161,9 +171,8 @@ def compare(
     command += [("--match", match.value)] if match != Match.TOKENS else []
     write_comparison(comparison, out, command)
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
-    if len(directories) < len(runs):
-        others = ", ".join(str(run) for run in runs if run not in directories)
-        typer.echo(f"left out, for there is no run in it: {others}")
+    if left_out:
+        typer.echo(left_out)
     typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
 
 
@@ -215,6 +224,7 @@ def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoRe
     check_inputs(loaded, ranks)
     ask_for(loaded.run.device)
     use_cuda()
+    typer.echo(f"{loaded.run_path}: starting {ranks} ranks; their imports take a while")
     command = [sys.executable, "-m", "pretrain", "train", config, *overrides]
     sys.exit(launch_local_ranks(command, ranks))
 

@@ -328,7 +328,10 @@ def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> 
         DataError: there are no held-out tokens.
     """
     if not held_out.sum():
-        raise DataError(f"{where} has no held-out tokens; tokenise with --validation-fraction above 0")
+        raise DataError(
+            f"{where} has no held-out tokens; tokenise with --validation-fraction above 0, a larger one "
+            "where there are few documents"
+        )
     log_probability = np.log((train + 1) / (train.sum() + len(train)))
     return math.exp(-float(held_out @ log_probability) / float(held_out.sum()))
 

@@ -204,8 +204,10 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
+        seen_from = "" if directory.is_absolute() else f" (seen from {Path.cwd()})"
         raise DataError(
-            f"data directory {directory} does not exist; make it with `python -m data_pipeline tokenize`"
+            f"data directory {directory} does not exist{seen_from}; make it with "
+            "`python -m data_pipeline tokenize`"
         )
     if not path.exists():
         raise DataError(

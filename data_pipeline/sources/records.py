@@ -1,8 +1,9 @@
 """Readers of documents from input files, and of the lines that are none.
 
 Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
-object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (the whole file is
-one document). The default keys are SlimPajama's: `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
+object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (one document; a
+long text is cut into several at blank lines). The default keys are SlimPajama's:
+`{"text": ..., "meta": {"redpajama_set_name": ...}}`.
 
 A line that is no usable record does not stop the reading: a `Reject` takes its place. Damage of the file
 itself is a `Reject` too, with `lost` set.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +30,9 @@ from data_pipeline.sources.discovery import Piece, RecordKeys
 
 # From here on a document is worth a note: it may be a whole log file or a data dump.
 LONG_BYTES = 10_000_000
+# A .txt of more characters, such as a novel, is cut at blank lines into documents of at most so many.
+TEXT_CHARACTERS = 1 << 14
+_BLANK_LINES = re.compile(r"\r?\n(?:[ \t\r]*\n)+")
 _PARQUET_ROWS = 512
 # Reasons that concern a file and not a line.
 LOST = ("truncated", "damaged")
@@ -158,7 +163,9 @@ class RecordReader:
             return
         self.lines = 1
         try:
-            yield from self._checked_text(content.decode(), self._keys.default_source)
+            for number, text in enumerate(cut_at_blank_lines(content.decode()), start=1):
+                self.lines = number
+                yield from self._checked_text(text, self._keys.default_source)
         except UnicodeDecodeError as error:
             yield Reject(1, "invalid_utf8", f"byte {error.start} of the file is not valid UTF-8")
 
@@ -232,6 +239,21 @@ class RecordReader:
         if not (oddities := _oddities(text)):
             return [document]
         return [*(Reject(self.lines, *oddity, kept=True) for oddity in oddities), document]
+
+
+def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]:
+    """Yield parts of at most `limit` characters, as long as can be, without the blank lines between them.
+
+    Lines that no blank line parts stay together, however many characters they have.
+    """
+    start, before = 0, (0, 0)  # of the part that grows, and the blank lines that were found last
+    for gap in [*(match.span() for match in _BLANK_LINES.finditer(text)), (len(text), len(text))]:
+        if gap[0] - start > limit and before[0] > start:
+            yield text[start : before[0]]
+            start = before[1]
+        before = gap
+    if start == 0 or start < len(text):
+        yield text[start:]
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:

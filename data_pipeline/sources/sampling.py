@@ -41,6 +41,13 @@ class LowestNumbers:
             self._numbers.discard(-dropped)
             self._bytes -= len(text)
 
+    def pop_largest(self) -> str:
+        """Remove the text with the largest number and return it."""
+        number, text, _ = heapq.heappop(self._heap)
+        self._numbers.discard(-number)
+        self._bytes -= len(text)
+        return text.decode()
+
     def texts(self) -> list[str]:
         """Return the texts in the order of their numbers."""
         return [text.decode() for _, text, _ in sorted(self._heap, reverse=True)]

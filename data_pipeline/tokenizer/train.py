@@ -150,7 +150,8 @@ def _sample(
 ) -> tuple[LowestNumbers, list[str]]:
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
-    One document in fifty is held out: the training never sees it, and up to some MB of them are the check.
+    One document in fifty is held out: the training never sees it, and up to some MB of them are the check. Of
+    so few documents that the hash holds none out, one is.
     """
     training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
     others: set[str] = set()
@@ -163,6 +164,8 @@ def _sample(
             aside = sample_number(text, settings.seed, b"held-out") * _HELD_OUT_ONE_IN < 1
             number = sample_number(text, settings.seed)
             (held_out if aside else training).add(number, text, document.source)
+    if not held_out.texts() and len(training.texts()) > 1:
+        return training, [training.pop_largest()]
     if not held_out.texts() or not training.texts():
         left_out = f"; left out are documents of {', '.join(sorted(others))}" if others else ""
         raise DataError(

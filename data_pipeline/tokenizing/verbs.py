@@ -241,6 +241,8 @@ def _show(manifest: Manifest) -> None:
     held_out = manifest.tokens("validation")
     test = f", {manifest.tokens('test'):,} test" if manifest.tokens("test") else ""
     typer.echo(f"  {manifest.tokens('train'):,} training{test} and {held_out:,} validation tokens")
+    if not held_out and manifest.tokens("train"):
+        typer.echo("  no document was held out: with few documents give a larger --validation-fraction")
     for title, counts in (
         ("left out (see rejects.jsonl)", manifest.rejects),
         ("kept, but unusual (see rejects.jsonl)", manifest.unusual),

@@ -87,6 +87,11 @@ def accept_identity(
         if saved.keys.get(key) != live["keys"][key]
     ]
     changes += data_changes(saved.data, live["data"])
+    if saved.data["tokenizer"] != live["data"]["tokenizer"]:
+        raise UserError(
+            f"checkpoint {checkpoint} was trained on ids of another tokenizer, which mean other text here; "
+            "restore the shards, or choose another run.name to start afresh"
+        )
     if changes and not allow_data_change:
         raise UserError(
             f"checkpoint {checkpoint} was trained on other data: {'; '.join(changes)}; restore the shards "

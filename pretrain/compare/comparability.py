@@ -64,6 +64,8 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
             continue
         names.append(name)
         ours, theirs = setting_text(value), setting_text(facts[other][name])
+        if name == "data.fingerprint":
+            ours, theirs = f"{ours[:8]}…", f"{theirs[:8]}…"
         differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
     if differences:
         options = " ".join(f"--subject {name}" for name in names)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretrain.reporting.statistics import Spread, spread
-from pretrain.runs.curves import Floats, RunCurves
+from pretrain.runs.curves import WARM_UP, Floats, RunCurves
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import GRADIENT_NORM, LOSS, LOSS_VARIANCE
 
@@ -22,8 +22,6 @@ SMOOTHING = 0.05
 """A smoothed loss is the mean over this share of a run's records, up to and with its own."""
 TAIL = 0.25
 """Loss variance is taken over this last share of the records."""
-WARM_UP = 0.1
-"""This first share of the steps counts as start-up for speeds and, at least, for gradient norms."""
 SPIKE_FACTOR = 2.0
 SPIKE_WINDOW = 50
 SPIKE_HISTORY = 10

@@ -7,8 +7,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from pretrain.compare.convergence import WARM_UP
-from pretrain.runs.curves import Floats
+from pretrain.runs.curves import WARM_UP, Floats
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes
 from pretrain.runs.tags import DEVICE_BYTES, HFU, HOST_BYTES, MFU, STEP_SECONDS, TOKENS_PER_SECOND, Metric
 

@@ -45,7 +45,7 @@ def loss_figure(comparison: Comparison) -> Figure | None:
     with_gap = any(not variant.is_baseline for variant in comparison.variants)
     # Different shapes end at different losses, so each column of a subject has axes of its own.
     figure = Figure(figsize=(max(WIDTH, 3.6 * len(strata)), 6.4 if with_gap else 4.0), layout="constrained")
-    banded = len(labels) <= _MOST_BANDS + 1
+    banded = len(labels) <= _MOST_BANDS + 1 and any(len(group.runs) > 1 for group in groups)
     axes = figure.subplots(
         1 + with_gap, len(strata), squeeze=False, sharex="col", height_ratios=(3, 2) if with_gap else (1,)
     )

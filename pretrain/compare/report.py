@@ -37,6 +37,7 @@ from pretrain.compare.tables import (
 )
 from pretrain.compare.trend import trend_sentences, trend_table
 from pretrain.reporting.text import share
+from pretrain.runs.curves import WARM_UP
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, LEVEL
@@ -245,13 +246,13 @@ def definitions(comparisons: int, trends: int = 0) -> list[str]:
         f"above {convergence.SPIKE_FACTOR:g} times the median of the {convergence.SPIKE_WINDOW} records "
         "before it.",
         "Step time and tokens/s: median [quartiles] over the steps of all runs after each run's first "
-        f"{share(convergence.WARM_UP)}. By formula, a step would take time in proportion to its executed "
+        f"{share(WARM_UP)}. By formula, a step would take time in proportion to its executed "
         "FLOPs. Runs made one after the other share a machine with different company: "
         "benchmarks/step/measure.py measures a ratio side by side.",
         "Memory is what the live engine held, summed over ranks. By formula: with T trainable and F frozen "
         "parameters, w bytes a weight and D data-parallel replicas, weights T w D (ZeRO-3: T w), frozen bank "
         "F w D, gradients T g D (ZeRO-2 and 3: T g), optimizer state 12 T, checkpoint "
-        "T (w + 12) (ZeRO-3: 12 T).",
+        "12 T.",
     ]
 
 

@@ -9,8 +9,7 @@ gradient, on D data-parallel replicas:
     gradients          T g D           under ZeRO-2 and 3 T g
     optimizer state    T 12            two moments and a master weight in fp32; at stage 0 once on each
                                        replica, and without the master weight if weights are fp32
-    checkpoint         T (w + 12)      the frozen bank is not in it; under ZeRO-3 T 12, for there the weights
-                                       are kept only as master weights
+    checkpoint         T 12            two moments and the fp32 weights; the frozen bank is not in it
 
 Each tensor-parallel rank has its own copy of the parameters that tensor parallelism does not split (norms,
 learned positions, the shared half of the low_rank adapter): T counts those once per rank. Not counted: ZeRO's

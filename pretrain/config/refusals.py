@@ -48,7 +48,8 @@ def check_layout(config: Config, world_size: int) -> None:
     if world_size < size:
         raise UserError(
             f"too few ranks: parallel.tensor_model_parallel_size={size} needs at least {size} processes, "
-            f"but there {'is' if world_size == 1 else 'are'} {world_size}"
+            f"but there {'is' if world_size == 1 else 'are'} {world_size}; start that many with "
+            f"torchrun or srun, or here with --local-ranks {size}"
         )
     if world_size % size:
         raise UserError(

@@ -396,7 +396,7 @@ class TelemetrySection(Section):
     every: Int = setting(1, "Steps between records.", EFFECTIVE, ge=1)
     tensorboard: bool = setting(True, "Write TensorBoard event files beside metrics.jsonl.", EFFECTIVE)
     wandb: bool = setting(
-        False, "Send the same numbers to Weights & Biases (pip install 'ora-pretrain[wandb]').", EFFECTIVE
+        False, "Send the same numbers to Weights & Biases (pip install '.[wandb]').", EFFECTIVE
     )
     variance_window: Int = setting(
         100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2

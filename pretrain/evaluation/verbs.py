@@ -74,10 +74,14 @@ def tasks(
 
     from pretrain.evaluation.tasks.models import read_models
     from pretrain.ranks.devices import use_cuda
+    from pretrain.runs.finished import leave_out_others
     from pretrain.study.report import finish
     from pretrain.study.seeds import group_runs
 
-    models = read_models(runs, step)
+    kept, left_out = leave_out_others(runs, models=True)
+    if left_out:
+        typer.echo(left_out, err=True)
+    models = read_models(kept, step)
     groups = group_runs(models, baseline)
     from pretrain.evaluation.tasks.harness import load_tasks, require_harness
     from pretrain.evaluation.tasks.report import TaskReport
@@ -208,17 +212,21 @@ def _ascending(option: str, text: str) -> tuple[int, ...]:
 
 def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
     """Read finished runs and refuse those of different data, before any model is loaded."""
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.runs.finished import leave_out_others, read_finished_run
 
-    silence_expected_warnings()
-    from pretrain.runs.finished import read_finished_run
-
+    paths, left_out = leave_out_others(paths)
     runs = [read_finished_run(path) for path in paths]
     if len({run.data_fingerprint for run in runs}) > 1:
         raise UserError(
             "these runs were trained on different data, so they have no held-out text in common; "
             "evaluate runs of one data set together"
         )
+    if left_out:
+        typer.echo(left_out, err=True)
+    typer.echo(f"measuring {len(runs)} runs, one after the other; the imports take a while", err=True)
+    from megatron_patches.engine.compat import silence_expected_warnings
+
+    silence_expected_warnings()
     return runs
 
 

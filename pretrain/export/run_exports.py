@@ -64,6 +64,7 @@ def exported(path: Path, step: int | None = None) -> Path:
             with refusing(f"write {run.exports}"):
                 stack.enter_context(lease)
         if not out.is_dir():  # unless another command has made it while this one waited
+            print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
             export_on_cpu(path, out, step_of(checkpoint), None)
     return out
 
@@ -82,6 +83,7 @@ def exported_apart(path: Path, step: int | None = None) -> Path:
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
     """Call `export_run` in one process without a GPU, wherever the run was trained."""
+    RunDirectory(run).require_run()  # before imports that take seconds
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()

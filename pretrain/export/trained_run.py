@@ -74,10 +74,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
         DataError: the shards that config.yaml names are missing.
     """
     run = RunDirectory(path)
-    if not run.config.is_file():
-        raise UserError(
-            f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
-        )
+    run.require_run()
     checkpoint = find_checkpoint(run, step)
     verify(checkpoint, by_hash=True)
     about = read_about(checkpoint)

@@ -144,6 +144,7 @@ def sample(
 
     require_transformers("sample")
     directory = exported(path, step)
+    typer.echo(f"loading {directory}", err=True)
     from pretrain.export.sampling import Sampler, Sampling
 
     sampler = Sampler(directory, trust_code or directory != path)

@@ -15,6 +15,8 @@ from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import METRICS, Metric
 
 Floats = NDArray[np.float64]
+WARM_UP = 0.1
+"""This first share of a run's steps counts as start-up for speeds and, at least, for gradient norms."""
 
 
 @dataclass(frozen=True, eq=False)

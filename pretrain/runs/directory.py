@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import TEMPORARY_SUFFIX, replace_file
+from pretrain.errors import UserError
 
 RUNNING = "running"
 CONTINUE = "continue"
@@ -67,6 +68,14 @@ class RunDirectory:
         self.state_file = path / "state"
         self.summary = path / "summary.json"
         self.exports = path / "exports"  # under the checkpoints' names
+
+    def require_run(self) -> None:
+        """Raise UserError where there is no run."""
+        if not self.config.is_file():
+            raise UserError(
+                f"{self.path} is not a run directory: it has no {self.config.name}; give the directory of "
+                "a run"
+            )
 
     def state(self) -> str | None:
         """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""

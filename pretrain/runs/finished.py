@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,7 @@ class FinishedRun:
 def read_finished_run(path: Path) -> FinishedRun:
     """Read the run in `path`; UserError names what is missing or that the run has not finished."""
     run = RunDirectory(path)
-    if not run.config.is_file():
-        raise UserError(
-            f"{path} is not a run directory: it has no {run.config.name}; give the directory of a run"
-        )
+    run.require_run()
     config = _Document(run.config)
     name = str(config.get("run", "name"))
     _require_finished(run, name)
@@ -147,6 +144,22 @@ def holds_no_run(path: Path) -> bool:
     return path.exists() and not any(
         part.exists() for part in (run.config, run.state_file, run.metrics, run.checkpoints)
     )
+
+
+def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[Path], str]:
+    """Return the paths without those that hold no run, and a line that names these, or "".
+
+    Where none holds a run, all are returned, for the reader to refuse the first.
+
+    Args:
+        models: keep directories of transformers too.
+    """
+    others = [path for path in paths if holds_no_run(path)]
+    others = [path for path in others if not (models and (path / "config.json").is_file())]
+    if not others or len(others) == len(paths):
+        return list(paths), ""
+    named = ", ".join(map(str, others))
+    return [path for path in paths if path not in others], f"left out, for there is no run in it: {named}"
 
 
 def newest_checkpoint_bytes(run_path: Path) -> int:

@@ -253,8 +253,8 @@ HOST_BYTES = Metric(
 
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
 METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))
-RESULTS = (PERPLEXITY, VALIDATION_LOSS, LOSS, TOKENS_PER_SECOND)
-"""Results of a finished run, in the order of TensorBoard's HPARAMS page."""
+SUMMARY = "summary/{}"
+"""Tags of the numbers that only a finished run has, for TensorBoard's HPARAMS page (`telemetry.hparams`)."""
 
 
 def metric_of(tag: str) -> Metric:

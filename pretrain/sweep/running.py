@@ -27,13 +27,17 @@ from pretrain.ranks.environment import without_rank
 from pretrain.ranks.launch import prepare_child
 from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.runs.metrics_file import last_record
 from pretrain.sweep.plan import PlannedRun
 
 POLL_SECONDS = 0.1
+SECONDS_BETWEEN_LINES = 60.0
+"""Between two reports of what is running."""
 LAST_BYTES = 1 << 16
 
-Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started"]
-"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved."""
+Ending = Literal["finished", "finished before", "failed", "stopped", "busy", "not started", "running"]
+"""busy: another sweep is running it. stopped: a signal came, and what was trained is saved. running: no end
+yet; such an outcome is only reported."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def run_sweep(
     """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
 
     A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended. `report` is
-    told of every run when it starts (with None) and when it has ended.
+    told of every run when it starts (with None), once a minute while it runs, and when it has ended.
 
     Raises:
         UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
@@ -115,6 +119,7 @@ def run_sweep(
     }
     waiting = deque(run for run in runs if run.standing != "finished")
     active: dict[int, _Job] = {}
+    told = time.monotonic()
     while active or (waiting and not signals.received):
         while len(active) < jobs and not signals.received:
             if (run := next_run(waiting, [job.run for job in active.values()])) is None:
@@ -133,6 +138,10 @@ def run_sweep(
             job = active.pop(slot)
             outcomes[job.run.name] = _outcome(job, signals)
             report(job.run, outcomes[job.run.name])
+        if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
+            told = time.monotonic()
+            for job in active.values():
+                report(job.run, Outcome(job.run, "running", told - job.started, _last_step(job.run)))
         time.sleep(POLL_SECONDS)
     return [outcomes[run.name] for run in runs]
 
@@ -190,6 +199,15 @@ def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
     if any(code in (-number, 128 + number) for number in signals.received):
         return Outcome(job.run, "stopped", seconds, "before it had trained or saved anything new")
     return Outcome(job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}")
+
+
+def _last_step(run: PlannedRun) -> str:
+    """Return the last recorded step as words; records that cannot be read are the run's own affair."""
+    try:
+        step = last_record(RunDirectory(run.path).metrics)["step"]
+    except (OSError, UserError, LookupError):
+        step = 0
+    return f"step {step} of {run.config.total_steps}"
 
 
 def _last_error(log: Path, start: int) -> str:

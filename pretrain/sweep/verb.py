@@ -91,6 +91,9 @@ class _Report:
         if outcome is None:
             typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
             return
+        if outcome.ending == "running":
+            typer.echo(f"running  {run.name}: {outcome.detail}, {_clock(outcome.seconds)}")
+            return
         self._ended += 1
         pace = (time.monotonic() - self._began) / (self._ended - self._before)
         left = f"about {_clock(pace * (self._total - self._ended))} left"

@@ -1,4 +1,4 @@
-"""Hyperparameters of a run for TensorBoard's HPARAMS page: one row, whose columns tell runs apart.
+"""TensorBoard's HPARAMS page: a row for each finished run, of its hyperparameters and its results.
 
 TensorBoard takes the columns, and whether each holds text or numbers, from any one of the runs. So every run
 writes every setting, and a setting that may be unset is text in all runs. Lists and mappings become short
@@ -7,11 +7,20 @@ text.
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from typing import Any, get_args
+
+import numpy as np
 
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.tree import Config
 from pretrain.reporting.text import setting_text
+from pretrain.runs import tags
+from pretrain.runs.curves import WARM_UP, RunCurves, read_curves
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import newest_checkpoint_bytes
 
 HParam = str | float | int | bool
 
@@ -36,3 +45,41 @@ def hparams(config: Config) -> dict[str, HParam]:
 
 def _text(value: Any) -> str:
     return setting_text(None if value == {} else value, between_numbers=", ")
+
+
+def results(run: RunDirectory) -> dict[str, float]:
+    """Return {tag: value} of the results of a run whose last step is recorded and saved.
+
+    HPARAMS shows a tag's last scalar. That of a speed would be one step's, so medians have tags of their own,
+    and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite is left out.
+
+    Raises:
+        UserError: damaged records, or no checkpoint.
+    """
+    curves, data = read_curves(run.metrics), json.loads(run.data.read_text())
+    last = {metric.tag: curves[metric][-1] for metric in (tags.PERPLEXITY, tags.VALIDATION_LOSS, tags.LOSS)}
+    summary = {
+        "bits_per_byte": _bits_per_byte(curves[tags.VALIDATION_LOSS][-1], data),
+        "median_tokens_per_second": _steady_median(curves, tags.TOKENS_PER_SECOND),
+        "median_step_seconds": _steady_median(curves, tags.STEP_SECONDS),
+        "gradients_MiB": curves[tags.GRADIENT_BYTES][-1] / 2**20,
+        "optimizer_state_MiB": curves[tags.OPTIMIZER_STATE_BYTES][-1] / 2**20,
+        "peak_device_MiB": np.fmax.reduce(curves[tags.DEVICE_BYTES]) / 2**20,
+        "peak_host_MiB": np.fmax.reduce(curves[tags.HOST_BYTES]) / 2**20,
+        "checkpoint_MiB": newest_checkpoint_bytes(run.path) / 2**20,
+        "trainable_parameters": curves[tags.TRAINABLE_PARAMETERS][-1],
+        "frozen_parameters": curves[tags.FROZEN_PARAMETERS][-1],
+    }
+    values = {**last, **{tags.SUMMARY.format(name): value for name, value in summary.items()}}
+    return {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
+
+
+def _steady_median(curves: RunCurves, metric: tags.Metric) -> float:
+    """Return the median after the start-up, as `compare` takes it."""
+    return float(np.nanmedian(curves[metric][curves.after(WARM_UP * curves.steps[-1])]))
+
+
+def _bits_per_byte(loss: float, data: Mapping[str, Any]) -> float:
+    """Return validation loss x held-out tokens / held-out bytes, in bits; NaN for older data.json."""
+    size = sum(data.get("validation_bytes", {}).values())
+    return loss * sum(data["validation_tokens"].values()) / size / math.log(2) if size else math.nan

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import MetricsFile, cut_back
-from pretrain.runs.tags import HFU, MFU
+from pretrain.runs.tags import HFU, MFU, SUMMARY
 from pretrain.telemetry.console import StepDisplay
 from pretrain.telemetry.event_file import EventFile, sample_pages
 from pretrain.telemetry.hparams import FIRST, HParam
@@ -111,8 +111,8 @@ class Telemetry:
     def close(self, final: Mapping[str, float] | None = None) -> None:
         """Close the files and the progress bar; further calls do nothing.
 
-        `final`, given when the run is finished, names the results for TensorBoard's HPARAMS page: tags that
-        were logged, whose last scalars that page shows.
+        `final`, given when the run is finished, holds the results for TensorBoard's HPARAMS page, which shows
+        the last scalar of a tag: those that were not logged are written here.
         """
         if self._closed:
             return
@@ -122,6 +122,8 @@ class Telemetry:
             self._wandb.close()
         if self._event_file is not None:
             if final is not None:
+                own = {tag: value for tag, value in final.items() if tag.startswith(SUMMARY.format(""))}
+                self._event_file.write_scalars(self._last_step, own)
                 self._event_file.write_hparams(self._last_step, self._hparams, final, FIRST)
             self._event_file.close()
         self._metrics_file.close()

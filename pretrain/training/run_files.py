@@ -34,8 +34,8 @@ from pretrain.runs.environment import describe_environment
 from pretrain.runs.finished import summary_of
 from pretrain.runs.metrics_file import last_record
 from pretrain.runs.position import Position
-from pretrain.runs.tags import RESULTS, VALIDATION_LOSS
-from pretrain.telemetry.hparams import hparams
+from pretrain.runs.tags import VALIDATION_LOSS
+from pretrain.telemetry.hparams import hparams, results
 from pretrain.telemetry.records import RunFacts
 from pretrain.telemetry.telemetry import Telemetry
 from pretrain.training.phase_engine import PhasedEngine
@@ -139,10 +139,8 @@ def close_run_files(config: Config, telemetry: Telemetry, state: str) -> None:
     run = RunDirectory(config.run_path)
     telemetry.say(f"{state}: {run.path}{ENDINGS[state]}")
     if state == FINISHED:
-        last = last_record(run.metrics)
-        write_json(run.summary, summary_of(last))
-        results = {metric.tag: last[metric.tag] for metric in RESULTS}
-        telemetry.close({tag: value for tag, value in results.items() if value is not None})
+        write_json(run.summary, summary_of(last_record(run.metrics)))
+        telemetry.close(results(run))
     else:
         telemetry.close()
     run.write_state(state)

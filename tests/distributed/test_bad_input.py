@@ -149,6 +149,7 @@ SENTENCES = {
     "half an environment": ("the environment sets RANK but not WORLD_SIZE", "start ranks with torchrun"),
     "too few ranks": (
         "too few ranks: parallel.tensor_model_parallel_size=2 needs at least 2 processes, but there is 1",
+        "--local-ranks 2",
     ),
     "another model shape": (
         "step_00000002 was written with model.num_layers=2 but this run has 3",

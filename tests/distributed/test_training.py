@@ -117,7 +117,9 @@ def test_tags_are_exactly_those_of_a_cpu_run_on_disk_and_in_tensorboard(
     assert tags[1:] == [ALWAYS | saved | VALIDATED] * 2
     events = EventAccumulator(str(runs / "full/tensorboard")).Reload()
     scalars = {tag for tag in events.Tags()["scalars"] if not tag.startswith("_hparams_")}
-    assert scalars == ALWAYS | saved | VALIDATED
+    results = {tag for tag in scalars if tag.startswith("summary/")}
+    assert len(results) == 9  # of a run on CUDA 10, with the device's peak
+    assert scalars - results == ALWAYS | saved | VALIDATED
 
 
 @pytest.mark.parametrize("name", VARIED)

@@ -1,12 +1,14 @@
 """Mistakes refused at once, before any rank is started: one sentence, exit code 2, no run directory."""
 
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import assert_refused, cli, train
+from tests.ranks import ROOT
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -90,3 +92,26 @@ def test_a_mistake_is_one_sentence_and_leaves_no_run_directory(
 
 def test_unknown_config_is_refused() -> None:
     assert_refused(cli(["train", "dmo"], timeout=60), "config 'dmo'", "demo")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "demo"], "start that many with torchrun or srun, or here with --local-ranks 2"),
+        (["export", "nothing-here", "--out", "nothing"], "nothing-here is not a run directory"),
+        (["evaluate", "diversity", "nothing-here"], "nothing-here is not a run directory"),
+    ],
+)
+def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pretrain", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and sentence in done.stderr
+    assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace("  ", "")
+
+
+@pytest.mark.parametrize("package", ["pretrain", "data_pipeline", "megatron_patches"])
+def test_outside_the_environment_a_command_says_how_to_enter_it(package: str) -> None:
+    command = [sys.executable, "-S", "-m", package]  # without any installed package
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "has no typer" in done.stderr and "source .venv/bin/activate" in done.stderr

@@ -13,7 +13,14 @@ import zstandard
 
 from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import Piece, RecordKeys, find_inputs
-from data_pipeline.sources.records import Document, RecordReader, Reject, read_documents
+from data_pipeline.sources.records import (
+    TEXT_CHARACTERS,
+    Document,
+    RecordReader,
+    Reject,
+    cut_at_blank_lines,
+    read_documents,
+)
 
 RECORDS = [
     {"text": "first\nwith a line", "meta": {"redpajama_set_name": "Books"}},
@@ -104,6 +111,30 @@ def test_text_file_is_one_document_and_blank_lines_are_none(tmp_path: Path) -> N
     assert len(documents(tmp_path / "b.jsonl")) == 3 and not rejects(tmp_path / "b.jsonl")
     (tmp_path / "c.txt").write_bytes(b"ok \xff")
     assert [reject.reason for reject in rejects(tmp_path / "c.txt")] == ["invalid_utf8"]
+
+
+def test_a_long_text_is_cut_at_blank_lines(tmp_path: Path) -> None:
+    paragraphs = [f"paragraph {number} " + "word " * 500 for number in range(20)]
+    (tmp_path / "novel.txt").write_text("\n\n".join(paragraphs) + "\n")
+    parts = documents(tmp_path / "novel.txt")
+    assert "\n\n".join(part.text for part in parts) == "\n\n".join(paragraphs) + "\n"
+    assert len(parts) == 4 and max(len(part.text) for part in parts) <= TEXT_CHARACTERS
+    assert [part.id for part in parts] == [f"novel.txt:{number}" for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("abc", ["abc"]),
+        ("", [""]),
+        ("ab\n\ncd\n \t\n\nef", ["ab\n\ncd", "ef"]),
+        ("ab\r\n\r\n  cd\n\nef", ["ab", "  cd\n\nef"]),
+        ("abcdefghijkl\n\nab\nabcdefghijk", ["abcdefghijkl", "ab\nabcdefghijk"]),
+        ("\n\nabcdefghijkl\n\n", ["\n\nabcdefghijkl"]),
+    ],
+)
+def test_the_cuts_of_a_text(text: str, parts: list[str]) -> None:
+    assert list(cut_at_blank_lines(text, limit=8)) == parts
 
 
 def test_keys_can_be_chosen(tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) ->
     assert len(processor.encode("wonderful wonderful wonderful ")) < 8
 
 
+def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
+    path = tmp_path / "few.jsonl"
+    texts = [f"{number} " + "the quick brown fox jumps over a lazy dog " * 200 for number in range(3)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = TrainerSettings(vocab_size=300, model_type="bpe", sample_bytes=100_000)
+    report, _ = train_tokenizer(find_inputs([path]), tmp_path / "few", settings, RecordKeys())
+    assert report["held_out_documents"] == 1
+
+
 @pytest.mark.parametrize(("vocab_size", "message"), [(50, "smaller than required"), (60_000, "too high")])
 def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, message: str) -> None:
     settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)

@@ -22,7 +22,7 @@ def pair(root: Path, **changes: Any) -> list[Path]:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"data.fingerprint": "0" * 64}, "data.fingerprint is f"),
+        ({"data.fingerprint": "0" * 64}, "data.fingerprint is ffffffff… in"),
         ({"summary.tokens": 100}, "tokens is 204800 in"),
         ({"config.model.num_layers": 6}, "model.num_layers is 4 in"),
         ({"config.model.head_dim": 64}, "model.head_dim is 32 in"),

@@ -358,6 +358,14 @@ def test_every_run_of_every_shipped_grid_is_possible(
     assert len({json.dumps(run.config.resolved()) for run in runs}) == len(runs)
 
 
+@pytest.mark.parametrize("base", ["small", "base", "large"])
+@pytest.mark.parametrize("name", shipped_grids())
+def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
+    """Its keys unset those of the base that they exclude, and its batch sizes go together."""
+    run = expand(shipped_grid(name), [])[0]
+    plan_sweep(shipped_grid(name), base, [], lambda _: 1, check_data=False, only=[run.name])
+
+
 def test_each_run_at_a_time_has_gpus_of_its_own() -> None:
     assert [list(devices_of_slot("abcdef", slot, 3, 2)) for slot in range(3)] == [
         ["a", "b"],

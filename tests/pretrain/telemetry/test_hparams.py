@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from megatron_patches.recipe.policy import VARIANTS
 from pretrain.config.load import load_config
-from pretrain.telemetry.hparams import FIRST, _text, hparams
+from pretrain.runs import tags
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.finished import newest_checkpoint_bytes
+from pretrain.telemetry.hparams import FIRST, _text, hparams, results
+from tests.fabricated_runs import write_run
+from tests.pretrain.telemetry.records import make_record, open_telemetry, read_scalars
 
 
 @pytest.mark.parametrize(
@@ -44,3 +51,29 @@ def test_columns_and_their_types_are_the_same_in_every_run() -> None:
     assert (by_tokens["schedule.steps"], by_tokens["schedule.tokens"]) == ("none", "1000000")
     assert {key: isinstance(value, str) for key, value in by_tokens.items()} == next(iter(seen.values()))
     assert {"attention.variant", "run.seed"} <= {*FIRST} & {*by_tokens}
+
+
+def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: Path) -> None:
+    """The first tenth is start-up, and the last step of this run is twice as fast as the others."""
+    speeds = [10.0] * 10 + [1000.0] * 89 + [2000.0]
+    run = RunDirectory(write_run(tmp_path, "run", "vanilla", columns={tags.TOKENS_PER_SECOND.tag: speeds}))
+    values = results(run)
+    assert values["summary/median_tokens_per_second"] == 1000
+    assert values["summary/median_step_seconds"] == 2
+    assert values["summary/optimizer_state_MiB"] == 1_313_024 * 12 / 2**20
+    assert values["summary/gradients_MiB"] == 4 * 1_313_024 * 4 / 2**20
+    assert values["summary/peak_host_MiB"] == 500_000_000 / 2**20
+    assert values["summary/checkpoint_MiB"] == newest_checkpoint_bytes(run.path) / 2**20
+    assert values["summary/trainable_parameters"] == 1_313_024 and values["summary/frozen_parameters"] == 0
+    loss = values[tags.VALIDATION_LOSS.tag]
+    assert values["summary/bits_per_byte"] == pytest.approx(loss * 8000 / 31_000 / 0.6931472)
+    assert "summary/peak_device_MiB" not in values and values[tags.LOSS.tag] == 4
+
+
+def test_tensorboard_has_a_scalar_for_every_result(tmp_path: Path) -> None:
+    telemetry = open_telemetry(tmp_path)
+    telemetry.log(make_record(1, validated=True))
+    telemetry.close({"perplexity/valid": 13.0, "summary/median_step_seconds": 0.5})
+    scalars = read_scalars(tmp_path)
+    assert scalars["summary/median_step_seconds"] == [(1, 0.5)]
+    assert len(scalars["perplexity/valid"]) == 1  # logged with its step already
