@@ -88,7 +88,8 @@ def test_a_branch_is_the_run_of_its_own_length(family: Family) -> None:
     shutil.rmtree(branch / f"checkpoints/step_{STEPS:08d}")
     gone = family.trunk.rename(family.directory / "gone")
     try:
-        family.train("branch", schedule__branch_from=family.trunk, checkpoint__every=2)
+        lost = {"checkpoint__every": 2, "checkpoint__fall_back": "true"}
+        family.train("branch", schedule__branch_from=family.trunk, **lost)
     finally:
         gone.rename(family.trunk)
     family.assert_whole(branch)
