@@ -223,7 +223,7 @@ def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
         )
     if left_out:
         typer.echo(left_out, err=True)
-    typer.echo(f"measuring {len(runs)} runs, one after the other; the imports take a while", err=True)
+    typer.echo(f"measuring {len(runs)} runs, one after the other; the imports take a while")
     from megatron_patches.engine.compat import silence_expected_warnings
 
     silence_expected_warnings()

@@ -28,6 +28,7 @@ def resumed_runs(payload: dict[str, Any]) -> list[dict[str, Any]]:
             shutil.move(config.run_path / "metrics.jsonl", config.run_path / "uninterrupted.jsonl")
             shutil.copy(config.run_path / "uninterrupted.jsonl", config.run_path / "metrics.jsonl")
             shutil.move(last, config.run_path / "uninterrupted")
+            last.with_name("latest").unlink()  # else the start says that a checkpoint is lost
         dist.barrier()
         assert train(config, StopSignals()) == "finished"
         counted = count_parameters(config.shape(), config.policy())

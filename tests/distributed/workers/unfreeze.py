@@ -216,6 +216,7 @@ def _copy_up_to(source: Path, target: Path, step: int) -> None:
         for checkpoint in (target / "checkpoints").glob("step_*"):
             if step_of(checkpoint) > step:
                 shutil.rmtree(checkpoint)
+        (target / "checkpoints/latest").write_text(f"step_{step:08d}\n")
     dist.barrier()
 
 
