@@ -74,7 +74,7 @@ TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(forea
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
 	$(RUN) $(PYTEST) -n $(TEST_JOBS)
 
-test-fast: $(VENV)/installed ## tests that start no processes and take no seconds each: a minute and a quarter
+test-fast: $(VENV)/installed ## tests that start no processes and take no seconds each: a minute
 	$(RUN) $(PYTEST) -n 2 $(TEST_FAST)
 
 test-all: $(VENV)/installed ## the whole cross products too
