@@ -30,7 +30,7 @@ ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What the tests import stays: the garbage collector need not look at it again and again."""
+    """Freeze what the tests import, so that the garbage collector does not look at it again and again."""
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""What a training step asks of a GPU, counted without one: within the bounds of `make gpu-dry`."""
+"""Costs of a training step on a GPU, counted without one: within the bounds of `make gpu-dry`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step asks of a GPU, counted without one: host waits, copies, types, kernels.
+"""Costs of a training step on a GPU, counted without one: host waits, copies, types, kernels.
 
     make gpu-dry                                                 # or: python -m benchmarks.gpu.dry [DESIGN …]
 

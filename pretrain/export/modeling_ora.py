@@ -68,7 +68,7 @@ class Convolution(nn.Module):
 
 
 class Corrections(nn.Module):
-    """What follows the projection to queries, keys or values `[batch, tokens, heads * head_dim]`."""
+    """Corrections after the projection to queries, keys or values `[batch, tokens, heads * head_dim]`."""
 
     def __init__(self, wanted: dict[str, int], inputs: int, heads: int, head_dim: int) -> None:
         super().__init__()

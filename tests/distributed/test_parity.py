@@ -78,7 +78,7 @@ ELSEWHERE = [
     )
     for design, there in test_designs.COVERING
 ]
-"""What test_designs.py compares with one rank, over 10 steps to 2e-5."""
+"""Cases that test_designs.py compares with one rank, over 10 steps to 2e-5."""
 BY_VARIANT_AND_STAGE = itemgetter(0, 1)
 COVERING = covering(PRODUCT, factors, ELSEWHERE, at_least={BY_VARIANT_AND_STAGE: 1})
 REMAINING = [case for case in PRODUCT if case not in COVERING]

@@ -34,7 +34,7 @@ def gone() -> Holder:
 
 
 def start(path: Path, start_together: Any, all_tried: Any, holders: Any, rounds: int) -> None:
-    """One of several starters: take the lease of every round, and keep it until all have tried."""
+    """Take the lease of every round, as one of several starters, and keep it until all have tried."""
     for number in range(rounds):
         lease = Lease(path / str(number), "testing")
         start_together.wait(PATIENCE)

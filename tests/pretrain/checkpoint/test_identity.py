@@ -1,4 +1,4 @@
-"""What a resume may change, and what not."""
+"""Changes that a resume accepts, and those that it refuses."""
 
 from __future__ import annotations
 
