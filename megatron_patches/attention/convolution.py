@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 
 from megatron_patches.engine.documents import Documents, Visible
 
@@ -38,9 +39,22 @@ def reach_of(visible: Visible, taps: int) -> Reach:
 
 def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
     """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first."""
+    if not reach and inputs.device.type == "cpu" and inputs.dtype == torch.float32:
+        return _convolve_whole_samples(inputs, taps)
     by_tap = taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])  # rows next to each other are quick
     convolved: torch.Tensor = _Convolve.apply(inputs, by_tap, *(reach or ()))
     return convolved
+
+
+def _convolve_whole_samples(inputs: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """Convolve with oneDNN, as an image [1, channels, seq, batch] with the channels next to each other.
+
+    Padded before and not cut after, so that the gradient has no gaps and needs no copy: 0.4 of the loop's.
+    """
+    image = inputs.flatten(2).unsqueeze(0).permute(0, 3, 1, 2)
+    padded = functional.pad(image, (0, 0, taps.size(1) - 1, 0))
+    convolved = functional.conv2d(padded, taps.flip(1)[:, None, :, None], groups=len(taps))
+    return convolved.permute(0, 2, 3, 1).view_as(inputs)
 
 
 class _Convolve(torch.autograd.Function):
