@@ -29,7 +29,13 @@ from data_pipeline.options import (
     TextKey,
 )
 from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, parse_chunks
-from data_pipeline.tokenizing.verbs import merge_manifests, show_passed_over, tokenize
+from data_pipeline.tokenizing.verbs import (
+    AllowDamaged,
+    end_with_damage,
+    merge_manifests,
+    show_passed_over,
+    tokenize,
+)
 
 app = typer.Typer(
     help="Text to tokens: build a corpus, train a tokenizer, write Megatron shards, check them.",
@@ -75,6 +81,7 @@ def train_tokenizer(
     source: OnlySource = None,
     exclude_source: ExcludeSource = None,
     chunks: Chunks = "",
+    allow_damaged: AllowDamaged = False,
     text_key: TextKey = _KEYS.text,
     source_key: SourceKey = _KEYS.source,
     default_source: DefaultSource = _KEYS.default_source,
@@ -98,6 +105,7 @@ def train_tokenizer(
         f"{report['round_trip_failures']} round-trip failures on {report['held_out_documents']} documents"
     )
     show_passed_over(selected.passed_over)
+    end_with_damage(report.get("damaged", ()), allow_damaged)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from data_pipeline.errors import DataError
 from data_pipeline.io.files import as_json, read_json, sha256_file, to_json, write_atomically
 from data_pipeline.sources.containers import hash_of
 from data_pipeline.sources.discovery import InputFile, Piece, RecordKeys, cut_into_pieces, is_wanted
-from data_pipeline.sources.records import read_documents
+from data_pipeline.sources.records import RecordReader, Reject
 from data_pipeline.sources.sampling import LowestNumbers, sample_number
 
 MODEL_TYPES = ("bpe", "unigram")
@@ -113,12 +113,14 @@ def train_tokenizer(
             report.get("sha256") == sha256_file(model_path)
         ):
             return report, False
-    training, held_out = _sample(pieces, settings, keys)
+    damaged: list[str] = []
+    training, held_out = _sample(pieces, settings, keys, damaged)
     by_source = training.bytes_by_source()
     model = _train(training.texts(), settings)
     report = {"file": model_path.name, "sha256": hashlib.sha256(model).hexdigest()}
     report |= {"unk_id": UNK_ID, "bos_id": BOS_ID, "eos_id": EOS_ID, "end_of_document_id": EOS_ID}
     report |= _check(model, held_out, prefix)
+    report |= {"damaged": damaged}
     report |= {"training_bytes": sum(by_source.values()), "training_bytes_by_source": by_source}
     write_atomically(model_path, model)
     write_atomically(report_path, to_json(report | made_from))
@@ -146,17 +148,21 @@ def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:
 
 
 def _sample(
-    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys
+    pieces: list[Piece], settings: TrainerSettings, keys: RecordKeys, damaged: list[str]
 ) -> tuple[LowestNumbers, list[str]]:
     """Choose (training texts, held-out texts) by the hash of every document and the seed.
 
     One document in fifty is held out: the training never sees it, and up to some MB of them are the check. Of
-    so few documents that the hash holds none out, one is.
+    so few documents that the hash holds none out, one is. What inputs have lost goes to `damaged`.
     """
     training, held_out = LowestNumbers(settings.sample_bytes), LowestNumbers(_HELD_OUT_BYTES)
     others: set[str] = set()
     for piece in pieces:
-        for document in read_documents(piece, keys):
+        for document in RecordReader(piece, keys):
+            if isinstance(document, Reject):
+                if document.lost:
+                    damaged.append(f"{piece.file.name}: {document.detail}")
+                continue
             if not is_wanted(document.source, settings.sources, settings.exclude_sources):
                 others.add(document.source)
                 continue

@@ -170,7 +170,7 @@ def tokenize(
         if now and (reason := why_not_fast(tokenizer, engine)):
             typer.echo(f"  not encoded by gigatoken: {reason}")
         show_passed_over(selected.passed_over)
-        _end_with_damage(manifest.damaged, allow_damaged)
+        end_with_damage(manifest.damaged, allow_damaged)
     else:
         summary = line.summary() if made.now else f"already up to date ({made.units} units)"
         typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
@@ -204,7 +204,7 @@ def _show_damage(damaged: Sequence[str]) -> None:
         typer.echo(f"damaged input {entry}", err=True)
 
 
-def _end_with_damage(damaged: Sequence[str], allowed: bool) -> None:
+def end_with_damage(damaged: Sequence[str], allowed: bool) -> None:
     """Print the damaged inputs; unless damage is allowed, exit with DAMAGED_INPUTS."""
     _show_damage(damaged)
     if damaged and not allowed:
@@ -233,7 +233,7 @@ def merge_manifests(
         manifest = merge(directory, workers, line.update, Limits(max_reject_rate=max_reject_rate))
     typer.echo(f"{directory}: {len(manifest.shards)} shards")
     _show(manifest)
-    _end_with_damage(manifest.damaged, allow_damaged)
+    end_with_damage(manifest.damaged, allow_damaged)
 
 
 def _show(manifest: Manifest) -> None:

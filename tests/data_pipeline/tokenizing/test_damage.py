@@ -231,3 +231,19 @@ def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: 
         tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet)
     with pytest.raises(DataError, match=r"--max-reject-rate 2\.0 must be from 0 to 1"):
         tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet, Limits(max_reject_rate=2.0))
+
+
+def test_train_tokenizer_names_its_damaged_inputs(tmp_path: Path) -> None:
+    content = zstandard.ZstdCompressor().compress(lines(0, COUNT))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl.zst").write_bytes(content[: len(content) // 2])
+    (tmp_path / "in/b.jsonl").write_bytes(lines(COUNT, 300))
+    command = ("train-tokenizer", tmp_path / "in", "--out", tmp_path / "t", "--vocab-size", "270")
+    for _ in range(2):  # trained, and up to date
+        outcome = run(*command)
+        said = outcome.err
+        assert outcome.code == 3
+        assert "damaged input a.jsonl.zst: the file is cut short; what follows is lost" in said
+        assert "1 inputs are damaged" in said
+    assert run(*command, "--allow-damaged").code == 0
+    assert json.loads((tmp_path / "t.json").read_bytes())["damaged"]
