@@ -1,0 +1,89 @@
+"""Text of the study of frozen designs: 21 M tokens of documentation, made from Debian packages by name.
+
+    python -m benchmarks.results.documentation documentation/corpus
+
+Downloads the packages with apt-get (Debian 12, no root needed), unpacks them with dpkg-deb, and writes the
+text files of each as PACKAGE.jsonl.zst, one document a file, every text once. corpus.json has the packages'
+versions and the digests. The licences are the packages' own: the text is made where it is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import zstandard
+
+from data_pipeline.io.files import sha256_file, to_json, write_atomically
+
+PACKAGES = {
+    "linux-doc-6.1": ("Documentation/**/*.rst.gz", "Documentation/**/*.yaml.gz", "Documentation/**/*.txt.gz"),
+    "llvm-14-doc": ("_sources/**/*.rst.txt",),
+    "clang-14-doc": ("_sources/**/*.rst.txt",),
+    "perl-doc": ("*.pod",),
+    "python-sqlalchemy-doc": ("*.rst",),
+    "python-pandas-doc": ("_sources/**/*.rst.txt",),
+    "git-doc": ("*.txt",),
+    "cmake-doc": ("_sources/**/*.rst.txt",),
+}
+"""Package to the patterns of its text files, without what an HTML page or a program's source says again."""
+SHORTEST = 200
+"""Characters of the shortest document: less is an index or a redirection."""
+
+
+def documents(unpacked: Path, patterns: tuple[str, ...]) -> list[str]:
+    """Return the texts of a package, in the order of their paths, every text once."""
+    texts: dict[str, None] = {}
+    paths = {path for pattern in patterns for path in unpacked.rglob(pattern) if path.is_file()}
+    for path in sorted(paths):
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = data.decode(errors="replace")
+        if len(text) >= SHORTEST:
+            texts.setdefault(text)
+    return list(texts)
+
+
+def make(directory: Path) -> None:
+    """Write the corpus into a new directory. Exits with a sentence where a package cannot be had."""
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            sys.exit(f"error: {program} is not here: the recipe takes packages of Debian 12")
+    directory.mkdir(parents=True)
+    record = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for package, patterns in PACKAGES.items():
+            place = Path(temporary, package)
+            place.mkdir()
+            if subprocess.run(
+                ["apt-get", "download", "-q", package], cwd=place, capture_output=True
+            ).returncode:
+                sys.exit(
+                    f"error: apt-get download {package} failed: run 'apt-get update' first, on Debian 12"
+                )
+            (archive,) = place.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", archive, place / "unpacked"], check=True)
+            texts = documents(place / "unpacked", patterns)
+            lines = [json.dumps({"text": text, "meta": {"redpajama_set_name": package}}) for text in texts]
+            out = directory / f"{package}.jsonl.zst"
+            out.write_bytes(zstandard.compress("".join(line + "\n" for line in lines).encode()))
+            megabytes = sum(len(text.encode()) for text in texts) / 1e6
+            record[archive.stem] = {
+                "documents": len(texts),
+                "text": hashlib.sha256("".join(texts).encode()).hexdigest(),
+            }
+            print(
+                f"{package}: {len(texts)} documents, {megabytes:.1f} MB, {sha256_file(out)[:12]}", flush=True
+            )
+    write_atomically(directory / "corpus.json", to_json(record))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    make(Path(sys.argv[1]))
