@@ -132,15 +132,14 @@ def test_a_tied_output_layer_and_buffers_may_be_there(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"rope_theta": 10000.7}, "its rope_theta is 10000.7, and model.rotary_base is a whole number"),
-        ({"rope_parameters": {"rope_theta": "many"}}, "its rope_theta is 'many', and not a number above 0"),
-        ({"rope_parameters": [1]}, "its rope_parameters is [1], and not an object"),
-        ({"num_attention_heads": 0}, "its num_attention_heads is 0, and not a whole number above 0"),
-        ({"num_attention_heads": [2]}, "its num_attention_heads is [2], and not a whole"),
-        ({"hidden_size": "8"}, "its hidden_size is '8', and not a whole number above 0"),
-        ({"num_hidden_layers": 1.5}, "its num_hidden_layers is 1.5, and not a whole number"),
-        ({"norm_epsilon": "small"}, "its norm_epsilon is 'small', and not a number above 0"),
-        ({"tie_word_embeddings": "yes"}, "its tie_word_embeddings is 'yes', and not true or false"),
-        ({"model_type": ["starcoder2"]}, "is a model of type ['starcoder2']"),
+        ({"rope_parameters": [1]}, "transformers cannot load"),
+        ({"num_attention_heads": 0}, "transformers cannot load"),
+        ({"hidden_size": "8"}, "Field 'hidden_size' expected int, got str"),
+        ({"num_hidden_layers": 1.5}, "Field 'num_hidden_layers' expected int, got float"),
+        ({"norm_epsilon": "small"}, "Field 'norm_epsilon' expected float, got str"),
+        ({"tie_word_embeddings": "yes"}, "Field 'tie_word_embeddings' expected bool, got str"),
+        ({"model_type": ["starcoder2"]}, "transformers cannot load"),
+        ({"auto_map": {"AutoConfig": "evil.Config"}}, "auto_map={'AutoConfig': 'evil.Config'}, code to run"),
     ],
 )
 def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -151,26 +150,22 @@ def test_odd_configurations(tmp_path: Path, changes: dict[str, Any], said: str) 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("config.json", "[]", "is a model of type None"),
+        ("config.json", "[]", "transformers cannot load"),
         ("config.json", "{", "config.json cannot be read"),
-        ("model.safetensors.index.json", '{"weight_map": {"a":', "index.json cannot be read"),
-        ("model.safetensors.index.json", '{"weight_map": 3}', "index.json cannot be read"),
-        ("model.safetensors.index.json", "[]", "index.json cannot be read"),
+        ("model.safetensors.index.json", '{"weight_map": {"a":', "transformers cannot load"),
+        ("model.safetensors.index.json", '{"weight_map": 3}', "transformers cannot load"),
         (
             "model.safetensors.index.json",
-            '{"weight_map": {"model.embed_tokens.weight": "../outside"}}',
-            "in/outside cannot be read",
+            '{"metadata": {}, "weight_map": {"model.embed_tokens.weight": "gone"}}',
+            "transformers cannot load",
         ),
-        (
-            "model.safetensors.index.json",
-            '{"weight_map": {"model.embed_tokens.weight": "gone"}}',
-            "gone cannot be read",
-        ),
-        ("model.safetensors", "no weights at all", "model.safetensors cannot be read"),
+        ("model.safetensors", "no weights at all", "Error while deserializing header"),
     ],
 )
 def test_odd_files(tmp_path: Path, name: str, content: str, said: str) -> None:
     model(tmp_path / "in")
+    if name.endswith("index.json"):
+        (tmp_path / "in/model.safetensors").unlink()
     (tmp_path / "in" / name).write_text(content)
     assert said in refusal(tmp_path / "in", tmp_path / "out")
 
@@ -183,4 +178,4 @@ def test_a_tensor_of_another_kind_of_shape(tmp_path: Path) -> None:
     shapes |= {"h.0.ln_1.weight": (8,), "h.0.ln_1.bias": (8,)}
     write(tmp_path / "in", {name: torch.ones(shape) for name, shape in shapes.items()})
     said = refusal(tmp_path / "in", tmp_path / "out")
-    assert "h.0.attn.c_attn.weight has the shape (8, 2, 2), and is not the matrix" in said
+    assert "h.0.attn.c_attn.weight has the shape (8, 2, 2), and its config.json makes it (8, 24)" in said
