@@ -122,8 +122,6 @@ format: $(VENV)/installed ## format the code, and mend what ruff can mend
 	$(VENV)/bin/ruff format $(PACKAGES)
 
 bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of Megatron-LM's own tool
-	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[bench]' \
-		|| echo "datasets cannot be installed: its row is left out"
 	$(RUN) -m benchmarks.bank
 	$(RUN) -m benchmarks.step.measure
 	$(RUN) -m benchmarks.checkpoint

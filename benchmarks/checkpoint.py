@@ -13,7 +13,6 @@ and of the ratio within a round. Last, by formula, what the same costs for `larg
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -58,8 +57,6 @@ def main() -> None:
     if context.is_first:
         report["large"] = by_formula(load_config("large"), arguments.ranks, ASSUMED)
         print_report(report)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     shutdown_distributed(context)
 
 
@@ -74,7 +71,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
     parser.add_argument("--ranks", type=int, default=64, help="of the formula for `large`")
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -1,10 +1,9 @@
 """Speed of exported models, reading a prompt and writing after it: a frozen one beside an ordinary one.
 
-    python -m benchmarks.inference [--config small] [--variants vanilla orthogonal] [--json FILE]
-    python -m benchmarks.inference --exports exported/vanilla exported/orthogonal
+    python -m benchmarks.inference [--config small] [--variants vanilla orthogonal]
 
-Without --exports, untrained models of a shipped configuration are exported first: speed does not depend on
-the weights' values. Both go through transformers' `generate` parts: one forward pass over the prompt
+Untrained models of a shipped configuration are exported first: speed does not depend on the weights' values.
+Both go through transformers' `generate` parts: one forward pass over the prompt
 (prefill), then one token at a time with the cache of keys and values (decode). Frozen rows are stored like
 any others, so the two are the same computation: the ratio should be 1, and the last row, the first model
 again, shows how far chance takes it.
@@ -21,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,6 @@ def export_untrained(config_name: str, variant: str, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(architecture.config_json(0, "float32")))
 
 
-def load(directory: Path, device: str, dtype: torch.dtype) -> Any:
-    """The model, ready to generate."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
-
-
 @torch.inference_mode()
 def measure(model: Any, prompt: torch.Tensor, tokens: int) -> tuple[float, float]:
     """(tokens per second of the prompt, of what follows)."""
@@ -95,27 +90,15 @@ def run_rounds(models: Sequence[Measured], prompt: torch.Tensor, tokens: int, ro
                 one.decode.append(decode)
 
 
-def row(one: Measured, first: Measured) -> dict[str, Any]:
-    """Medians, and the median and range of the ratios to the first model, round by round."""
-    found: dict[str, Any] = {"model": one.name}
-    for kind in ("prefill", "decode"):
-        rates, base = getattr(one, kind), getattr(first, kind)
-        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-        found[f"{kind}_tokens_per_second"] = statistics.median(rates)
-        found[f"{kind}_ratio"] = statistics.median(ratios)
-        found[f"{kind}_ratio_range"] = [min(ratios), max(ratios)]
-    return found
-
-
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print one line a model."""
+def print_table(models: Sequence[Measured]) -> None:
+    """Print medians, and the median and range of the ratios to the first model, round by round."""
     print(f"{'model':24}{'prefill tok/s':>14}{'ratio (range)':>24}{'decode tok/s':>14}{'ratio (range)':>24}")
-    for one in rows:
-        line = f"{one['model']:24}"
-        for kind in ("prefill", "decode"):
-            low, high = one[f"{kind}_ratio_range"]
-            line += f"{one[f'{kind}_tokens_per_second']:>14,.1f}"
-            line += f"{one[f'{kind}_ratio']:>10.3f} ({low:.3f}-{high:.3f})"
+    for one in models:
+        line = f"{one.name:24}"
+        for rates, base in ((one.prefill, models[0].prefill), (one.decode, models[0].decode)):
+            ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+            line += f"{statistics.median(rates):>14,.1f}{statistics.median(ratios):>10.3f}"
+            line += f" ({min(ratios):.3f}-{max(ratios):.3f})"
         print(line)
 
 
@@ -123,35 +106,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--config", default="small", help="a shipped configuration")
     parser.add_argument("--variants", nargs="+", default=["vanilla", "orthogonal"])
-    parser.add_argument("--exports", nargs="+", type=Path, help="directories to measure in their place")
     parser.add_argument("--prompt", type=int, default=256, help="tokens to read")
     parser.add_argument("--tokens", type=int, default=32, help="tokens to write")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     silence_expected_warnings()
     require_transformers("benchmarks.inference")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with tempfile.TemporaryDirectory() as directory:
-        exports = options.exports or [Path(directory) / name for name in options.variants]
-        if not options.exports:
-            for path in exports:
-                export_untrained(options.config, path.name, path)
-        models = [Measured(path.name, load(path, options.device, dtype)) for path in exports]
-        models.append(Measured(f"{exports[0].name} again", load(exports[0], options.device, dtype)))
+        exports = [Path(directory) / name for name in options.variants]
+        for path in exports:
+            export_untrained(options.config, path.name, path)
+        load = partial(AutoModelForCausalLM.from_pretrained, dtype=dtype)
+        models = [Measured(path.name, load(path).to(options.device).eval()) for path in exports]
+        models.append(Measured(f"{exports[0].name} again", load(exports[0]).to(options.device).eval()))
     vocabulary = models[0].model.config.vocab_size
     generator = torch.Generator().manual_seed(0)
     shape = (options.batch, options.prompt)
     prompt = torch.randint(0, vocabulary, shape, generator=generator).to(options.device)
     run_rounds(models, prompt, options.tokens, options.rounds)
-    rows = [row(one, models[0]) for one in models]
-    print_table(rows)
-    if options.json:
-        settings = {key: str(value) for key, value in vars(options).items() if value is not None}
-        options.json.write_text(json.dumps({"settings": settings, "rows": rows}, indent=1) + "\n")
+    print_table(models)
 
 
 if __name__ == "__main__":

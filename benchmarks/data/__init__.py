@@ -1,9 +1,8 @@
 """Text to samples, measured.
 
-tokenizing         the command: tokenising beside its peers
-tokenizing_report  its tables
-contestants        those that take part, each in a process of its own
-corpus_text        the text
-open_shards        opening a directory of 100 billion tokens
-samples            the order of samples, and reading them
+tokenizing   the command: tokenising beside its peers, and the table
+contestants  those that take part, each in a process of its own
+corpus_text  the text
+open_shards  opening a directory of 100 billion tokens
+samples      the order of samples, and reading them
 """

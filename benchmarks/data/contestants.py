@@ -1,16 +1,12 @@
 """The contestants of benchmarks.data.tokenizing, each in a process of its own.
 
-    python -m benchmarks.data.contestants bare gigatoken|batch|lists WORKERS MODEL FILE...
+    python -m benchmarks.data.contestants bare WORKERS MODEL FILE...
     python -m benchmarks.data.contestants pipeline WORKERS MODEL OUT SMALL... -- FILE...
-    python -m benchmarks.data.contestants datasets_map WORKERS MODEL CACHE FILE...
     python -m benchmarks.data.contestants megatron TOOL SMALL LARGE ARGUMENT...    (without --input)
 
-`bare` is the tokenizer alone: text in memory, one thread a process, ids thrown away. `gigatoken` is
-gigatoken, one document after the other to NumPy arrays: its fastest way in one thread. `batch` gives
-SentencePiece a MB of text at a time and takes NumPy arrays, which is its fastest way. `lists` is the usual
-loop: one document after the other, to lists of Python integers. `pipeline` is our tokenize with its own
-options left as they are, from files to the finished manifest. `datasets_map` loads the files with `datasets`
-and maps the text to ids. `megatron` runs a preprocessing tool of Megatron-LM, unchanged.
+`bare` is gigatoken alone: text in memory, one document after the other to NumPy arrays (its fastest way in
+one thread), ids thrown away. `pipeline` is our tokenize with its own options left as they are, from files to
+the finished manifest. `megatron` runs a preprocessing tool of Megatron-LM, unchanged.
 
 Each imports what it needs itself: a package of another contestant is no part of its memory, and Megatron-LM's
 tools may have an interpreter of their own, without ours.
@@ -28,18 +24,15 @@ import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
-
-_BATCH_CHARACTERS = 1 << 20
 
 
-def bare(how: str, workers: str, model: str, *paths: str) -> None:
+def bare(workers: str, model: str, *paths: str) -> None:
     """Print seconds, tokens and CPU seconds of the loop."""
     count = int(workers)
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(count + 1), context.Queue()
     processes = [
-        context.Process(target=encode, args=(how, model, paths[number::count], barrier, results))
+        context.Process(target=encode, args=(model, paths[number::count], barrier, results))
         for number in range(count)
     ]
     for process in processes:
@@ -53,55 +46,34 @@ def bare(how: str, workers: str, model: str, *paths: str) -> None:
 
 
 def encode(
-    how: str,
-    model: str,
-    paths: tuple[str, ...],
-    barrier: Barrier,
-    results: multiprocessing.Queue[tuple[int, float]],
+    model: str, paths: tuple[str, ...], barrier: Barrier, results: multiprocessing.Queue[tuple[int, float]]
 ) -> None:
     """Load, wait for the others, encode."""
-    import sentencepiece
+    import gigatoken
     import zstandard
 
-    processor = sentencepiece.SentencePieceProcessor(model_file=model)
-    batches: list[list[str]] = [[]]
-    size = 0
+    texts: list[str] = []
     for path in paths:
         content = zstandard.ZstdDecompressor().decompressobj().decompress(Path(path).read_bytes())
-        for line in content.splitlines():
-            batches[-1].append(json.loads(line)["text"])
-            size += len(batches[-1][-1])
-            if size >= _BATCH_CHARACTERS:
-                batches.append([])
-                size = 0
-    if how == "gigatoken":
-        import gigatoken
-
-        tokenizer = gigatoken.Tokenizer.from_sentencepiece(model)
+        texts += [json.loads(line)["text"] for line in content.splitlines()]
+    tokenizer = gigatoken.Tokenizer.from_sentencepiece(model)
     barrier.wait()
-    tokens, start = 0, time.process_time()
-    for batch in batches:
-        if how == "gigatoken":
-            tokens += sum(len(tokenizer.encode(text)) + 1 for text in batch)
-        elif how == "batch":
-            tokens += sum(len(ids) + 1 for ids in processor.encode(batch, return_type="numpy", num_threads=1))
-        else:
-            tokens += sum(len(processor.encode(text)) + 1 for text in batch)
+    start = time.process_time()
+    tokens = sum(len(tokenizer.encode(text)) + 1 for text in texts)
     results.put((tokens, time.process_time() - start))
 
 
 def pipeline(workers: str, model: str, out: str, *files: str) -> None:
     from data_pipeline.io.progress import ProgressLine
-    from data_pipeline.sources.discovery import Inputs, find_inputs
+    from data_pipeline.sources.discovery import find_all_inputs
     from data_pipeline.tokenizing.plan import TokenizeOptions
     from data_pipeline.tokenizing.run import Run
 
     def once(paths: tuple[str, ...], directory: Path) -> int:
         shutil.rmtree(directory, ignore_errors=True)
-        inputs = find_inputs([Path(path) for path in paths])
-        options = TokenizeOptions("x")
-        with ProgressLine(sum(file.size for file in inputs)) as line:
-            run = Run(Inputs(inputs), Path(model), directory, options, int(workers), line.update)
+        inputs = find_all_inputs(paths)
+        with ProgressLine(sum(file.size for file in inputs.files)) as line:
+            run = Run(inputs, Path(model), directory, TokenizeOptions("x"), int(workers), line.update)
             run.make()
             manifest = run.finish()
         return sum(shard.tokens for shard in manifest.shards)
@@ -109,36 +81,6 @@ def pipeline(workers: str, model: str, out: str, *files: str) -> None:
     between = files.index("--")
     small, large = files[:between], files[between + 1 :]
     report_difference(lambda: once(small, Path(out, "small")), lambda: once(large, Path(out, "large")))
-
-
-class Encoder:
-    """The encoding of a batch by SentencePiece, whose model is loaded in every process of map."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._processor: Any = None
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if self._processor is None:
-            import sentencepiece
-
-            self._processor = sentencepiece.SentencePieceProcessor(model_file=self._model)
-        return {"ids": self._processor.encode(batch["text"], num_threads=1)}
-
-
-def datasets_map(workers: str, model: str, cache: str, *paths: str) -> None:
-    import datasets
-    import pyarrow.compute
-
-    processes = int(workers)
-    loaded = datasets.load_dataset(
-        "json", data_files=list(paths), cache_dir=cache, split="train", num_proc=processes
-    )
-    mapped = loaded.map(
-        Encoder(model), batched=True, batch_size=1000, num_proc=processes, remove_columns=loaded.column_names
-    )
-    lengths = pyarrow.compute.list_value_length(mapped.data.column("ids"))
-    print("measured: tokens", pyarrow.compute.sum(lengths).as_py() + len(mapped))
 
 
 def megatron(tool: str, small: str, large: str, *arguments: str) -> None:
@@ -173,5 +115,5 @@ def _now() -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    contestants = {each.__name__: each for each in (bare, pipeline, datasets_map, megatron)}
+    contestants = {each.__name__: each for each in (bare, pipeline, megatron)}
     contestants[sys.argv[1]](*sys.argv[2:])

@@ -17,6 +17,7 @@ import zstandard
 _CODE_SHARE = 0.3
 _SHORTEST = 300
 _RESERVED = re.compile("<0x|<unk>|<s>|</s>")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def write_corpus(directory: Path, megabytes: int, files: int) -> list[Path]:
@@ -32,47 +33,36 @@ def write_corpus(directory: Path, megabytes: int, files: int) -> list[Path]:
     if all(path.exists() for path in paths):
         return paths
     directory.mkdir(parents=True, exist_ok=True)
-    documents = _endless(*_documents(megabytes * 1_000_000))
+    documents = _endless(megabytes * 1_000_000)
     each = megabytes * 1_000_000 // files
     for path in paths:
-        lines, size = [], 0
+        lines, size = "", 0
         while size < each:
             source, text = next(documents)
-            lines.append(
-                json.dumps({"text": text, "meta": {"redpajama_set_name": source}}, ensure_ascii=False)
-            )
+            record = {"text": text, "meta": {"redpajama_set_name": source}}
+            lines += json.dumps(record, ensure_ascii=False) + "\n"
             size += len(text.encode())
-        path.write_bytes(zstandard.compress("".join(f"{line}\n" for line in lines).encode()))
+        path.write_bytes(zstandard.compress(lines.encode()))
     return paths
 
 
-def _endless(prose: list[str], code: list[str]) -> Iterator[tuple[str, str]]:
-    """(source, text) of all documents, shuffled, again and again."""
-    documents = [("Prose", text) for text in prose] + [("Code", text) for text in code]
-    documents = [one for one in documents if not _RESERVED.search(one[1])]
+def _endless(size: int) -> Iterator[tuple[str, str]]:
+    """(source, text) of documents of so many characters, if there are as many, shuffled, again and again."""
+    documents: list[tuple[str, str]] = []
+    left = {"Prose": size * (1 - _CODE_SHARE), "Code": size * _CODE_SHARE}
+    for path in _modules():
+        if left["Prose"] <= 0:
+            break
+        content = path.read_text(encoding="utf-8", errors="ignore")
+        code = content if len(content) < 50_000 else ""
+        for source, text in (("Prose", "\n\n".join(_docstrings(content))), ("Code", code)):
+            if left[source] > 0 and len(text) >= _SHORTEST and not _RESERVED.search(text):
+                documents.append((source, text))
+                left[source] -= len(text)
     generator = random.Random(1234)
     while True:
         generator.shuffle(documents)
         yield from documents
-
-
-def _documents(size: int) -> tuple[list[str], list[str]]:
-    """(prose, code), of so many characters together if there are as many."""
-    prose: list[str] = []
-    code: list[str] = []
-    prose_left, code_left = size * (1 - _CODE_SHARE), size * _CODE_SHARE
-    for path in _modules():
-        if prose_left <= 0:
-            break
-        content = path.read_text(encoding="utf-8", errors="ignore")
-        text = "\n\n".join(_docstrings(content))
-        if len(text) >= _SHORTEST:
-            prose.append(text)
-            prose_left -= len(text)
-        if code_left > 0 and _SHORTEST <= len(content) < 50_000:
-            code.append(content)
-            code_left -= len(content)
-    return prose, code
 
 
 def _modules() -> Iterator[Path]:
@@ -83,15 +73,11 @@ def _modules() -> Iterator[Path]:
         yield from (path for path in paths if kind == "purelib" or "site-packages" not in path.parts)
 
 
-def _docstrings(content: str) -> Iterator[str]:
+def _docstrings(content: str) -> list[str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(content)
+            nodes = [node for node in ast.walk(ast.parse(content)) if isinstance(node, _DOCUMENTED)]
     except (SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and (
-            docstring := ast.get_docstring(node)
-        ):
-            yield docstring
+        return []
+    return [docstring for node in nodes if (docstring := ast.get_docstring(node))]

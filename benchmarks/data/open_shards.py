@@ -1,6 +1,6 @@
 """The cost of opening a directory of 100 billion tokens, and the memory that tokenising holds.
 
-    python -m benchmarks.data.open_shards [--tokens 1e11] [--units 100 1000] [--directory DIR] [--json FILE]
+    python -m benchmarks.data.open_shards [--tokens 1e11] [--units 100 1000] [--directory DIR]
 
 Simulated: shards of a gigabyte whose .bin files are holes (they take no room on the disk), with real .idx
 files and a real manifest, documents of 862 tokens on average, seven sources as in SlimPajama. Measured in
@@ -19,11 +19,10 @@ import resource
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -32,76 +31,63 @@ from data_pipeline.shards.blend import Member, make_blend
 from data_pipeline.shards.manifest import check_shards, read_manifest
 from tests.data_pipeline.shards.synthetic import sparse_shards
 
+T = TypeVar("T")
 SOURCES = 7
 LENGTH = 512
 
 
-def timed(what: dict[str, float], name: str, action: Callable[[], Any]) -> Any:
-    """Return what an action returns, and print its seconds as `what`."""
+def timed(name: str, action: Callable[[], T]) -> T:
+    """Return what an action returns, and print its seconds."""
     started = time.perf_counter()
     result = action()
-    what[name] = time.perf_counter() - started
-    print(f"{name}: {what[name]:.2f}", file=sys.stderr, flush=True)
+    show(f"{name}, s", time.perf_counter() - started)
     return result
 
 
-def measure_opening(directory: Path, tokens: int) -> dict[str, float]:
-    """Seconds and sizes of opening what `sparse_shards` made."""
-    found: dict[str, float] = {}
+def show(name: str, value: float) -> None:
+    """Print a number."""
+    print(f"{name:60}{value:>14,.2f}", flush=True)
+
+
+def measure_opening(directory: Path, tokens: int) -> None:
+    """Open, check, order and read what `sparse_shards` makes."""
     process = psutil.Process()
-    timed(found, "making the directory (not part of it)", lambda: sparse_shards(directory, tokens, SOURCES))
-    files = [path for path in directory.iterdir() if path.suffix in (".bin", ".idx")]
-    found["files"] = len(files)
+    timed("making the directory (not part of it)", lambda: sparse_shards(directory, tokens, SOURCES))
+    show("files", sum(path.suffix in (".bin", ".idx") for path in directory.iterdir()))
     before = process.num_fds()
-    manifest = timed(found, "reading the manifest, s", lambda: read_manifest(directory))
-    timed(found, "hashing every .idx (check at the start of training), s", lambda: check_shards(manifest))
+    manifest = timed("reading the manifest", lambda: read_manifest(directory))
+    timed("hashing every .idx (check at the start of training)", lambda: check_shards(manifest))
     blend, cache = make_blend([Member(manifest)]), directory.parent / "cache"
-    samples = timed(found, "opening, s", lambda: blend.training_samples(LENGTH, 1, cache))
-    timed(found, "order of an epoch: made and kept, s", lambda: samples.prepare(0))
-    again = timed(found, "opening again, s", lambda: blend.training_samples(LENGTH, 1, cache))
-    timed(found, "order of an epoch: from the cache, checksums compared, s", lambda: again.prepare(0))
+    samples = timed("opening", lambda: blend.training_samples(LENGTH, 1, cache))
+    timed("order of an epoch: made and kept", lambda: samples.prepare(0))
+    again = timed("opening again", lambda: blend.training_samples(LENGTH, 1, cache))
+    timed("order of an epoch: from the cache, checksums compared", lambda: again.prepare(0))
     numbers = np.arange(4096).reshape(-1, 64)
-    timed(found, "reading 4,096 samples, s", lambda: [again.blocks(batch) for batch in numbers])
-    found["descriptors"] = process.num_fds() - before
-    found["peak resident, GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return found
+    timed("reading 4,096 samples", lambda: [again.blocks(batch) for batch in numbers])
+    show("descriptors", process.num_fds() - before)
+    show("peak resident, GB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 
-def measure_tokenizing(work: Path, units: int) -> dict[str, float]:
-    """Peak memory and descriptors of a process that tokenises so many units of the same size."""
-    work.mkdir()
-    text = work / "in.jsonl"
+def measure_tokenizing(work: Path, model: Path, units: int) -> None:
+    """Print the peak memory and descriptors of a process that tokenises so many units of the same size."""
+    text, out = work / f"{units}.jsonl", work / f"units{units}"
     line = json.dumps({"text": "The quick brown fox jumps over the lazy dog, and so on. " * 20}) + "\n"
     text.write_text(line * (20 * units))
-    command = [sys.executable, "-m", "data_pipeline"]
-    model = work.parent / "model"
-    if not model.with_suffix(".model").exists():
-        corpus = work.parent / "corpus"
-        subprocess.run([*command, "demo-corpus", str(corpus)], check=True, stdout=subprocess.DEVNULL)
-        training = ["train-tokenizer", str(corpus), "--out", str(model), "--vocab-size", "1000"]
-        subprocess.run([*command, *training], check=True, stdout=subprocess.DEVNULL)
-    command += ["tokenize", str(text), "--tokenizer", f"{model}.model", "--out", str(work / "out")]
-    command += ["--name", "x", "--range-bytes", str(20 * len(line))]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    peaks = {"peak resident, MB": 0.0, "most descriptors": 0.0}
-    watcher = threading.Thread(target=_watch, args=(started.pid, peaks))
-    watcher.start()
-    code = started.wait()
-    watcher.join()
-    assert code == 0
-    return {"units": len(read_manifest(work / "out").inputs)} | peaks
-
-
-def _watch(pid: int, peaks: dict[str, float]) -> None:
-    process = psutil.Process(pid)
-    while True:
-        try:
-            size, descriptors = process.memory_info().rss / 1e6, process.num_fds()
-        except psutil.Error:
-            return
-        peaks["peak resident, MB"] = max(peaks["peak resident, MB"], size)
-        peaks["most descriptors"] = max(peaks["most descriptors"], descriptors)
-        time.sleep(0.02)
+    command = [sys.executable, "-m", "data_pipeline", "tokenize", str(text), "--tokenizer", str(model)]
+    command += ["--out", str(out), "--name", "x", "--range-bytes", str(20 * len(line))]
+    size = descriptors = 0.0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as started:
+        process = psutil.Process(started.pid)
+        while started.poll() is None:
+            try:
+                size = max(size, process.memory_info().rss / 1e6)
+                descriptors = max(descriptors, process.num_fds())
+            except psutil.Error:
+                break
+            time.sleep(0.02)
+    show("units", len(read_manifest(out).inputs))
+    show("peak resident, MB", size)
+    show("most descriptors", descriptors)
 
 
 def main() -> None:
@@ -112,22 +98,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=1e11)
     parser.add_argument("--units", type=int, nargs="*", default=[100, 1000])
     parser.add_argument("--directory", type=Path, help="where the temporary directory goes")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
-        work = Path(temporary)
-        report: dict[str, Any] = {
-            "tokenize": [measure_tokenizing(work / f"units{count}", count) for count in arguments.units]
-        }
+        work, pipeline = Path(temporary), [sys.executable, "-m", "data_pipeline"]
+        if arguments.units:
+            corpus, training = work / "corpus", ["--out", str(work / "x"), "--vocab-size", "1000"]
+            subprocess.run([*pipeline, "demo-corpus", str(corpus)], check=True)
+            subprocess.run([*pipeline, "train-tokenizer", str(corpus), *training], check=True)
+        for count in arguments.units:
+            measure_tokenizing(work, work / "x.model", count)
         if arguments.tokens:
-            report["open"] = measure_opening(work / "shards", int(arguments.tokens))
-    for row in [*report["tokenize"], report.get("open", {})]:
-        for name, value in row.items():
-            print(f"{name:60}{value:>14,.2f}")
-        print()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+            measure_opening(work / "shards", int(arguments.tokens))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The cost of the order of samples, and the speed of reading them beside that of training.
 
-    python -m benchmarks.data.samples [--tokens 1e9] [--sequence-length 512] [--directory DIR] [--json FILE]
+    python -m benchmarks.data.samples [--tokens 1e9] [--sequence-length 512] [--directory DIR]
 
 Random shards (documents of 862 tokens on average, as in SlimPajama; 2 GB for the default of a billion tokens)
 are written to a temporary directory. Measured in this process, on one core: opening, making the order of an
@@ -15,31 +15,30 @@ training step does: what a step takes longer than its computation, without and w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import psutil
 
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.shards.loader import Loader
-from data_pipeline.shards.manifest import Manifest
 from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.data.batches import SAMPLES_AT_ONCE
 from pretrain.ranks.peak_flops import peak_flops
 from tests.data_pipeline.shards.synthetic import random_shards
 
+T = TypeVar("T")
 BATCH = SAMPLES_AT_ONCE  # what the training loop reads in one go
 STEPS = 60
 
 
-def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+def timed(action: Callable[[], T]) -> tuple[float, T]:
     """(seconds, what it returned)."""
     started = time.perf_counter()
     result = action()
@@ -52,15 +51,10 @@ def measure_order(blend: Blend, length: int, cache: Path) -> dict[str, float]:
     building, _ = timed(lambda: samples.prepare(0))
     storing, _ = timed(lambda: blend.training_samples(length, 1, cache).prepare(0))
     loading, _ = timed(lambda: blend.training_samples(length, 1, cache).prepare(0))
-    return {
-        "open_seconds": opening,
-        "build_seconds": building,
-        "open_build_and_store_seconds": storing,
-        "open_and_load_seconds": loading,
-    }
+    return {"open": opening, "build": building, "open, build, store": storing, "open and load": loading}
 
 
-def measure_reading(samples: BlendedSamples, count: int) -> dict[str, float]:
+def measure_reading(samples: BlendedSamples, count: int) -> tuple[float, float, int]:
     """Tokens a CPU second (user and system) and a second in training order; how the resident size grew."""
     process = psutil.Process()
     batches = np.arange(count).reshape(-1, BATCH)
@@ -71,11 +65,7 @@ def measure_reading(samples: BlendedSamples, count: int) -> dict[str, float]:
         samples.blocks(batch)
         grown = max(grown, process.memory_info().rss - before)
     tokens = count * samples.sequence_length
-    return {
-        "tokens_per_cpu_second": tokens / (time.process_time() - started_cpu),
-        "tokens_per_second": tokens / (time.perf_counter() - started),
-        "rss_growth_bytes": grown,
-    }
+    return tokens / (time.process_time() - started_cpu), tokens / (time.perf_counter() - started), grown
 
 
 def measure_loader(samples: BlendedSamples, workers: int) -> float:
@@ -92,51 +82,8 @@ def measure_loader(samples: BlendedSamples, workers: int) -> float:
     return statistics.median(waits)
 
 
-def measure(manifest: Manifest, length: int, cache: Path, count: int) -> dict[str, Any]:
-    """All rows."""
-    sources = {source: 1.0 + number for number, source in enumerate(manifest.sources("train"))}
-    whole, blend = make_blend([Member(manifest)]), make_blend([Member(manifest, 1, sources)])
-    consumed = float(peak_flops("NVIDIA A100-SXM4-80GB", "bf16") or 0.0)
-    consumed /= model_flops_per_token(load_config("small").shape())
-    report: dict[str, Any] = {
-        "tokens": manifest.tokens("train"),
-        "documents": sum(shard.documents for shard in manifest.shards),
-        "sequence_length": length,
-        "order": measure_order(whole, length, cache),
-        "order_of_the_blend": measure_order(blend, length, cache),
-        "consumed_tokens_per_second": consumed,
-    }
-    for name, one in (("whole", whole), ("blend", blend)):
-        samples = one.training_samples(length, 1, cache)
-        report[name] = measure_reading(samples, count)
-        report[name]["ratio_to_consumed"] = report[name]["tokens_per_cpu_second"] / consumed
-    report["wait_seconds_by_workers"] = {w: measure_loader(samples, w) for w in (0, 1, 2, 4)}
-    return report
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print the table."""
-    print(
-        f"{report['tokens']:,} tokens, {report['documents']:,} documents, length {report['sequence_length']}"
-    )
-    for name in ("order", "order_of_the_blend"):
-        for key, value in report[name].items():
-            print(f"  {name.replace('_', ' '):20}{key.replace('_', ' '):32}{value:10.3f}")
-    consumed = report["consumed_tokens_per_second"]
-    print(f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`")
-    for name in ("whole", "blend"):
-        row = report[name]
-        print(
-            f"  {name:8}{row['tokens_per_cpu_second'] / 1e6:8.1f} M tokens per CPU second"
-            f"{row['ratio_to_consumed']:6.0f} times ({row['tokens_per_second'] / 1e6:.1f} M by the clock); "
-            f"resident size grew {row['rss_growth_bytes'] / 2**20:.0f} MiB"
-        )
-    print(f"waiting for a batch of {BATCH}, by loader threads (0: read when needed)")
-    for workers, seconds in report["wait_seconds_by_workers"].items():
-        print(f"  {workers} threads{seconds * 1e6:12.0f} µs")
-
-
 def main() -> None:
+    """Print all rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -144,15 +91,34 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--samples", type=int, default=40_000, help="samples to read")
     parser.add_argument("--directory", type=Path, help="where the temporary directory goes")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    length = arguments.sequence_length
     with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
         manifest = random_shards(Path(temporary) / "shards", int(arguments.tokens), shards=7)
         cache = Path(temporary) / "cache"
-        report = measure(manifest, arguments.sequence_length, cache, arguments.samples // BATCH * BATCH)
-    show(report)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        documents = sum(shard.documents for shard in manifest.shards)
+        print(f"{manifest.tokens('train'):,} tokens, {documents:,} documents, length {length}")
+        sources = {source: 1.0 + number for number, source in enumerate(manifest.sources("train"))}
+        blends = {
+            "whole": make_blend([Member(manifest)]),
+            "blend": make_blend([Member(manifest, 1, sources)]),
+        }
+        for name, blend in blends.items():
+            for what, seconds in measure_order(blend, length, cache).items():
+                print(f"  order of {name:8}{what:20}{seconds:10.3f} s")
+        consumed = float(peak_flops("NVIDIA A100-SXM4-80GB", "bf16") or 0.0)
+        consumed /= model_flops_per_token(load_config("small").shape())
+        print(f"reading, against the {consumed:,.0f} tokens/s of an A100 at 100 % of its peak on `small`")
+        for name, blend in blends.items():
+            samples = blend.training_samples(length, 1, cache)
+            per_cpu, rate, grown = measure_reading(samples, arguments.samples // BATCH * BATCH)
+            print(
+                f"  {name:8}{per_cpu / 1e6:8.1f} M tokens per CPU second{per_cpu / consumed:6.0f} times "
+                f"({rate / 1e6:.1f} M by the clock); resident size grew {grown / 2**20:.0f} MiB"
+            )
+        print(f"waiting for a batch of {BATCH}, by loader threads (0: read when needed)")
+        for workers in (0, 1, 2, 4):
+            print(f"  {workers} threads{measure_loader(samples, workers) * 1e6:12.0f} µs")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,6 @@
 measure     the command: ratios of whole steps, parts and kernels
 contenders  the engines that take part, and their turns
 plain_gpt   the peer in plain PyTorch
-parts       the time by part and by kernel, and the picture
+parts       the time by part and by kernel
 switches    two settings of section `performance` alone
 """

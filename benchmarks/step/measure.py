@@ -1,6 +1,6 @@
 """The cost of a training step, measured side by side in one process: the arbiter of claims about speed.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE --plot FILE
+    OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE
     python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
 
 Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and, on one
@@ -43,7 +43,7 @@ from benchmarks.step.contenders import (  # noqa: E402
     take_turns,
     waiting,
 )
-from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part, write_plot  # noqa: E402
+from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
 from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
 from pretrain.ranks.groups import (  # noqa: E402
@@ -80,8 +80,6 @@ def main() -> None:
         print_report(report)
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-        if arguments.plot:
-            write_plot(report, arguments.plot)
     shutdown_distributed(context)
 
 
@@ -107,7 +105,6 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--clock", choices=("cpu", "wall"))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path, help="a PNG")
     return parser.parse_args()
 
 

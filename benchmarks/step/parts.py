@@ -1,19 +1,14 @@
-"""The time of a training step by part and by class of kernel, and the picture of the report."""
+"""The time of a training step by part and by class of kernel."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.step.contenders import Contender
-from pretrain.reporting.plots import COLOURS, GREY, label, new_figure, write_figures
 from pretrain.telemetry.profile import seconds_by_class
 
 PARTS = ("data", "forward", "backward", "reduction", "optimizer")
@@ -87,30 +82,3 @@ def seconds_by_kernel(
             contender.backward(contender.forward(batch()))
             contender.update()
     return {group: spent / rounds for group, spent in seconds_by_class(found.key_averages()).items()}
-
-
-def write_plot(report: dict[str, Any], path: Path) -> None:
-    """Write the PNG at `path`."""
-    write_figures({path.stem: lambda: _figure(report)}, path.parent)
-
-
-def _figure(report: dict[str, Any]) -> Figure:
-    figure, (ratios, parts) = new_figure(1, 2, 3.2)
-    base, found = next(iter(report["ratio"].items()))
-    medians, low, high = ([one[key] for one in found.values()] for key in ("median", "low", "high"))
-    errors = np.abs([low, high] - np.array(medians))
-    ratios.errorbar(medians, range(len(found)), xerr=errors, fmt="o", color=COLOURS[2], capsize=3)
-    ratios.axvline(1.0, color=GREY, linewidth=0.8)
-    ratios.set_yticks(range(len(found)), list(found))
-    ratios.invert_yaxis()
-    label(ratios, f"Step time / {base}'s, median and quartiles", "ratio", "")
-    names = list(report["parts"])
-    left = np.zeros(len(names))
-    for colour, part in zip(COLOURS[1:], PARTS, strict=False):
-        widths = np.array([1e3 * report["parts"][name][part] for name in names])
-        parts.barh(names, widths, left=left, color=colour, label=part)
-        left += widths
-    parts.invert_yaxis()
-    label(parts, f"Parts of a step, {report['shape']}", f"ms ({report['clock']} clock)", "")
-    figure.legend(*parts.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    return figure
