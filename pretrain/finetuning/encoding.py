@@ -1,4 +1,4 @@
-"""Encoding of texts as the exported model saw them in training, and padded batches.
+"""Encoding of texts as the exported model saw them in training, and examples set aside.
 
     [end of document] first sentence [newline] second sentence
 
@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example, Task
@@ -97,18 +95,3 @@ def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tupl
         raise UserError(f"{len(examples)} training examples are too few to set some aside; give more")
     order = np.random.default_rng(seed).permutation(len(examples))
     return [examples[i] for i in np.sort(order[count:])], [examples[i] for i in np.sort(order[:count])]
-
-
-def collate(items: Sequence[Item], pad_id: int) -> dict[str, torch.Tensor]:
-    """Return items as one batch, padded at the end, with an `attention_mask`.
-
-    Lists become `[items, longest]` int64, `input_ids` filled up with `pad_id`; single labels are `[items]`.
-    """
-    fill = {"input_ids": pad_id, "labels": IGNORED}
-    masked = [{**item, "attention_mask": [1] * len(item["input_ids"])} for item in items]
-    batch: dict[str, torch.Tensor] = {}
-    for name, value in masked[0].items():
-        rows = [torch.tensor(item[name]) for item in masked]
-        padded = isinstance(value, list)
-        batch[name] = pad_sequence(rows, True, fill.get(name, 0)) if padded else torch.stack(rows)
-    return batch

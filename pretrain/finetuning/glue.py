@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from torch import nn
+from transformers import DataCollatorWithPadding
 
 from pretrain.finetuning.classification_data import MISMATCHED, TRAIN, VALIDATION, Task, TaskData
 from pretrain.finetuning.encoding import encode_examples
-from pretrain.finetuning.metrics import measure, predictions_of, score, standard_error
+from pretrain.finetuning.metrics import classified, measure, predictions_of, score
 from pretrain.finetuning.models import HEAD, Pretrained, Tokenizer, load_classifier, load_tokenizer
 from pretrain.finetuning.training import Judge
 from pretrain.finetuning.trials import ExportFineTuning, FineTuned, Plan
@@ -27,6 +27,7 @@ class GlueFineTuning(ExportFineTuning):
     def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, data: TaskData) -> None:
         super().__init__(plan, model, tokenizer, data.task.name)
         self.glue_task, self.judge = data.task, task_judge(data.task)
+        self.collator = DataCollatorWithPadding(tokenizer.program)
         splits = {TRAIN: data.train, VALIDATION: data.validation, MISMATCHED: data.mismatched}
         encoded = {
             name: encode_examples(data.task, examples, tokenizer.ids, tokenizer.start, self.longest)
@@ -43,50 +44,45 @@ class GlueFineTuning(ExportFineTuning):
         }
 
     def load(self, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-        return load_classifier(self.model, self.glue_task, self.pad_id), {}
+        return load_classifier(self.model, self.glue_task, self.tokenizer.start), {}
 
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
-        predictions = {
-            name: predictions_of(self.glue_task, outputs) for name, outputs in tuned.outputs.items()
+        """Return the result; of two validation sets the score is the mean."""
+        predictions = {name: predictions_of(self.glue_task, made) for name, made in tuned.outputs.items()}
+        each = {
+            name: classified(self.glue_task, self.judged[name].labels, predicted)
+            for name, predicted in predictions.items()
         }
-        counts = {
-            "trained": tuned.trained,
-            "set_aside": tuned.set_aside,
-            "shortened": self.train.shortened,
+        metrics = {
+            metric + name.removeprefix(VALIDATION): value
+            for name, one in each.items()
+            for metric, value in one["metrics"].items()
         }
         return {
-            **self._judged(predictions),
+            "metrics": metrics,
+            "score": score(metrics),
+            "standard_error": math.hypot(*(one["standard_error"] for one in each.values())) / len(each),
             "items": sum(map(len, self.judged.values())),
-            "examples": counts,
+            "examples": {
+                "trained": tuned.trained,
+                "set_aside": tuned.set_aside,
+                "shortened": self.train.shortened,
+            },
             **self.training(tuned),
             "predictions": {name: predicted.tolist() for name, predicted in predictions.items()},
         }
 
-    def _judged(self, predictions: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Return metrics, score and standard error; of two validation sets the score is the mean."""
-        metrics, errors = {}, []
-        for name, predicted in predictions.items():
-            labels = self.judged[name].labels
-            for metric, value in measure(self.glue_task, labels, predicted).items():
-                metrics[metric + name.removeprefix(VALIDATION)] = value
-            errors.append(standard_error(self.glue_task, labels, predicted))
-        error = math.sqrt(sum(one**2 for one in errors)) / len(errors)
-        return {"metrics": metrics, "score": score(metrics), "standard_error": error}
 
-    def scores(self, result: Mapping[str, Any]) -> tuple[float, Mapping[str, float], float]:
-        return result["score"], result["metrics"], result["standard_error"]
+def glue_fine_tunings(plan: Plan, tasks: Sequence[TaskData]) -> Iterator[tuple[GlueFineTuning, int]]:
+    """Yield every model of the plan with every task, encoded when its turn comes, and every seed.
 
-
-def glue_fine_tunings(plan: Plan, tasks: Sequence[TaskData]) -> Iterator[GlueFineTuning]:
-    """Yield every model of the plan with every task, encoded when its turn comes.
-
-    Raises:
-        UserError: as `load_tokenizer`.
+    Raises UserError as `load_tokenizer`.
     """
     for model in plan.models:
         tokenizer = load_tokenizer(model)
         for data in tasks:
-            yield GlueFineTuning(plan, model, tokenizer, data)
+            one = GlueFineTuning(plan, model, tokenizer, data)
+            yield from ((one, seed) for seed in range(1, plan.seeds + 1))
 
 
 def task_judge(task: Task) -> Judge:

@@ -1,8 +1,7 @@
 """Metrics of GLUE's tasks, by scikit-learn and scipy, and their standard errors over items.
 
 The standard error is of a fixed model over other items of the same kind: what a validation set of n items can
-tell apart at all. For accuracy it is √(p (1 − p) / n), for the others the standard deviation over resamples
-of the items with replacement.
+tell apart at all. For accuracy it is √(p (1 − p) / n), for the others that of scipy's bootstrap.
 """
 
 from __future__ import annotations
@@ -52,40 +51,31 @@ def score(measured: dict[str, float]) -> float:
     return sum(measured.values()) / len(measured)
 
 
-def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray, seed: int = 0) -> float:
-    """Return the standard error of the score over the choice of items.
-
-    Args:
-        seed: of the resamples.
-    """
-    items = len(labels)
+def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return the standard error of the score over the choice of items."""
     if task.metrics == ("accuracy",):
         p = float((labels == predictions).mean())
-        return math.sqrt(p * (1 - p) / items)
-    generator = np.random.default_rng(seed)
-    if task.labels:
-        cells = np.bincount(2 * labels.astype(int) + predictions.astype(int), minlength=4) / items
-        return float(_two_class_scores(task, generator.multinomial(items, cells, RESAMPLES)).std(ddof=1))
-    scores = []
-    for _ in range(RESAMPLES):
-        drawn = generator.integers(items, size=items)
-        scores.append(score(measure(task, labels[drawn], predictions[drawn])))
-    return float(np.std(scores, ddof=1))
+        return math.sqrt(p * (1 - p) / len(labels))
+    resampled = stats.bootstrap(
+        (labels, predictions),
+        lambda *drawn: score(measure(task, *drawn)),
+        paired=True,
+        vectorized=False,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        random_state=0,
+    )
+    return float(resampled.standard_error)
+
+
+def classified(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
+    """Return metrics, score and standard error of predictions, as a result has them."""
+    metrics = measure(task, labels, predictions)
+    error = standard_error(task, labels, predictions)
+    return {"metrics": metrics, "score": score(metrics), "standard_error": error}
 
 
 def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:
     if min(np.ptp(labels), np.ptp(predictions)) == 0:
         return 0.0
     return float(test(labels, predictions).statistic)
-
-
-def _two_class_scores(task: Task, counts: np.ndarray) -> np.ndarray:
-    """Return the scores of `[resamples, 4]` counts of (label, prediction) = 00, 01, 10, 11."""
-    tn, fp, fn, tp = counts.T.astype(float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        all_metrics = {
-            "accuracy": (tn + tp) / counts.sum(axis=1),
-            "f1": 2 * tp / (2 * tp + fp + fn),
-            "matthews": (tp * tn - fp * fn) / np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)),
-        }
-    return np.mean([np.nan_to_num(all_metrics[name]) for name in task.metrics], axis=0)

@@ -178,6 +178,7 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
             f"{directory}: the tokenizer has {len(program)} tokens, the model {config.vocab_size}: these two "
             "do not belong together"
         )
+    program.pad_token_id, program.padding_side = start, "right"
     return Tokenizer(program, int(start), int(config.max_position_embeddings))
 
 

@@ -1,4 +1,4 @@
-"""Report of fine-tuned models beside a baseline, for classification and for translation.
+"""Report of fine-tuned models beside a baseline, the same for all three tasks.
 
 Scores are shown in points, 100 the best, and kept as parts of 1. A pair is two pretrainings of the same seed,
 each the mean over its fine-tunings, where two seeds or more were pretrained of both; else two fine-tunings of
@@ -19,14 +19,14 @@ from pretrain.reporting.text import number
 from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
-from pretrain.study.tables import GAP, INTERVAL, T_HOLM, T_P, GapColumn, GapRow, gap_table
+from pretrain.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, WILCOXON_HOLM, GapRow, gap_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _GAP_COLUMNS = (
-    *(GAP, INTERVAL, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (Holm)")),
-    GapColumn("significance claimed", lambda gap: "yes" if gap.significance_claimed else "no"),
+    *(GAP, INTERVAL, EFFECT, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (t, Holm)")),
+    replace(WILCOXON_HOLM, title="p (Wilcoxon, Holm)"),
 )
 
 
@@ -54,30 +54,35 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of a group with the baseline on one task.
+    """Comparison of a group with another on one task.
 
     Attributes:
-        held: number of pairs in which the criterion held; None if a score of the baseline is not above 0.
+        control: the other group: the baseline, unless further pairs of groups are compared.
+        held: number of pairs in which the criterion held; None if a score of the control is not above 0.
     """
 
     task: str
     group: str
+    control: str
     pair: Literal["pretraining", "fine-tuning"]
     gap: PairedGap | None
     held: int | None
 
 
-def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> list[Comparison]:
-    """Compare every group with the baseline on every task, with Holm's correction over all of these.
+def compare_trials(
+    trials: Sequence[Trial], baseline: str, tolerance: float, others: Sequence[tuple[str, str]] = ()
+) -> list[Comparison]:
+    """Compare every group with the baseline on every task, with Holm's correction over all comparisons.
 
     Args:
         tolerance: the part of the baseline's score that a pair may lose.
+        others: further pairs of groups to compare.
     """
     comparisons = []
     for groups in _by_task(trials).values():
-        base = groups.get(baseline, [])
-        others = [own for group, own in groups.items() if group != baseline and base]
-        comparisons += [_compare(own, base, tolerance) for own in others]
+        pairs = [(group, baseline) for group in groups if group != baseline and baseline in groups]
+        for group, control in (*pairs, *others):
+            comparisons.append(_compare(groups[group], groups[control], tolerance))
     gaps = adjust([comparison.gap for comparison in comparisons])
     return [replace(one, gap=gap) for one, gap in zip(comparisons, gaps, strict=True)]
 
@@ -99,7 +104,7 @@ def _compare(own: Sequence[Trial], base: Sequence[Trial], tolerance: float) -> C
     testable = all(others[seed] > 0 for seed in seeds)
     held = sum(scores[seed] >= (1 - tolerance) * others[seed] for seed in seeds)
     pair: Literal["pretraining", "fine-tuning"] = "pretraining" if several else "fine-tuning"
-    return Comparison(own[0].task, own[0].group, pair, gap, held if testable else None)
+    return Comparison(own[0].task, own[0].group, base[0].group, pair, gap, held if testable else None)
 
 
 def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
@@ -117,22 +122,25 @@ def fine_tuned_report(
     tolerance: float,
     notes: Sequence[str],
     content: Mapping[str, Any],
+    others: Sequence[tuple[str, str]] = (),
+    tables: Sequence[Table] = (),
 ) -> Report:
     """Return the report of all trials.
 
     Args:
-        tolerance: as in `compare_trials`.
+        tolerance, others: as in `compare_trials`.
         notes: about this kind of task.
         content: further content of report.json.
+        tables: further ones.
     """
-    comparisons = compare_trials(trials, baseline, tolerance)
+    comparisons = compare_trials(trials, baseline, tolerance, others)
     return Report(
         experiment=experiment,
         title=title,
         criterion=f"score ≥ {100 * (1 - tolerance):g} % of {baseline}'s, pair by pair",
         verdicts=_verdicts(trials, comparisons, baseline),
-        tables=[_scores(trials), *([_gaps(comparisons, baseline)] if comparisons else [])],
-        notes=[*_notes(comparisons, baseline), *notes],
+        tables=[_scores(trials), *([_gaps(comparisons)] if comparisons else []), *tables],
+        notes=[*_notes(trials, comparisons), *notes],
         content={
             "baseline": baseline,
             "tolerance": tolerance,
@@ -152,6 +160,8 @@ def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseli
         ]
     verdicts = []
     for one in comparisons:
+        if one.control != baseline:
+            continue
         name = f"{one.group}, {one.task}"
         if one.gap is None:
             verdicts.append(Verdict(name, 0, None, f"no seed in common with {baseline}"))
@@ -177,25 +187,30 @@ def _scores(trials: Sequence[Trial]) -> Table:
     return text_table("Scores, in points", header, rows)
 
 
-def _gaps(comparisons: Sequence[Comparison], baseline: str) -> Table:
+def _gaps(comparisons: Sequence[Comparison]) -> Table:
     rows = [
-        GapRow((one.task, one.group, f"{one.gap.n if one.gap else 0} of {one.pair}"), one.gap)
+        GapRow(
+            (one.task, one.group, one.control, f"{one.gap.n if one.gap else 0} of {one.pair}"),
+            one.gap,
+            "score",
+        )
         for one in comparisons
     ]
-    title = f"Beside {baseline}, in points; below 0 is worse"
-    return gap_table(("task", "variant", "pairs"), rows, _GAP_COLUMNS, title=title, flush_left=True)
+    names, title = ("task", "variant", "beside", "pairs"), "Gaps, in points; below 0 is worse"
+    return gap_table(names, rows, _GAP_COLUMNS, claims=True, title=title, flush_left=True)
 
 
 def _points(values: Sequence[float]) -> str:
     return seeds_text([100 * value for value in values], 2)
 
 
-def _notes(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
+def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
         "± is the standard deviation over fine-tunings; the standard error of the task is of one model over "
         "the choice of its items: a gap below about twice that says little about other items",
     ]
-    if any(one.pair == "fine-tuning" for one in comparisons):
+    several = len({trial.model for trial in trials}) > 1
+    if several and any(one.pair == "fine-tuning" for one in comparisons):
         notes.append(
             "pairs of fine-tuning seeds of one pretrained model each: the interval is of these two models, "
             "not of their methods; for that, pretrain several seeds of both and give all of them"
@@ -203,13 +218,13 @@ def _notes(comparisons: Sequence[Comparison], baseline: str) -> list[str]:
     if any(one.gap is not None and one.gap.n < FEWEST_SEEDS for one in comparisons):
         notes.append(f"below {FEWEST_SEEDS} pairs no significance is claimed, whatever p is")
     if len(comparisons) > 1:
-        notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons with {baseline}")
+        notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons")
     return notes
 
 
 def _comparison_json(one: Comparison) -> dict[str, Any]:
     gap = one.gap and gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
-    return {"task": one.task, "group": one.group, "pair": one.pair, "held": one.held, "gap": gap}
+    return {**asdict(replace(one, gap=None)), "gap": gap}
 
 
 def _figure(trials: Sequence[Trial]) -> Figure:

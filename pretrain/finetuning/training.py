@@ -30,10 +30,12 @@ from transformers import (
 )
 
 from pretrain.errors import UserError
-from pretrain.finetuning.encoding import Item, collate
+from pretrain.finetuning.encoding import Item
 from pretrain.ranks.devices import use_cuda
 from pretrain.ranks.gpu_settings import use_arithmetic
 
+Collator = Callable[[list[Any]], Any]
+"""Items to a padded batch: a data collator of transformers."""
 Judge = Callable[[np.ndarray, np.ndarray], float]
 """(labels, outputs) -> a score; more is better."""
 
@@ -75,7 +77,7 @@ def fine_tune(
     model: nn.Module,
     train: Sequence[Item],
     aside: Sequence[Item],
-    pad_id: int,
+    collator: Collator,
     settings: Settings,
     seed: int,
     judge: Judge | None = None,
@@ -87,7 +89,6 @@ def fine_tune(
 
     Args:
         aside: examples that decide when the training ends, and which weights are the best.
-        pad_id: fills up `input_ids`.
         seed: of the order of the data, and of dropout.
         judge: of the examples set aside; None: their loss, less is better.
         judged: {name: examples} to compute the outputs of, after the training.
@@ -108,7 +109,7 @@ def fine_tune(
             args=_arguments(settings, len(train), judge is None, seed, nothing),
             train_dataset=list(train),  # type: ignore[arg-type]
             eval_dataset=list(aside),  # type: ignore[arg-type]
-            data_collator=partial(collate, pad_id=pad_id),  # type: ignore[arg-type]
+            data_collator=collator,
             compute_metrics=partial(_metrics, judge) if judge else None,
             callbacks=[best],
         )

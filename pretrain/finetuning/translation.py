@@ -8,13 +8,14 @@ the loss.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import DataCollatorForSeq2Seq
 
 from pretrain.errors import UserError
 from pretrain.finetuning.encoding import IGNORED, Encoded, Ids
@@ -91,8 +92,6 @@ class Prompt:
 class TranslationFineTuning(ExportFineTuning):
     """Fine-tuning of an export on pairs of texts."""
 
-    judged: Mapping[str, Encoded] = {}
-
     def __init__(
         self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, texts: Texts, digest: str
     ) -> None:
@@ -100,6 +99,7 @@ class TranslationFineTuning(ExportFineTuning):
         self.texts = texts
         self.prompt = Prompt(texts.template, self.longest)
         self.train = self.prompt.encode(tokenizer, texts.train)
+        self.collator = DataCollatorForSeq2Seq(tokenizer.program, label_pad_token_id=IGNORED)
         self.identity = {
             **self.common_identity("accelerate", "sacrebleu"),
             "prompt": asdict(self.prompt),
@@ -132,21 +132,17 @@ class TranslationFineTuning(ExportFineTuning):
             "translations": translations,
         }
 
-    def scores(self, result: Mapping[str, Any]) -> tuple[float, Mapping[str, float], float]:
-        bleu, chrf = result["bleu"] / 100, result["chrf"] / 100
-        return bleu, {"BLEU": bleu, "chrF": chrf}, result["standard_error"] / 100
 
+def translation_fine_tunings(plan: Plan, texts: Texts) -> Iterator[tuple[TranslationFineTuning, int]]:
+    """Yield every model of the plan with the pairs, encoded when its turn comes, and every seed.
 
-def translation_fine_tunings(plan: Plan, texts: Texts) -> Iterator[TranslationFineTuning]:
-    """Yield every model of the plan with the pairs, encoded when its turn comes.
-
-    Raises:
-        UserError: a wrong prompt, no pair that fits, or as `load_tokenizer`.
+    Raises UserError: a wrong prompt, no pair that fits, or as `load_tokenizer`.
     """
     sets = (texts.train, texts.test)
     digest = content_digest([[(pair.source, pair.target) for pair in pairs] for pairs in sets])
     for model in plan.models:
-        yield TranslationFineTuning(plan, model, load_tokenizer(model), texts, digest)
+        one = TranslationFineTuning(plan, model, load_tokenizer(model), texts, digest)
+        yield from ((one, seed) for seed in range(1, plan.seeds + 1))
 
 
 def translate(
@@ -166,13 +162,12 @@ def translate(
     with torch.inference_mode(), reduced:
         for first in range(0, len(fitting), batch_size):
             batch = fitting[first : first + batch_size]
-            width = len(prompts[batch[-1]])
             # Padded before the prompt: what follows it must follow at once.
-            ids = [[tokenizer.start] * (width - len(prompts[index])) + prompts[index] for index in batch]
-            mask = [[0] * (width - len(prompts[index])) + [1] * len(prompts[index]) for index in batch]
+            padded = tokenizer.program.pad(
+                {"input_ids": [prompts[index] for index in batch]}, padding_side="left", return_tensors="pt"
+            ).to(device)
             output = model.generate(
-                torch.tensor(ids, device=device),
-                attention_mask=torch.tensor(mask, device=device),
+                **padded,
                 max_new_tokens=new_tokens,
                 do_sample=False,
                 num_beams=1,
@@ -180,7 +175,7 @@ def translate(
                 eos_token_id=tokenizer.start,
                 pad_token_id=tokenizer.start,
             )
-            for index, row in zip(batch, output[:, width:].tolist(), strict=True):
+            for index, row in zip(batch, output[:, len(prompts[batch[-1]]) :].tolist(), strict=True):
                 end = row.index(tokenizer.start) if tokenizer.start in row else len(row)
                 translations[index] = tokenizer.text(row[:end]).strip()
     return translations
@@ -193,18 +188,19 @@ def translation_scores(translations: list[str], references: list[str], words: st
         words: sacreBLEU's way to cut texts into words.
 
     Returns:
-        BLEU and chrF of the whole test set, as sacreBLEU prints them: 0 to 100; BLEU's standard error over
-        the choice of sentences, from the interval of its bootstrap; and its signature, which says which BLEU
-        it is.
+        BLEU, which is the score, and chrF of the whole test set, from 0 to 1; BLEU's standard error over the
+        choice of sentences, from the interval of its bootstrap; and its signature, which says which BLEU it
+        is.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
     # No warning of texts that look as if they had been cut before.
     metric = BLEU(tokenize=words, force=True)  # type: ignore[arg-type]
     bleu = metric.corpus_score(translations, [references], n_bootstrap=RESAMPLES)
+    score, chrf = float(bleu.score) / 100, float(CHRF().corpus_score(translations, [references]).score) / 100
     return {
-        "bleu": float(bleu.score),
-        "chrf": float(CHRF().corpus_score(translations, [references]).score),
-        "standard_error": float(bleu._ci / 1.96),  # half of a 95 % interval
+        "score": score,
+        "metrics": {"BLEU": score, "chrF": chrf},
+        "standard_error": float(bleu._ci / 1.96) / 100,  # half of a 95 % interval
         "signature": str(metric.get_signature()),
     }

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -22,7 +22,7 @@ from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, Encoded, set_aside
 from pretrain.finetuning.frozen_rows import Rows, freeze, remember, what_changed
 from pretrain.finetuning.models import Pretrained, Tokenizer
 from pretrain.finetuning.report import Trial
-from pretrain.finetuning.training import Judge, Settings, begin, fine_tune
+from pretrain.finetuning.training import Collator, Judge, Settings, begin, fine_tune
 from pretrain.ranks.devices import use_cuda
 from pretrain.study.cache import ResultCache, content_digest
 from pretrain.study.seeds import Groups
@@ -55,17 +55,21 @@ class FineTuning(ABC):
         identity: everything that decides the result, beside the seed; as JSON gives it back.
         train: examples to train on, of which each seed sets some aside.
         judged: examples to compute the outputs of, after the training.
-        pad_id: fills up `input_ids`.
+        collator: items to a padded batch.
         head: first letters of the names of the new head's tensors; None: there is no new head.
         judge: score of the examples set aside; None: their loss.
     """
 
+    task: str
+    group: str
+    model_name: str
+    pretraining_seed: int | None = None
     identity: Mapping[str, Any]
     settings: Settings
     frozen_rows: Rows
     train: Encoded
-    judged: Mapping[str, Encoded]
-    pad_id: int
+    judged: Mapping[str, Encoded] = {}
+    collator: Collator
     head: str | None = None
     judge: Judge | None = None
 
@@ -73,9 +77,9 @@ class FineTuning(ABC):
     def title(self, seed: int) -> str:
         """Return the name to show while the training of this seed runs."""
 
-    @abstractmethod
     def file_name(self, seed: int) -> str:
         """Return the name of the kept result, without a suffix."""
+        return self.title(seed)
 
     @abstractmethod
     def load(self, seed: int) -> tuple[nn.Module, dict[str, Any]]:
@@ -86,15 +90,12 @@ class FineTuning(ABC):
 
     @abstractmethod
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
-        """Return the result of the training, as JSON."""
-
-
-F = TypeVar("F", bound=FineTuning)
+        """Return the result of the training, as JSON, with what a `Trial` has of scores."""
 
 
 def run_trials(
-    trials: Iterable[tuple[F, int]], out: Path, begin_piece: Callable[[str], None]
-) -> list[tuple[F, int, dict[str, Any], bool]]:
+    trials: Iterable[tuple[FineTuning, int]], out: Path, begin_piece: Callable[[str], None]
+) -> tuple[list[Trial], list[dict[str, Any]]]:
     """Fine-tune with every seed, one after the other, but for results that `out`/trials has.
 
     Args:
@@ -102,29 +103,28 @@ def run_trials(
         begin_piece: called with the title of each before it begins.
 
     Returns:
-        Fine-tuning, seed, result, and whether the result was on disk already.
+        The scores, and what report.json has of each; `kept`: the result was on disk already.
 
-    Raises:
-        UserError: a result cannot be written, or as `_fine_tune_once`.
-        RuntimeError: frozen rows changed, which is a defect.
+    Raises UserError where a result cannot be written, and as `_fine_tune_once`.
     """
     cache = ResultCache(out / "trials")
-    finished = []
+    scores, details = [], []
     for one, seed in trials:
         begin_piece(one.title(seed))
         name, identity = one.file_name(seed).replace("/", "_"), {**one.identity, "seed": seed}
         content, kept = cache.read_or_make(name, identity, partial(_fine_tune_once, one, seed))
-        finished.append((one, seed, content["result"], kept))
-    return finished
+        result = content["result"]
+        numbers = (result[key] for key in ("score", "metrics", "standard_error", "items"))
+        scores.append(Trial(one.task, one.group, one.model_name, one.pretraining_seed, seed, *numbers))
+        details.append({"name": one.title(seed), "kept": kept, **result})
+    return scores, details
 
 
 def _fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
     """Fine-tune with one seed, check what stayed frozen, and return {"result": the result}.
 
-    Raises:
-        UserError: too few examples, a model that cannot be loaded, a loss that is not finite, or weights
-            that should have changed and did not.
-        RuntimeError: frozen rows changed, which is a defect.
+    Raises UserError: too few examples, a model that cannot be loaded, a loss that is not finite, or weights
+    that should have changed and did not; RuntimeError: frozen rows changed, which is a defect.
     """
     train, aside = set_aside(one.train.items, ASIDE, MOST_ASIDE, seed)
     begin(seed)
@@ -132,7 +132,7 @@ def _fine_tune_once(one: FineTuning, seed: int) -> dict[str, Any]:
     freeze(model, one.frozen_rows)
     before = remember(model, one.frozen_rows)
     judged = {name: encoded.items for name, encoded in one.judged.items()}
-    course, outputs = fine_tune(model, train, aside, one.pad_id, one.settings, seed, one.judge, judged)
+    course, outputs = fine_tune(model, train, aside, one.collator, one.settings, seed, one.judge, judged)
     weights = what_changed(model, one.frozen_rows, before, one.head)
     tuned = FineTuned(model, facts, len(train), len(aside), course, outputs, weights)
     return {"result": one.result(seed, tuned)}
@@ -149,10 +149,10 @@ def environment(*packages: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of fine-tunings of exports.
+    """Plan of fine-tunings of exports, each with the seeds 1 … `seeds`.
 
     Attributes:
-        seeds: 1 … this: of a new head, the order of examples, dropout, and which examples are set aside.
+        seeds: of a new head, the order of examples, dropout, and which examples are set aside.
         max_length: ids of an example at most; None: as long as the model's own sequences.
         train_query_key: Q and K train like everything else.
     """
@@ -170,9 +170,9 @@ class ExportFineTuning(FineTuning):
 
     def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, task: str) -> None:
         self.plan, self.model, self.tokenizer, self.task = plan, model, tokenizer, task
-        self.settings = plan.settings
+        self.group, self.model_name = plan.groups.name_of(model), model.name
+        self.pretraining_seed, self.settings = model.seed, plan.settings
         self.frozen_rows = {} if plan.train_query_key else model.frozen_rows
-        self.pad_id = tokenizer.start
         self.longest = min(plan.max_length or tokenizer.longest, tokenizer.longest)
 
     def title(self, seed: int) -> str:
@@ -198,25 +198,3 @@ class ExportFineTuning(FineTuning):
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
             "weights": tuned.weights,
         }
-
-    @abstractmethod
-    def scores(self, result: Mapping[str, Any]) -> tuple[float, Mapping[str, float], float]:
-        """Return score, metrics and standard error of a result, 1 the best."""
-
-
-def run_on_exports(
-    fine_tunings: Iterable[ExportFineTuning], seeds: int, out: Path, begin_piece: Callable[[str], None]
-) -> tuple[list[Trial], list[dict[str, Any]]]:
-    """Fine-tune with the seeds 1 … `seeds`; return the scores, and what report.json has of each.
-
-    Raises:
-        As `run_trials`.
-    """
-    pairs = ((one, seed) for one in fine_tunings for seed in range(1, seeds + 1))
-    trials, details = [], []
-    for one, seed, result, kept in run_trials(pairs, out, begin_piece):
-        model, group = one.model, one.plan.groups.name_of(one.model)
-        scores = one.scores(result)
-        trials.append(Trial(one.task, group, model.name, model.seed, seed, *scores, result["items"]))
-        details.append({"name": one.title(seed), "kept": kept, **result})
-    return trials, details

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pretrain.finetuning.classification_data import TaskData
     from pretrain.finetuning.models import Pretrained
     from pretrain.finetuning.report import Trial
+    from pretrain.finetuning.training import Settings
     from pretrain.finetuning.trials import Plan
 
 
@@ -86,16 +87,14 @@ def glue(
     data_of_tasks = [read_task(task, data) for task in find_tasks(tasks)]
     require_packages("evaluate glue", "accelerate", "sklearn")
     from pretrain.finetuning.glue import glue_fine_tunings
-    from pretrain.finetuning.models import group_models, open_pretrained
     from pretrain.finetuning.training import Settings
-    from pretrain.finetuning.trials import Plan, run_on_exports
+    from pretrain.finetuning.trials import run_trials
     from pretrain.reporting.progress import WorkDisplay
 
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    opened = [open_pretrained(path, trust_code) for path in models]
-    plan = Plan(opened, group_models(opened, baseline), settings, seeds, max_length, train_query_key)
+    plan = _plan(models, baseline, trust_code, settings, seeds, max_length, train_query_key)
     with WorkDisplay(len(models) * len(data_of_tasks) * seeds) as work:
-        done = run_on_exports(glue_fine_tunings(plan, data_of_tasks), seeds, out, work.begin)
+        done = run_trials(glue_fine_tunings(plan, data_of_tasks), out, work.begin)
     notes = [*map(_constant_score, data_of_tasks), *_notes(plan)]
     _publish("E3", "Fine-tuning on GLUE", plan, *done, tolerance, notes, out)
 
@@ -134,18 +133,16 @@ def translation(
     learned = read_pairs("--train", train, source, target)
     translated = read_pairs("--test", test, source, target)
     require_packages("evaluate translation", "accelerate", "sacrebleu")
-    from pretrain.finetuning.models import group_models, open_pretrained
     from pretrain.finetuning.training import Settings
     from pretrain.finetuning.translation import Texts, translation_fine_tunings
-    from pretrain.finetuning.trials import Plan, run_on_exports
+    from pretrain.finetuning.trials import run_trials
     from pretrain.reporting.progress import WorkDisplay
 
     settings = Settings(learning_rate, epochs, batch_size, patience=patience)
-    opened = [open_pretrained(path, trust_code) for path in models]
-    plan = Plan(opened, group_models(opened, baseline), settings, seeds, max_length, train_query_key)
+    plan = _plan(models, baseline, trust_code, settings, seeds, max_length, train_query_key)
     texts = Texts(learned, translated, prompt.replace("\\n", "\n"), words.value)
     with WorkDisplay(len(models) * seeds) as work:
-        trials, details = run_on_exports(translation_fine_tunings(plan, texts), seeds, out, work.begin)
+        trials, details = run_trials(translation_fine_tunings(plan, texts), out, work.begin)
     notes = [f"sacreBLEU's signature: {details[0]['signature']}", *_notes(plan)]
     if untranslated := details[0]["untranslated"]:
         notes.append(f"{untranslated} texts were too long to translate and count as empty translations")
@@ -201,8 +198,8 @@ def bert_reservoir(
     test = ReservoirTest(bert, train, validation, settings, norm, max_length)
     chosen = arms(find_conditions(conditions), ranges)
     with WorkDisplay(len(chosen) * seeds) as work:
-        results = run_test(test, chosen, range(1, seeds + 1), out, work.begin)
-    finish(reservoir_report(test, results, tolerance), out)
+        trials, results = run_test(test, chosen, seeds, out, work.begin)
+    finish(reservoir_report(test, chosen, trials, results, tolerance), out)
 
 
 def require_packages(verb: str, *names: str) -> None:
@@ -230,6 +227,17 @@ def require_packages(verb: str, *names: str) -> None:
             raise UserError(
                 f"{verb} needs the package {package} ({error}): pip install 'ora-pretrain[eval]'"
             ) from error
+
+
+def _plan(
+    models: list[Path], baseline: str | None, trust_code: bool, settings: Settings, *options: Any
+) -> Plan:
+    """Open the models, group them and return the plan; `options` are the further fields of `Plan`."""
+    from pretrain.finetuning.models import group_models, open_pretrained
+    from pretrain.finetuning.trials import Plan
+
+    opened = [open_pretrained(path, trust_code) for path in models]
+    return Plan(opened, group_models(opened, baseline), settings, *options)
 
 
 def _publish(

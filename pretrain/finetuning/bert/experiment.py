@@ -6,14 +6,14 @@ of a seed share all of these: the surgery has random streams of its own, so no o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
+from transformers import DataCollatorWithPadding
 
 from data_pipeline.io.files import sha256_file
 from pretrain.errors import UserError
@@ -23,7 +23,8 @@ from pretrain.finetuning.bert.surgery import frozen_rows, install
 from pretrain.finetuning.classification_data import TASKS, VALIDATION, read_examples
 from pretrain.finetuning.encoding import Encoded
 from pretrain.finetuning.glue import task_judge
-from pretrain.finetuning.metrics import measure, predictions_of, standard_error
+from pretrain.finetuning.metrics import classified, constant_score, predictions_of
+from pretrain.finetuning.report import Trial
 from pretrain.finetuning.training import Settings
 from pretrain.finetuning.trials import FineTuned, FineTuning, environment, run_trials
 from pretrain.study.models import model_digest
@@ -31,8 +32,6 @@ from pretrain.study.models import model_digest
 TASK = TASKS["sst2"]
 HEADS = ("bert.pooler.", "classifier.")
 """Tensors that begin anew, or have to learn anew, and must therefore have changed."""
-Result = Mapping[str, Any]
-"""Result of one fine-tuning, as report.json has it."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,16 @@ class ArmFineTuning(FineTuning):
 
     head = HEADS[-1]
     judge = staticmethod(task_judge(TASK))
+    task = TASK.name
 
     def __init__(self, test: ReservoirTest, arm: Arm, train: Encoded, validation: Encoded) -> None:
         self.test, self.arm = test, arm
+        self.group, self.model_name = arm.name, test.bert.path.name
         self.identity = {**test.identity, "arm": arm.name}
         self.settings = test.settings
         self.frozen_rows = frozen_rows(arm, test.bert.config)
         self.train, self.judged = train, {VALIDATION: validation}
-        self.pad_id = test.bert.tokenizer.pad_token_id
+        self.collator = DataCollatorWithPadding(test.bert.tokenizer)
 
     def title(self, seed: int) -> str:
         return f"{self.arm.name}, seed {seed}"
@@ -91,15 +92,14 @@ class ArmFineTuning(FineTuning):
 
     def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
         judged = self.judged[VALIDATION]
-        labels, predictions = judged.labels, predictions_of(TASK, tuned.outputs[VALIDATION])
         return {
+            "arm": self.arm.name,
             "condition": self.arm.condition.value,
             "layers": self.arm.layers,
             "seed": seed,
-            **measure(TASK, labels, predictions),
-            "standard_error": standard_error(TASK, labels, predictions),
-            "majority": float(np.bincount(labels).max() / len(labels)),
-            "items": len(labels),
+            **classified(TASK, judged.labels, predictions_of(TASK, tuned.outputs[VALIDATION])),
+            "majority": constant_score(TASK, judged.labels),
+            "items": len(judged),
             "shortened": self.train.shortened + judged.shortened,
             **{key: tuned.course[key] for key in ("steps", "best_step", "seconds", "device")},
             "trainable_parameters": sum(p.numel() for p in tuned.model.parameters() if p.requires_grad),
@@ -109,27 +109,18 @@ class ArmFineTuning(FineTuning):
 
 
 def run_test(
-    test: ReservoirTest,
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
-    out: Path,
-    begin_piece: Callable[[str], None],
-) -> dict[Arm, list[Result]]:
-    """Fine-tune all arms with all seeds, those that `out`/trials does not have; return every arm's results.
+    test: ReservoirTest, arms: Sequence[Arm], seeds: int, out: Path, begin_piece: Callable[[str], None]
+) -> tuple[list[Trial], list[dict[str, Any]]]:
+    """Fine-tune all arms with the seeds 1 … `seeds`; return as `run_trials`.
 
-    Raises:
-        UserError: a file has no examples, or as `BertDirectory` and `run_trials`.
-        RuntimeError: frozen rows changed, which is a defect.
+    Raises UserError where a file has no examples, and as `BertDirectory` and `run_trials`.
     """
     paths = (test.train, test.validation)
     train, validation = (test.bert.encode(read_examples(TASK, [path]), test.longest) for path in paths)
     test.bert.classifier()  # weights that cannot be read are refused before anything is written
     fine_tunings = [ArmFineTuning(test, arm, train, validation) for arm in arms]
-    results: dict[Arm, list[Result]] = {arm: [] for arm in arms}
-    pairs = ((one, seed) for seed in seeds for one in fine_tunings)
-    for one, _, result, _ in run_trials(pairs, out, begin_piece):
-        results[one.arm].append(result)
-    return results
+    pairs = [(one, seed) for seed in range(1, seeds + 1) for one in fine_tunings]
+    return run_trials(pairs, out, begin_piece)
 
 
 def check_heads(changed: dict[str, Any]) -> dict[str, Any]:

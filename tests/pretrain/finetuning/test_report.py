@@ -65,7 +65,10 @@ def test_the_report_says_what_was_compared() -> None:
     text = page_text(report.document().page)
     assert "score ≥ 95 % of a's" in text and "a note" in text
     assert "| sst2 | b | 1 × 2 | 90.00 ± 0.00 | accuracy 90.00 ± 0.00 | 1.00 | 872 |" in text
-    assert "| sst2 | b | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | n < 5 | n < 5 | no |" in text
+    assert "| sst2 | b | a | 2 of fine-tuning | +0.00 | [+0.00, +0.00] | – | n < 5 | n < 5 | n < 5 |" in text
+    also = fine_tuned_report("E3", "Fine-tuning", trials[:4], "a", 0.05, [], {}, [("a", "b")])
+    assert [(one["group"], one["control"]) for one in also.content["comparisons"]] == [("b", "a"), ("a", "b")]
+    assert [v.group for v in also.verdicts] == ["b, sst2"]
     assert "not of their methods" in text and "below 5 pairs" in text
     alone = fine_tuned_report("E3", "Fine-tuning", trials[:2], "a", 0.05, [], {})
     assert [v.answer for v in alone.verdicts] == ["not testable"] and len(alone.tables) == 1

@@ -18,10 +18,11 @@ pytest.importorskip("sacrebleu")
 
 import sacrebleu
 import torch
+from transformers import DataCollatorWithPadding
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
-from pretrain.finetuning.encoding import collate, encode_examples
+from pretrain.finetuning.encoding import encode_examples
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
 from pretrain.finetuning.glue import glue_fine_tunings
 from pretrain.finetuning.models import (
@@ -37,7 +38,7 @@ from pretrain.finetuning.records import Pair
 from pretrain.finetuning.report import Trial
 from pretrain.finetuning.training import Settings, begin, fine_tune
 from pretrain.finetuning.translation import Prompt, Texts, translate, translation_fine_tunings
-from pretrain.finetuning.trials import Plan, run_on_exports
+from pretrain.finetuning.trials import Plan, run_trials
 from pretrain.finetuning.verbs import require_packages
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
 
@@ -74,7 +75,7 @@ def plan_of(models: list[Pretrained], settings: Settings, seeds: int = 1) -> Pla
 
 
 def run_glue(plan: Plan, tasks: list[TaskData], out: Path, begins: Callable[[str], None] = str) -> Done:
-    return run_on_exports(glue_fine_tunings(plan, tasks), plan.seeds, out, begins)
+    return run_trials(glue_fine_tunings(plan, tasks), out, begins)
 
 
 @pytest.fixture(scope="module")
@@ -207,10 +208,11 @@ def test_padding_changes_no_answer(models: dict[str, Pretrained], name: str) -> 
     texts = [("good", "bad"), ("a longer one of more words than the other", "and more of them"), ("", "")]
     examples = [Example(first, second, 0) for first, second in texts]
     items = encode_examples(TASKS["rte"], examples, tokenizer.ids, tokenizer.start, 64).items
+    collate = DataCollatorWithPadding(tokenizer.program)
     with torch.no_grad():
-        together = model(**collate(items, tokenizer.start)).logits
+        together = model(**collate(items)).logits
         for item, expected in zip(items, together, strict=True):
-            alone = model(**collate([item], tokenizer.start)).logits[0]
+            alone = model(**collate([item])).logits[0]
             torch.testing.assert_close(alone, expected, rtol=1e-5, atol=1e-6)
     assert (together[0] - together[1]).abs().max() > 1e-3
     assert model.config.problem_type == "single_label_classification" and model.num_labels == 2
@@ -228,9 +230,8 @@ def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretraine
     begin(1)
     model = load_classifier(models["rotary"], SST2, tokenizer.start)
     settings = Settings(learning_rate=1e-2, epochs=30, batch_size=40, patience=2)
-    course, outputs = fine_tune(
-        model, train, aside, tokenizer.start, settings, seed=1, judged={"aside": aside}
-    )
+    collator = DataCollatorWithPadding(tokenizer.program)
+    course, outputs = fine_tune(model, train, aside, collator, settings, seed=1, judged={"aside": aside})
     steps = [step for step, _ in course["looks"]]
     assert course["steps"] == steps[-1] < 90 and course["best_step"] == steps[-3]
     labels = torch.tensor([item["labels"] for item in aside])
@@ -285,7 +286,7 @@ def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: P
     texts = Texts(train, test, "{source} =")
     quick = Settings(learning_rate=1e-2, epochs=12, batch_size=16)
     plan = plan_of([models["rotary"]], quick)
-    (trial,), (detail,) = run_on_exports(translation_fine_tunings(plan, texts), plan.seeds, tmp_path, str)
+    (trial,), (detail,) = run_trials(translation_fine_tunings(plan, texts), tmp_path, str)
     assert detail["translations"][:3] == list(PHRASES.values())
     assert detail["translations"][-2:] == [PHRASES["three"], ""] and detail["untranslated"] == 1
     bleu = sacrebleu.corpus_bleu(detail["translations"], [[pair.target for pair in test]])
@@ -293,7 +294,7 @@ def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: P
     assert detail["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp")
     assert trial.metrics["BLEU"] == trial.score and 0 < trial.standard_error < 0.3
     assert detail["weights"]["frozen_bits_equal"] and detail["weights"]["unchanged_tensors"] == []
-    again, (kept,) = run_on_exports(translation_fine_tunings(plan, texts), plan.seeds, tmp_path, str)
+    again, (kept,) = run_trials(translation_fine_tunings(plan, texts), tmp_path, str)
     assert again == [trial] and kept["kept"]
 
 
