@@ -15,8 +15,7 @@ from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
     """Return the SHA-256 of the live frozen bank for every (layer, role), on any layout (collective).
 
-    Raises:
-        UserError: on every rank, if two ranks hold different banks.
+    Raises UserError: on every rank, if two ranks hold different banks.
     """
     own: dict[tuple[int, str], dict[int, str]] = {}
     for _, layer in frozen_layers(model):

@@ -93,8 +93,7 @@ class Checkpoints:
         Returns:
             A sentence for the user if training had to wait for the previous save.
 
-        Raises:
-            UserError: on every rank, if a rank could not write the previous checkpoint or begin this one.
+        Raises UserError: on every rank, if a rank could not write the previous checkpoint or begin this one.
         """
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
@@ -136,8 +135,7 @@ class Checkpoints:
         Args:
             good: the checkpoint is known good already.
 
-        Raises:
-            UserError: on every rank, if a save that is not in the background failed (collective then).
+        Raises UserError: on every rank, if a save that is not in the background failed (collective then).
         """
         assert self._saving is not None
         self._not_yet_good = None if good else self._saving.path
@@ -151,8 +149,7 @@ class Checkpoints:
         Returns:
             Seconds for which this rank's save was still in progress.
 
-        Raises:
-            UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
+        Raises UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
         """
         path = None if self._saving is None else self._saving.path
         waited, someone_failed = self._wait_for_all()

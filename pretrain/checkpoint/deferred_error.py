@@ -55,8 +55,7 @@ class DeferredError:
     def raise_if_recorded(self) -> None:
         """Raise on all ranks if any rank has recorded an error (collective).
 
-        Raises:
-            UserError: the same on every rank: the error of the first rank that has recorded one.
+        Raises UserError: the same on every rank: the error of the first rank that has recorded one.
         """
         if self.recorded_anywhere():
             self.raise_together()

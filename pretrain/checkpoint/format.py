@@ -179,8 +179,7 @@ _ABOUT = TypeAdapter(About)
 def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
     """Return {name: size and SHA-256} of every file of a checkpoint, from COMPLETE.
 
-    Raises:
-        UserError: COMPLETE cannot be read, has another content, or is of the format before this one.
+    Raises UserError: COMPLETE cannot be read, has another content, or is of the format before this one.
     """
     content = _read_json(checkpoint, MARKER)
     if content and all(isinstance(size, int) for size in content.values()):
@@ -210,8 +209,7 @@ def read_about(checkpoint: Path) -> About:
 def read_index(checkpoint: Path) -> dict[str, StoredParameter]:
     """Read parameters.json and check that the slices make whole parameters.
 
-    Raises:
-        UserError: the file cannot be read, elements of a parameter are missing, or a file is not named.
+    Raises UserError: the file cannot be read, elements of a parameter are missing, or a file is not named.
     """
     content = _read_json(checkpoint, PARAMETERS)
     index = _parse(_INDEX, checkpoint, PARAMETERS, content)

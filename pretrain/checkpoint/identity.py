@@ -67,9 +67,8 @@ def accept_identity(
     Returns:
         The accepted differences of the data, as clauses.
 
-    Raises:
-        UserError: names all differences of the data, or the first setting that differs, or the difference of
-            the frozen bank's recipe.
+    Raises UserError: names all differences of the data, or the first setting that differs, or the difference
+    of the frozen bank's recipe.
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)

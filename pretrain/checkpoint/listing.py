@@ -81,8 +81,7 @@ class Listed:
 def list_checkpoints(run: Path) -> list[Listed]:
     """List every checkpoint of a run, oldest first; files are checked by their sizes only.
 
-    Raises:
-        UserError: there is no such run, or it cannot be read.
+    Raises UserError: there is no such run, or it cannot be read.
     """
     directory = RunDirectory(run).checkpoints
     if not directory.is_dir():

@@ -34,8 +34,7 @@ class StoredCheckpoint:
         about: content of checkpoint.json.
         parameters: {logical name: the stored parameter}.
 
-    Raises:
-        UserError: the checkpoint is of another format, or damaged.
+    Raises UserError: the checkpoint is of another format, or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,8 +61,7 @@ class StoredCheckpoint:
         Args:
             kind: one of `format.KINDS`.
 
-        Raises:
-            UserError: a file is missing or is not what the index says.
+        Raises UserError: a file is missing or is not what the index says.
         """
         stored = self.parameters[name]
         full = torch.empty(stored.shape)
@@ -79,8 +77,7 @@ class StoredCheckpoint:
     def elements(self, kind: str, name: str, block: Block, start: int, length: int) -> torch.Tensor:
         """Return elements [start, start + length) of a flattened block: fp32, on the CPU.
 
-        Raises:
-            UserError: as `full`.
+        Raises UserError as `full`.
         """
         stored = self.parameters[name]
         result, blocks = torch.empty(length), stored.blocks()
@@ -130,9 +127,7 @@ def full_weights(checkpoint: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
     Frozen Query/Key rows are not among them: they are regenerated. The trainable heads beside a frozen bank
     are two parameters, `….trained_query` and `….trained_key`, `[heads * head_dim, hidden]` in head order.
-
-    Raises:
-        UserError: the checkpoint is of another format, or damaged.
+    Raises UserError: the checkpoint is of another format, or damaged.
     """
     stored = StoredCheckpoint(checkpoint)
     for name in sorted(stored.parameters):
@@ -143,9 +138,7 @@ def load_weights(checkpoint: Path, model: GPT) -> None:
     """Load a checkpoint's weights into a model built without parallelism, in the model's precision.
 
     The checkpoint must have exactly the model's parameters; buffers, such as a frozen bank, are left alone.
-
-    Raises:
-        UserError: the checkpoint is of another model, of another format, or damaged.
+    Raises UserError: the checkpoint is of another model, of another format, or damaged.
     """
     StoredState(StoredCheckpoint(checkpoint), rank=0, size=1).give_weights(model)
 
@@ -160,8 +153,7 @@ class StoredState:
     def give_weights(self, model: GPT) -> None:
         """Overwrite every parameter of a model that DeepSpeed has not wrapped yet, in the model's precision.
 
-        Raises:
-            UserError: the checkpoint is of another model, or damaged.
+        Raises UserError: the checkpoint is of another model, or damaged.
         """
         parts = parts_of_rank(model.inventory, self._rank, self._size)
         if self._size == 1:
@@ -182,8 +174,7 @@ class StoredState:
     def give_optimizer(self, engine: Any) -> None:
         """Overwrite the master weights, moments, step counts and counters of an engine around that model.
 
-        Raises:
-            UserError: the checkpoint is damaged.
+        Raises UserError: the checkpoint is damaged.
         """
         parts = parts_of_rank(engine.module.inventory, self._rank, self._size)
         steps: dict[int, int] = {}

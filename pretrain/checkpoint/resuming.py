@@ -68,9 +68,8 @@ def find_start(config: Config, context: ParallelContext, identity: dict[str, Any
     Args:
         identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
 
-    Raises:
-        UserError: on every rank: ranks see different checkpoints, or the newest one is damaged, of another
-            model or of other data.
+    Raises UserError: on every rank: ranks see different checkpoints, or the newest one is damaged, of another
+    model or of other data.
     """
     newest, notes = _newest_whole(config, context)
     run, fall_back = RunDirectory(config.run_path), config.checkpoint.fall_back
@@ -183,8 +182,7 @@ def _keep_aside(
     Returns:
         A note for the user.
 
-    Raises:
-        UserError: on every rank, if there is no checkpoint before it.
+    Raises UserError: on every rank, if there is no checkpoint before it.
     """
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:

@@ -30,8 +30,7 @@ def verify(
         share: (rank, number of ranks): each rank hashes its own part of the files, and checks all sizes.
         say: called with a line of progress now and then.
 
-    Raises:
-        UserError: names the first file that is missing, of another size, unreadable or of another content.
+    Raises UserError: names the first file that is missing, of another size, unreadable or of another content.
     """
     files = read_marker(checkpoint)
     for name, expected in files.items():
@@ -72,8 +71,7 @@ def check_size(file: Path, expected: StoredFile) -> None:
 def check_hash(file: Path, expected: StoredFile, progress: Callable[[int], None] | None = None) -> None:
     """Check a file's SHA-256; `progress` is called with the bytes of every chunk.
 
-    Raises:
-        UserError: the file cannot be read, or has another content.
+    Raises UserError: the file cannot be read, or has another content.
     """
     try:
         digest = hash_file(file, progress=progress)

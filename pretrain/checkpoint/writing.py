@@ -164,9 +164,7 @@ def write_snapshot(
     Args:
         moved: called before each piece of the file.
 
-    Raises:
-        OSError: names the file, as when the disk is full.
-        Abandoned: the event was set meanwhile.
+    Raises OSError: names the file, as when the disk is full; Abandoned: the event was set meanwhile.
     """
     file = path / rank_file(snapshot.rank)
     digest, size = hashlib.sha256(), 0
@@ -207,9 +205,8 @@ def join_parts(
     Returns:
         Every file of the checkpoint, for `declare_complete`.
 
-    Raises:
-        UserError: names a rank that did not write its file within `timeout` seconds.
-        Abandoned: the event was set meanwhile.
+    Raises UserError: names a rank that did not write its file within `timeout` seconds; Abandoned: the event
+    was set meanwhile.
     """
     deadline = time.monotonic() + timeout
     sidecars = []

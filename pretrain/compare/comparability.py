@@ -24,10 +24,8 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
     """Return {name: its value in each run} of the differences named as the subject.
 
     A name is a fact that must otherwise agree (`tokens`, `data.fingerprint`, `model.num_layers` ...) or any
-    other setting of the config.
-
-    Raises:
-        UserError: unknown, an attention setting (those tell variants apart anyway), or no difference.
+    other setting of the config. Raises UserError: unknown, an attention setting (those tell variants apart
+    anyway), or no difference.
     """
     subjects: dict[str, list[Any]] = {}
     for name in names:

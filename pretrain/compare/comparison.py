@@ -125,12 +125,9 @@ def compare_runs(
     """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
 
     They must agree in data, tokens, model shape and evaluation, but for the facts or settings in `subjects`,
-    whose difference is what is compared.
-
-    Raises:
-        UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
-            differ in what is not the subject, one variant has two runs with one seed, or the runs do not tell
-            what `match` needs.
+    whose difference is what is compared. Raises UserError: a directory is no finished run, the baseline or a
+    subject is not among what is there, runs differ in what is not the subject, one variant has two runs with
+    one seed, or the runs do not tell what `match` needs.
     """
     refuse_twice(paths)
     runs = _named_apart([read_finished_run(path) for path in paths])

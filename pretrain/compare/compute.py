@@ -128,8 +128,7 @@ def equal_compute(
 ) -> EqualCompute:
     """Return a variant at its baseline's compute: seconds if `match` says so, else executed FLOPs by formula.
 
-    Raises:
-        UserError: the runs do not tell the gap that `match` asks for.
+    Raises UserError: the runs do not tell the gap that `match` asks for.
     """
     own, base = (
         {r.seed: r for r in of.runs if r.result.validation_loss is not None} for of in (group, baseline)
@@ -231,9 +230,8 @@ def _validations(run: FinishedRun) -> dict[int, float]:
 def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:
     """Return the seconds of a token over those of the baseline's run.
 
-    Raises:
-        UserError: they were not measured side by side: on one host, device and number of ranks, without a
-            resume, and with no longer pause between both trainings than the shorter one took.
+    Raises UserError: they were not measured side by side: on one host, device and number of ranks, without a
+    resume, and with no longer pause between both trainings than the shorter one took.
     """
     places, spans, costs = [], [], []
     for run in (own, base):

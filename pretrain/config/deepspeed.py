@@ -68,8 +68,7 @@ REFUSED_INSIDE: dict[tuple[str, str], tuple[bool, str]] = {
 def zero_stage(config: Config, world_size: int) -> int:
     """Return the ZeRO stage (0 to 3) of the DeepSpeed JSON with the overrides applied.
 
-    Raises:
-        UserError: as `deepspeed_settings`.
+    Raises UserError as `deepspeed_settings`.
     """
     stage = deepspeed_settings(config, world_size).get("zero_optimization", {}).get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
@@ -122,9 +121,8 @@ def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:
 def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
     """Return the argument of `deepspeed.initialize(config=...)`.
 
-    Raises:
-        UserError: as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it: later that
-            would be a traceback in every rank.
+    Raises UserError as `filled_settings`, or DeepSpeed's own model of the ZeRO section rejects it: later that
+    would be a traceback in every rank.
     """
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from pydantic import ValidationError
@@ -145,8 +143,7 @@ def deepspeed_config(config: Config, world_size: int) -> dict[str, Any]:
 def filled_settings(config: Config, world_size: int) -> dict[str, Any]:
     """Return `deepspeed_settings` and the keys that follow from our configuration; imports no DeepSpeed.
 
-    Raises:
-        UserError: as `deepspeed_settings`, or a key contradicts our configuration.
+    Raises UserError as `deepspeed_settings`, or a key contradicts our configuration.
     """
     settings = deepspeed_settings(config, world_size)
     for path, (value, ours) in owned_keys(config, world_size).items():

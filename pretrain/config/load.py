@@ -41,18 +41,13 @@ class LoadedConfig:
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     """Read a shipped configuration by name, or a YAML file by path, and apply overrides in order.
 
-    Raises:
-        UserError: no such file, unknown keys, wrong types, values that do not go together.
+    Raises UserError: no such file, unknown keys, wrong types, values that do not go together.
     """
     return load_config_with_origins(name_or_path, overrides).config
 
 
 def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """Load as `load_config` does, and tell where each value came from.
-
-    Raises:
-        UserError: as `load_config`.
-    """
+    """Load as `load_config` does, and tell where each value came from. Raises UserError as `load_config`."""
     draft = read_yaml(*locate(name_or_path))
     apply_overrides(draft, overrides)
     config = config_from_draft(draft)
@@ -62,19 +57,14 @@ def load_config_with_origins(name_or_path: str, overrides: Sequence[str] = ()) -
 
 
 def parse_config(values: Mapping[str, Any]) -> Config:
-    """Make a configuration from plain values (section -> key -> value).
-
-    Raises:
-        UserError: as `load_config`.
-    """
+    """Make a configuration from plain values (section -> key -> value). Raises UserError as `load_config`."""
     return config_from_draft(Draft("(given as values)", dict(values)))
 
 
 def config_from_draft(draft: Draft) -> Config:
     """Make a configuration from values that remember where they came from.
 
-    Raises:
-        UserError: as `load_config`.
+    Raises UserError as `load_config`.
     """
     _refuse_unknown_keys(draft)
     _unset_excluded(draft)
@@ -108,8 +98,7 @@ def _is_of_the_file(draft: Draft, path: KeyPath) -> bool:
 def _refuse_unknown_keys(draft: Draft) -> None:
     """Check names only, so that a typo is reported as such and with its place.
 
-    Raises:
-        UserError: a section or key that there is not, with the nearest that there is.
+    Raises UserError: a section or key that there is not, with the nearest that there is.
     """
     keys = {name: list(section.model_fields) for name, section in SECTIONS.items()}
     for section, content in draft.values.items():

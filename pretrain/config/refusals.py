@@ -22,9 +22,8 @@ from pretrain.errors import UserError
 def check_tree(config: Config) -> None:
     """Refuse contradictions between sections.
 
-    Raises:
-        UserError: shapes, parallel sizes, schedule or batch sizes do not go together.
-        MethodError: the Query/Key policy is unknown or impossible at these sizes.
+    Raises UserError: shapes, parallel sizes, schedule or batch sizes do not go together; MethodError: the
+    Query/Key policy is unknown or impossible at these sizes.
     """
     _check_heads(config)
     _check_tensor_parallel(config)
@@ -41,8 +40,7 @@ def check_tree(config: Config) -> None:
 def check_layout(config: Config, world_size: int) -> None:
     """Refuse what this number of ranks, or DeepSpeed at this ZeRO stage, cannot do.
 
-    Raises:
-        UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
+    Raises UserError: too few ranks, a batch that does not divide, DeepSpeed settings that are or train wrong.
     """
     size = config.parallel.tensor_model_parallel_size
     if world_size < size:

@@ -26,10 +26,7 @@ def learning_rate(
                             D = schedule.decay * N, rounded, and at least 1 unless schedule.decay = 0
 
     Step N has exactly `floor` (unless constant, without decay, or warmup fills the whole run), and so has any
-    later step.
-
-    Raises:
-        ValueError: step < 1.
+    later step. Raises ValueError: step < 1.
     """
     if step < 1:
         raise ValueError(f"step={step}: steps count from 1")

@@ -70,8 +70,7 @@ def setting(default: Any, description: str, record: Setting, **constraints: Any)
 def setting_of(field: FieldInfo) -> Setting:
     """Return the record of a key that was declared with `setting`.
 
-    Raises:
-        TypeError: the field was declared without.
+    Raises TypeError: the field was declared without.
     """
     extra = field.json_schema_extra
     if not isinstance(extra, dict) or "setting" not in extra:

@@ -29,8 +29,7 @@ MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 colu
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
     """Return the resolved configuration as text: each value with where it came from, and a summary.
 
-    Raises:
-        UserError: as `load_config`.
+    Raises UserError as `load_config`.
     """
     loaded = load_config_with_origins(name_or_path, overrides)
     columns = ("key", "value", "from", "meaning") if meanings else ("key", "value", "from")

@@ -62,8 +62,7 @@ class Draft:
 def parse_yaml(text: str) -> Any:
     """Return the value of the one document in `text`; None for an empty text.
 
-    Raises:
-        YamlProblem: not YAML.
+    Raises YamlProblem: not YAML.
     """
     node = _compose(text)
     return None if node is None else _construct(node)
@@ -77,9 +76,8 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def read_yaml(path: Path, shown_as: str) -> Draft:
     """Read a YAML mapping of sections.
 
-    Raises:
-        UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key that is
-            not text.
+    Raises UserError: the file cannot be read, is not YAML, is not a mapping, has a key twice, or a key that
+    is not text.
     """
     try:
         text = path.read_bytes().decode("utf-8")
@@ -147,8 +145,7 @@ def _record_lines(
 def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
     """Set `section.key=value` items, in order, the value parsed as YAML.
 
-    Raises:
-        UserError: an item is not of that form.
+    Raises UserError: an item is not of that form.
     """
     for name, value in parse_overrides(overrides):
         place_value(draft, tuple(name.split(".")), value, OVERRIDE)
@@ -157,8 +154,7 @@ def apply_overrides(draft: Draft, overrides: Sequence[str]) -> None:
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
     """Return `section.key=value` items as (key, value), the value parsed as YAML.
 
-    Raises:
-        UserError: an item is not of that form.
+    Raises UserError: an item is not of that form.
     """
     parsed = []
     for item in overrides:
@@ -220,8 +216,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def locate(name_or_path: str, kind: str = "config", package: str = "pretrain.configs") -> tuple[Path, str]:
     """Return a YAML file and its name in messages: by the name of a file that `package` ships, else a path.
 
-    Raises:
-        UserError: there is neither.
+    Raises UserError: there is neither.
     """
     shipped = shipped_files(package, ".yaml")
     if name_or_path in shipped:

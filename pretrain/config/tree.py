@@ -131,10 +131,8 @@ class Config(Section):
     def recipe(self) -> BankRecipe | ScoreRecipe | None:
         """Return the recipe of the Query/Key bank, or of the score matrices in its place; nothing is drawn.
 
-        None for variants whose queries and keys start like every other weight.
-
-        Raises:
-            MethodError: the policy is impossible at these sizes (never once `load` has judged them).
+        None for variants whose queries and keys start like every other weight. Raises MethodError: the policy
+        is impossible at these sizes (never once `load` has judged them).
         """
         policy = self.policy()
         if policy.synthesizer:

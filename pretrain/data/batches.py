@@ -48,10 +48,8 @@ class Batches:
     def at(self, consumed_samples: int) -> torch.Tensor:
         """Return `[micro batches, micro_batch_size, sequence_length + 1]` ids of the batch from there on.
 
-        On the CPU, in pinned memory if the model is on a GPU.
-
-        Raises:
-            DataError: a shard or the order of a new epoch could not be read.
+        On the CPU, in pinned memory if the model is on a GPU. Raises DataError: a shard or the order of a new
+        epoch could not be read.
         """
         self.read(consumed_samples)
         return self._read.pop(consumed_samples)
@@ -59,8 +57,7 @@ class Batches:
     def read(self, consumed_samples: int) -> None:
         """Read the batch from there on into memory: a GPU that works meanwhile need not wait for it later.
 
-        Raises:
-            DataError: as `at`.
+        Raises DataError as `at`.
         """
         if consumed_samples in self._read:
             return

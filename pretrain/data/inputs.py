@@ -32,8 +32,7 @@ def check_inputs(config: Config, world_size: int) -> Blend:
 def read_blend(config: Config) -> Blend:
     """Read the manifests of data.directory or data.blend, checked against each other.
 
-    Raises:
-        DataError: a directory is not a finished shard directory, or they do not go together.
+    Raises DataError: a directory is not a finished shard directory, or they do not go together.
     """
     if config.data.directory is not None:
         return make_blend([Member(read_manifest(config.data.directory))])

@@ -25,8 +25,7 @@ class RunData:
 def open_data(config: Config, blend: Blend) -> RunData:
     """Open every shard.
 
-    Raises:
-        DataError: a shard cannot be opened, or a part of the blend is too small for one sample.
+    Raises DataError: a shard cannot be opened, or a part of the blend is too small for one sample.
     """
     length = config.data.sequence_length
     samples = blend.training_samples(length, config.data_seed, config.sample_cache)

@@ -37,9 +37,8 @@ class Prompts:
 def read_prompts(config: Config, blend: Blend) -> Prompts | None:
     """Read the prompts in ids; None: there are none.
 
-    Raises:
-        UserError: one is longer than there is room for, or nothing is left of it.
-        DataError: the tokenizer of the shards cannot be read.
+    Raises UserError: one is longer than there is room for, or nothing is left of it; DataError: the tokenizer
+    of the shards cannot be read.
     """
     texts, tokens = config.telemetry.sample_prompts, config.telemetry.sample_tokens
     if not texts:

@@ -76,9 +76,7 @@ def local_facts(
 def data_facts(config: Config, world_size: int, every_file: bool) -> dict[str, Any]:
     """Return the data's identity; with `every_file`, check every shard file's size and permissions.
 
-    Raises:
-        UserError, DataError: as `check_inputs`.
-        Unfit: names the first file that differs from the manifest.
+    Raises UserError, DataError as `check_inputs`; Unfit: names the first file that differs from the manifest.
     """
     blend = check_inputs(config, world_size)
     files = 0

@@ -117,10 +117,8 @@ class Collectives:
 def all_reduce_speed(group: Any, rank: int, size: int, device: torch.device) -> float | None:
     """Return the best bus bandwidth of a few all-reduces in GB/s: 2 (n-1)/n · bytes / time, as nccl-tests.
 
-    Return None for a single rank.
-
-    Raises:
-        WrongSum: the result differs from the sum of the ranks' values, computed here.
+    Return None for a single rank. Raises WrongSum: the result differs from the sum of the ranks' values,
+    computed here.
     """
     places = torch.arange(ELEMENTS[device.type], device=device)
     # Whole numbers below 2^24: every order of summation gives the same float32.

@@ -52,9 +52,8 @@ def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) ->
     Args:
         machine: root of the file system with NVIDIA's device files.
 
-    Raises:
-        Unfit: another number of GPUs than expected, none for this rank, or this rank's GPU is in use.
-        UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
+    Raises Unfit: another number of GPUs than expected, none for this rank, or this rank's GPU is in use;
+    UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
     """
     count = torch.cuda.device_count()
     if expected is not None and count != expected:
@@ -107,11 +106,7 @@ def disk_facts(config: Config) -> dict[str, Any]:
 
 
 def shm_facts() -> dict[str, Any]:
-    """Return the size of /dev/shm.
-
-    Raises:
-        Unfit: less is free than the ranks of a node need.
-    """
+    """Return the size of /dev/shm. Raises Unfit: less is free than the ranks of a node need."""
     usage = shutil.disk_usage("/dev/shm")
     needed = SHM_FOR_NCCL if torch.cuda.device_count() > 1 else SHM_WITHOUT_GPU
     if usage.free < needed:

@@ -38,8 +38,7 @@ COLLECTIVE_SECONDS = 60.0
 def run_doctor(request: Request) -> int:
     """Run the whole preflight; return the exit code, the same on every rank that rank 0 could reach.
 
-    Raises:
-        UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
+    Raises UserError: the launcher's environment is incomplete, or rank 0 cannot listen at its address.
     """
     own = LaunchEnvironment.read()
     try:

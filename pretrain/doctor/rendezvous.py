@@ -39,9 +39,7 @@ class Rendezvous:
         own: this rank. `node` is the name of its node for `sbatch --exclude`.
         seconds: time limit for reaching rank 0.
 
-    Raises:
-        NoAnswer: rank 0 does not answer.
-        UserError: on rank 0, if it cannot listen.
+    Raises NoAnswer: rank 0 does not answer; UserError: on rank 0, if it cannot listen.
     """
 
     def __init__(self, own: LaunchEnvironment, seconds: float) -> None:
@@ -59,11 +57,7 @@ class Rendezvous:
         return dist.PrefixStore(f"{self._prefix}/{name}", store)
 
     def post(self, key: str, value: Any) -> None:
-        """Write a value that every rank can read.
-
-        Raises:
-            NoAnswer: rank 0 does not answer.
-        """
+        """Write a value that every rank can read. Raises NoAnswer: rank 0 does not answer."""
         try:
             self._store.set(f"{self._prefix}/{key}", json.dumps(value))
         except RuntimeError as error:  # torch.distributed's own errors are RuntimeErrors
@@ -72,8 +66,7 @@ class Rendezvous:
     def read(self, key: str, seconds: float) -> Any:
         """Wait for a value; return None if it does not come in time.
 
-        Raises:
-            NoAnswer: rank 0 does not answer.
+        Raises NoAnswer: rank 0 does not answer.
         """
         name = f"{self._prefix}/{key}"
         try:
@@ -87,8 +80,7 @@ class Rendezvous:
     def collect(self, key: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
         """Return {rank: value of `KEY/RANK`} of every rank that posts it in time.
 
-        Raises:
-            NoAnswer: rank 0 does not answer.
+        Raises NoAnswer: rank 0 does not answer.
         """
         deadline = time.monotonic() + seconds
         values = {rank: self.read(f"{key}/{rank}", deadline - time.monotonic()) for rank in ranks}
@@ -118,10 +110,7 @@ def bounded(action: Callable[[], T], seconds: float, what: str) -> T:
     """Run `action` with a time limit and return its result.
 
     The action runs in a thread, which is abandoned at the limit: a read from a dead file server and a
-    collective whose peer is gone cannot be interrupted.
-
-    Raises:
-        TimeoutError: the action did not end in time.
+    collective whose peer is gone cannot be interrupted. Raises TimeoutError: the action did not end in time.
     """
     results: list[T] = []
     errors: list[BaseException] = []

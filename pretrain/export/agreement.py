@@ -84,8 +84,7 @@ def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, cus
 def require_agreement(agreement: LogitAgreement, allowed: float) -> None:
     """Refuse an export whose logits differ from the run's.
 
-    Raises:
-        UserError: the logits differ by more than `allowed`, or are not numbers.
+    Raises UserError: the logits differ by more than `allowed`, or are not numbers.
     """
     if not agreement.difference <= allowed:
         raise UserError(

@@ -252,8 +252,7 @@ class Learned(Architecture):
 def architecture_of(config: Config) -> Architecture:
     """Return the architecture of a run's model.
 
-    Raises:
-        UserError: no class of transformers computes this model.
+    Raises UserError: no class of transformers computes this model.
     """
     policy = config.policy()
     if policy.synthesizer:

@@ -23,8 +23,7 @@ def refuse_existing(out: Path) -> None:
 def made_beside(out: Path) -> Iterator[Path]:
     """Yield a temporary directory that is renamed to `out` on success, and removed otherwise.
 
-    Raises:
-        UserError: the directory cannot be written, or `out` exists.
+    Raises UserError: the directory cannot be written, or `out` exists.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -62,10 +62,9 @@ def export_run(
     Returns:
         The content of export.json.
 
-    Raises:
-        UserError: transformers is missing, `out` exists, no class of transformers computes this model, the
-            checkpoint is damaged or another run's, or the exported model's logits differ.
-        DataError: the shards that config.yaml names are missing.
+    Raises UserError: transformers is missing, `out` exists, no class of transformers computes this model, the
+    checkpoint is damaged or another run's, or the exported model's logits differ; DataError: the shards that
+    config.yaml names are missing.
     """
     require_transformers("export")
     refuse_existing(out)

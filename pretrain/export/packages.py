@@ -10,8 +10,7 @@ from pretrain.errors import UserError
 def require_transformers(verb: str) -> None:
     """Import transformers with its progress bars and warnings switched off.
 
-    Raises:
-        UserError: transformers is not installed.
+    Raises UserError: transformers is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

@@ -117,8 +117,7 @@ def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Correct
     Args:
         adapted_groups: of the layer.
 
-    Raises:
-        UserError: an adapter is neither linear nor one of these corrections.
+    Raises UserError: an adapter is neither linear nor one of these corrections.
     """
     found: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]

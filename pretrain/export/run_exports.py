@@ -38,11 +38,8 @@ def exported(path: Path, step: int | None = None) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
 
     The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
-    once one makes it. Exports whose checkpoints are gone are removed.
-
-    Raises:
-        UserError: `path` is neither, or as `export_run`.
-        DataError: as `export_run`.
+    once one makes it. Exports whose checkpoints are gone are removed. Raises UserError: `path` is neither, or
+    as `export_run`; DataError as `export_run`.
     """
     run = RunDirectory(path)
     if not run.config.is_file():
@@ -98,8 +95,7 @@ def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> 
 def check_can_export(config: Config) -> None:
     """Check before step 1 that the export of checkpoint.export_at_end will not be refused.
 
-    Raises:
-        UserError: transformers is missing, or has no class for this model.
+    Raises UserError: transformers is missing, or has no class for this model.
     """
     from pretrain.export.architectures import architecture_of
 

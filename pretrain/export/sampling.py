@@ -37,8 +37,7 @@ class Sampler:
         directory: an export, or any directory of transformers.
         trust_code: run Python code that lies in the directory.
 
-    Raises:
-        UserError: transformers is missing, or cannot load the directory.
+    Raises UserError: transformers is missing, or cannot load the directory.
     """
 
     def __init__(self, directory: Path, trust_code: bool) -> None:
@@ -62,8 +61,7 @@ class Sampler:
     def write(self, prompt: str, sampling: Sampling) -> str:
         """Print the prompt and then each new token; return the new text.
 
-        Raises:
-            UserError: prompt and tokens are more than the model has positions for.
+        Raises UserError: prompt and tokens are more than the model has positions for.
         """
         from transformers import TextStreamer
 

@@ -13,11 +13,7 @@ CHECKPOINT_FACT = "checkpoint_sha256"
 
 
 def find_checkpoint(run: RunDirectory, step: int | None) -> Path:
-    """Return the run's complete checkpoint of a step, or its newest one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the run's complete checkpoint of a step, or its newest one. Raises UserError: there is none."""
     complete = {step_of(path): path for path in run.complete_checkpoints()}
     if not complete:
         raise UserError(f"{run.path} has no complete checkpoint; train the run until it writes one")

@@ -32,9 +32,7 @@ _COMPARED_TOKENS = 200_000
 def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> None:
     """Write tokenizer.json and tokenizer_config.json.
 
-    Raises:
-        UserError: tokenizer.json cannot hold a model of this kind.
-        DataError: the model cannot be read.
+    Raises UserError: tokenizer.json cannot hold a model of this kind; DataError: the model cannot be read.
     """
     identity, path = manifest.tokenizer, manifest.tokenizer_path
     if identity.model_type == HUGGING_FACE:
@@ -68,8 +66,7 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
 def tokenizer_json(proto: Any, path: Path) -> dict[str, Any]:
     """Return the content of tokenizer.json for a SentencePiece model.
 
-    Raises:
-        UserError: the model is neither BPE nor unigram.
+    Raises UserError: the model is neither BPE nor unigram.
     """
     kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
     models = {"bpe": _bpe, "unigram": _unigram}
@@ -182,8 +179,7 @@ def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -
     Args:
         custom: the export has code of its own, to be trusted.
 
-    Raises:
-        DataError: a shard cannot be read.
+    Raises DataError: a shard cannot be read.
     """
     from transformers import AutoTokenizer
 

@@ -68,10 +68,8 @@ class TrainedRun:
 def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     """Open the run in `path` at the checkpoint of a step, or at its newest one.
 
-    Raises:
-        UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
-            config.yaml describes.
-        DataError: the shards that config.yaml names are missing.
+    Raises UserError: no run, no such complete checkpoint, a damaged one, or one of another model than
+    config.yaml describes; DataError: the shards that config.yaml names are missing.
     """
     run = RunDirectory(path)
     run.require_run()
@@ -86,8 +84,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
 def load_model(run: TrainedRun, context: ParallelContext) -> GPTModel:
     """Load the model in evaluation mode, in the run's compute dtype; regenerate and compare its frozen bank.
 
-    Raises:
-        UserError: the bank is not the one of the training, or the weights are not of this model.
+    Raises UserError: the bank is not the one of the training, or the weights are not of this model.
     """
     model = build_model(run.config, context, phase_at(run.config, run.step).number)
     recipe = run.config.recipe()

@@ -58,8 +58,7 @@ def push(directory: Path, repository: str, public: bool = False) -> str:
         repository: OWNER/NAME; created if it does not exist.
         public: create a public repository, not a private one.
 
-    Raises:
-        UserError: the hub refuses, or cannot be reached; the export stays where it is.
+    Raises UserError: the hub refuses, or cannot be reached; the export stays where it is.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -117,8 +117,7 @@ class TaskData:
 def find_tasks(names: str) -> list[Task]:
     """Return the tasks of a list such as `sst2,CoLA`, by the hub's names or the archives'.
 
-    Raises:
-        UserError: a name is none of them, or is there twice.
+    Raises UserError: a name is none of them, or is there twice.
     """
     known = {key.lower(): task for task in TASKS.values() for key in (task.name, task.folder)}
     tasks: list[Task] = []
@@ -152,8 +151,7 @@ def read_task(task: Task, data: Path) -> TaskData:
 def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
     """Read the examples of files, one after the other.
 
-    Raises:
-        UserError: a file cannot be read, or a row is no example of the task.
+    Raises UserError: a file cannot be read, or a row is no example of the task.
     """
     examples = [
         _example(task, record) for path in paths for record in read_records(path, task.columns, task.headless)

@@ -85,10 +85,8 @@ def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
 def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:
     """Return the examples to train on, and those that decide when the training ends, drawn by the seed.
 
-    The examples that are reported must not choose the weights they are reported of.
-
-    Raises:
-        UserError: there are too few for both.
+    The examples that are reported must not choose the weights they are reported of. Raises UserError: there
+    are too few for both.
     """
     count = min(most, max(1, round(part * len(examples))))
     if len(examples) < 2 * count:

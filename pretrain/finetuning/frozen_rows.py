@@ -54,8 +54,7 @@ class _Part(NamedTuple):
 def freeze(model: nn.Module, rows: Rows) -> None:
     """Freeze these rows, and the biases that belong to them.
 
-    Raises:
-        UserError: the model has no such weight, or not so many rows.
+    Raises UserError: the model has no such weight, or not so many rows.
     """
     for part in _parts(model, rows):
         if bool(part.entries.all()):
@@ -88,9 +87,7 @@ def what_changed(model: nn.Module, rows: Rows, before: State, head: str | None) 
     Returns:
         Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.
 
-    Raises:
-        RuntimeError: a frozen bit changed.
-        UserError: nothing, or not the head, has changed.
+    Raises RuntimeError: a frozen bit changed; UserError: nothing, or not the head, has changed.
     """
     (frozen, trained), (after, now) = before, remember(model, rows)
     if after != frozen:

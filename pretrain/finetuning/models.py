@@ -97,9 +97,8 @@ class Pretrained:
 def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
     """Open a run's export, made if need be, or the directory of an export.
 
-    Raises:
-        UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted.
-        DataError: as `export_run`.
+    Raises UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted;
+    DataError as `export_run`.
     """
     directory = exported_apart(path)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -130,8 +129,7 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
     Args:
         baseline: name of a group, its variant, or the name of a model; None: the first model's group.
 
-    Raises:
-        UserError: a model is given twice, two of a group have the same seed, or no such baseline.
+    Raises UserError: a model is given twice, two of a group have the same seed, or no such baseline.
     """
     refuse_twice((model.directory for model in models), "model", "directory")
     methods = [method_of(model) for model in models]
@@ -163,8 +161,7 @@ class Tokenizer:
 def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
     """Load the model's tokenizer.
 
-    Raises:
-        UserError: transformers cannot load it, or it marks no end of a document.
+    Raises UserError: transformers cannot load it, or it marks no end of a document.
     """
     directory = str(pretrained.directory)
     with _loading(pretrained):
@@ -185,8 +182,7 @@ def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
 def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Module:
     """Load the model with a new head, drawn from torch's generator, in float32.
 
-    Raises:
-        UserError: transformers cannot load it, or has no classifier of that kind.
+    Raises UserError: transformers cannot load it, or has no classifier of that kind.
     """
     facts = {
         "num_labels": task.outputs,
@@ -207,11 +203,7 @@ def load_classifier(pretrained: Pretrained, task: Task, pad_id: int) -> nn.Modul
 
 
 def load_language_model(pretrained: Pretrained) -> Any:
-    """Load the model as it was trained, in float32.
-
-    Raises:
-        UserError: transformers cannot load it.
-    """
+    """Load the model as it was trained, in float32. Raises UserError: transformers cannot load it."""
     with _loading(pretrained):
         model = AutoModelForCausalLM.from_pretrained(
             str(pretrained.directory), **LOADING, trust_remote_code=pretrained.trusted

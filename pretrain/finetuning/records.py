@@ -30,8 +30,7 @@ class Record:
     def value(self, names: Sequence[str]) -> Any:
         """Return the value of the first of these columns that the record has.
 
-        Raises:
-            UserError: the record has none of them, or nothing in it.
+        Raises UserError: the record has none of them, or nothing in it.
         """
         for name in names:
             if (value := self.fields.get(name)) is not None:
@@ -53,8 +52,7 @@ def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()
         wanted: names of columns; the first line of a TSV is its header if one of them is in it.
         headless: the columns of a TSV that has no header; empty: it must have one.
 
-    Raises:
-        UserError: the file cannot be read, or a row is not as the first.
+    Raises UserError: the file cannot be read, or a row is not as the first.
     """
     if path.suffix == ".tsv":
         return _tsv(path, wanted, headless)
@@ -141,8 +139,7 @@ def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> 
         option: that named the files, for messages.
         source, target: names of the columns.
 
-    Raises:
-        UserError: a file cannot be read, a row has no such columns, or a text is empty.
+    Raises UserError: a file cannot be read, a row has no such columns, or a text is empty.
     """
     if all(path.suffix in SUFFIXES for path in paths):
         columns = (source, target)

@@ -98,8 +98,7 @@ def fine_tune(
         examples set aside (the judge's, or minus the loss) in `looks`; and {name: outputs `[items, …]`
         float32} of what is judged.
 
-    Raises:
-        UserError: a loss was not finite.
+    Raises UserError: a loss was not finite.
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()

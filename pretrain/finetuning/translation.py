@@ -67,8 +67,7 @@ class Prompt:
     def encode(self, tokenizer: Tokenizer, pairs: Sequence[Pair]) -> Encoded:
         """Encode pairs to train on; those that are too long are left out and counted.
 
-        Raises:
-            UserError: all are too long.
+        Raises UserError: all are too long.
         """
         items = []
         targets = tokenizer.ids([pair.target for pair in pairs])

@@ -208,8 +208,7 @@ def require_packages(verb: str, *names: str) -> None:
     Args:
         names: by which they are imported.
 
-    Raises:
-        UserError: one is not installed.
+    Raises UserError: one is not installed.
     """
     from megatron_patches.engine.compat import silence_expected_warnings
     from pretrain.export.packages import require_transformers

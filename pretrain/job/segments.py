@@ -36,11 +36,7 @@ class SlurmJob:
 
     @staticmethod
     def read(environment: Mapping[str, str]) -> SlurmJob:
-        """Read the variables that Slurm sets in a job.
-
-        Raises:
-            UserError: not inside a Slurm job.
-        """
+        """Read the variables that Slurm sets in a job. Raises UserError: not inside a Slurm job."""
         if "SLURM_JOB_ID" not in environment:
             raise UserError("SLURM_JOB_ID is not set: this verb is for the job scripts in slurm/")
         return SlurmJob(
@@ -92,8 +88,7 @@ class Segments:
         Returns:
             the directory for the segment's logs.
 
-        Raises:
-            UserError: `max_stalled` segments of this job in a row made no progress.
+        Raises UserError: `max_stalled` segments of this job in a row made no progress.
         """
         reached = self.work.reached()
         stalled = self.stalled(job, reached)
@@ -170,8 +165,7 @@ class Segments:
     def exclude(self, job: SlurmJob, nodes: list[str], already: list[str], most: int) -> list[str]:
         """Return the nodes that the job leaves out from now on: `already` (by sbatch or before) and `nodes`.
 
-        Raises:
-            UserError: that would be more than `most` nodes beyond those that sbatch left out.
+        Raises UserError: that would be more than `most` nodes beyond those that sbatch left out.
         """
         before = {node for record in self._records(job) for node in record.get("excluded", [])}
         new = sorted(before | set(nodes))

@@ -73,8 +73,7 @@ def compile_layers(model: GPT, backend: str) -> None:
     Args:
         backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
 
-    Raises:
-        UserError: inductor has no compiler to make kernels for the CPU with.
+    Raises UserError: inductor has no compiler to make kernels for the CPU with.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
     if backend == "inductor" and on_cpu and not any(map(which, (os.environ.get("CXX", "g++"), "clang++"))):

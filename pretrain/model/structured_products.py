@@ -71,8 +71,7 @@ def choose_structured_products(
     Returns:
         None where no rank has structured rows.
 
-    Raises:
-        UserError: on every rank: the kernel is asked for, and one of them cannot run it.
+    Raises UserError: on every rank: the kernel is asked for, and one of them cannot run it.
     """
     layers = structured_layers(model)
     if agree([float(len(layers))], context.device)[0] == 0:

@@ -128,9 +128,8 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Return the plan of a configuration; builds no model and imports no torch.
 
-    Raises:
-        UserError: as `load_config`; a number of GPUs among which the batch cannot be shared, with the
-            nearest that can; no such card.
+    Raises UserError as `load_config`; a number of GPUs among which the batch cannot be shared, with the
+    nearest that can; no such card.
     """
     gpu = find_gpu(request.gpu)
     config = load_config(request.config, request.overrides)

@@ -68,8 +68,7 @@ GPUS = {str(card[0]): Gpu.model_validate(dict(zip(_COLUMNS, card, strict=True)))
 def find_gpu(name_or_path: str) -> Gpu:
     """Return a card of the table by name, or one that a file describes.
 
-    Raises:
-        UserError: no such card and no such file, or the file does not describe a card.
+    Raises UserError: no such card and no such file, or the file does not describe a card.
     """
     if name_or_path.lower() in GPUS:
         return GPUS[name_or_path.lower()]

@@ -158,11 +158,7 @@ class Workload:
 
 
 def workload_of(config: Config, world_size: int, on_cuda: bool = True) -> Workload:
-    """Return the workload of each of `world_size` ranks.
-
-    Raises:
-        UserError: as `deepspeed_settings`.
-    """
+    """Return the workload of each of `world_size` ranks. Raises UserError as `deepspeed_settings`."""
     settings = deepspeed_settings(config, world_size)
     zero = settings.get("zero_optimization", {})
     layout = Layout(

@@ -25,10 +25,8 @@ MACHINE = Path("/")
 def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) -> None:
     """Apply `run.device`; call this before torch, megatron-core or DeepSpeed look for a GPU.
 
-    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself.
-
-    Raises:
-        UserError: `cuda`, and torch can use none.
+    `cpu` hides the GPUs from this process and its children, so that no library takes one by itself. Raises
+    UserError: `cuda`, and torch can use none.
     """
     if device == "cpu":
         environment[VISIBLE] = ""
@@ -41,8 +39,7 @@ def ask_for(device: Device, environment: MutableMapping[str, str] = os.environ) 
 def use_cuda(machine: Path = MACHINE) -> bool:
     """Return whether this process trains on GPUs: if torch can use one, unless the CPU was asked for.
 
-    Raises:
-        UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
+    Raises UserError: the machine has NVIDIA GPUs, torch cannot use them, and nobody asked for the CPU.
     """
     if cpu_was_asked_for(os.environ.get(VISIBLE)):
         return False

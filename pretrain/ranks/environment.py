@@ -27,8 +27,7 @@ class LaunchEnvironment:
     def read() -> LaunchEnvironment:
         """Read the launcher's environment; a process on its own is rank 0 of 1.
 
-        Raises:
-            UserError: a half-set environment.
+        Raises UserError: a half-set environment.
         """
         if "RANK" in os.environ:
             names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")

@@ -79,11 +79,8 @@ def initialize_distributed(
     """Join the other ranks and build the tensor- and data-parallel groups.
 
     In megatron-core's order: tensor-parallel ranks are neighbours (same node), and data-parallel groups
-    stride over them.
-
-    Raises:
-        UserError: the other ranks did not come within the timeout.
-        MethodError: torch is older than any that was tested.
+    stride over them. Raises UserError: the other ranks did not come within the timeout; MethodError: torch is
+    older than any that was tested.
     """
     from megatron.core import parallel_state
 
@@ -135,10 +132,8 @@ def import_deepspeed() -> ModuleType:
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
     (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
-    module by attribute yields PyTorch's own, hence `sys.modules`.
-
-    Raises:
-        UserError: a DeepSpeed this program was not written against.
+    module by attribute yields PyTorch's own, hence `sys.modules`. Raises UserError: a DeepSpeed this program
+    was not written against.
     """
     ours = version("deepspeed")
     if not ours.startswith(SUPPORTED_DEEPSPEED):
@@ -178,8 +173,7 @@ def agree(values: list[float], device: torch.device) -> list[float]:
 def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
     """Require the same `value` on all ranks (collective).
 
-    Raises:
-        UserError: on every rank, naming what differs and the first rank that differs.
+    Raises UserError: on every rank, naming what differs and the first rank that differs.
     """
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -191,8 +185,7 @@ def require_equal_on_all_ranks(name: str, value: str, remedy: str) -> None:
 def _device(local_rank: int) -> torch.device:
     """Return this rank's device.
 
-    Raises:
-        UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
+    Raises UserError: a GPU machine whose CUDA does not work, or more ranks than GPUs.
     """
     if not use_cuda():
         return torch.device("cpu")

@@ -153,8 +153,7 @@ def free_name(path: Path, suffix: str) -> Path:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write `text` so that `path` holds either the old content or all of the new, whatever happens.
 
-    Raises:
-        OSError: naming `path`; nothing of the new content is left.
+    Raises OSError: naming `path`; nothing of the new content is left.
     """
     replace_file(path, text.encode(), durable=False)
 

@@ -30,11 +30,8 @@ class RunLock:
     def take(self) -> bool:
         """Take the lock. False: its holder, on another machine, may be gone: try again after PAUSE.
 
-        Directories that had to be made for the lock go with it, if nothing else comes into them.
-
-        Raises:
-            UserError: another process is training there.
-            OSError: the directory cannot be written to.
+        Directories that had to be made for the lock go with it, if nothing else comes into them. Raises
+        UserError: another process is training there; OSError: the directory cannot be written to.
         """
         self._made += [d for d in (self._path, *self._path.parents) if not d.exists()]
         try:

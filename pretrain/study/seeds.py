@@ -135,8 +135,7 @@ def group_runs(
         baseline: a label, a label with its stratum, or the name of one run, which then stands for its group.
         subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
 
-    Raises:
-        UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
+    Raises UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
     """
     methods = [method_of(run) for run in runs]
     attention = [run.config["attention"] for run in runs]
@@ -162,8 +161,7 @@ def group_by_settings(
         methods, settings: of each member; settings are {name: value}, a name may have a section before it.
         baseline: the name of a group, its variant, or the name of a member; None: the first member's group.
 
-    Raises:
-        UserError: no such baseline, or two members of a group with one seed.
+    Raises UserError: no such baseline, or two members of a group with one seed.
     """
     telling = _telling_settings(methods, settings)
     names = [f"{m} ({', '.join(texts)})" if texts else m for m, texts in zip(methods, telling, strict=True)]

@@ -170,9 +170,8 @@ def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRu
     Args:
         overrides: (key, value) from the command line; they win over `set`.
 
-    Raises:
-        UserError: an override of a key that varies, or of one that is the sweep's own; two runs that would
-            have the same name and values.
+    Raises UserError: an override of a key that varies, or of one that is the sweep's own; two runs that would
+    have the same name and values.
     """
     varied = list(_varied(grid))
     keys = {choice.key for choices, _ in varied for choice in choices}

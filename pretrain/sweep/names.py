@@ -39,10 +39,8 @@ def run_names(runs: Sequence[NamedValues], source: str) -> list[str]:
     """Return one name per run, different even where upper and lower case are not told apart.
 
     Runs whose values read alike (`a/b` and `a b`) are told apart by a hash of the values. `source`, the grid
-    file, is for messages, and the name of a run if nothing varies.
-
-    Raises:
-        UserError: two runs with the same values, or a name that is the sweep's own.
+    file, is for messages, and the name of a run if nothing varies. Raises UserError: two runs with the same
+    values, or a name that is the sweep's own.
     """
     names = _short_keys({key for run in runs for key, _ in run.values})
     plain = [_name(run, names) or _word(source.rpartition("/")[2].removesuffix(".yaml")) for run in runs]

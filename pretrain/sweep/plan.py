@@ -62,9 +62,8 @@ def plan_sweep(
         check_data: also read the manifests of the data.
         only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 
-    Raises:
-        UserError: a configuration is refused, two runs are the same, a directory holds another run, or a
-            pattern is the name of none.
+    Raises UserError: a configuration is refused, two runs are the same, a directory holds another run, or a
+    pattern is the name of none.
     """
     base = base or grid.content.base
     planned: list[PlannedRun] = []

@@ -107,10 +107,8 @@ def run_sweep(
     """Run what is not finished, at most `jobs` runs at a time, in order; one that fails stops no other.
 
     A branch (`schedule.branch_from`) starts when its trunk, if that is among `runs`, has ended. `report` is
-    told of every run when it starts (with None), once a minute while it runs, and when it has ended.
-
-    Raises:
-        UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
+    told of every run when it starts (with None), once a minute while it runs, and when it has ended. Raises
+    UserError: there are too few GPUs for so many runs at a time, or a log cannot be written.
     """
     environments = [_environment(slot, jobs, local_ranks) for slot in range(jobs)]
     outcomes = {

@@ -51,10 +51,8 @@ def results(run: RunDirectory) -> dict[str, float]:
     """Return {tag: value} of the results of a run whose last step is recorded and saved.
 
     HPARAMS shows a tag's last scalar. That of a speed would be one step's, so medians have tags of their own,
-    and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite is left out.
-
-    Raises:
-        UserError: damaged records, or no checkpoint.
+    and bytes, which that page shows unscaled, are in MiB. What is unknown or not finite is left out. Raises
+    UserError: damaged records, or no checkpoint.
     """
     curves, data = read_curves(run.metrics), json.loads(run.data.read_text())
     last = {metric.tag: curves[metric][-1] for metric in (tags.PERPLEXITY, tags.VALIDATION_LOSS, tags.LOSS)}

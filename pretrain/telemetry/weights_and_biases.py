@@ -28,8 +28,7 @@ class WandbRun:
 
     The package is there: `config.refusals` has asked.
 
-    Raises:
-        UserError: wandb does not begin.
+    Raises UserError: wandb does not begin.
     """
 
     def __init__(

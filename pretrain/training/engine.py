@@ -26,8 +26,7 @@ def wrap_model(
     Returns:
         the deepspeed.DeepSpeedEngine, the reduction of its gradients if DeepSpeed does not do it, the audit.
 
-    Raises:
-        MethodError: ZeRO holds a frozen weight.
+    Raises MethodError: ZeRO holds a frozen weight.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     settings = deepspeed_config(config, context.world_size)

@@ -38,9 +38,8 @@ from pretrain.training.step_clock import StepClock
 def train(config: Config, signals: StopSignals) -> str:
     """Train until the schedule's end or a signal; returns the state the run was left in.
 
-    Raises:
-        UserError, DataError, MethodError: anything the user can mend, before step 1 wherever it can be known
-            then.
+    Raises UserError, DataError, MethodError: anything the user can mend, before step 1 wherever it can be
+    known then.
     """
     with open_run(config) as run:
         state = run_steps(run, signals)
@@ -188,10 +187,8 @@ def _over_ranks(
 ) -> tuple[float, str | None, dict[str, float]]:
     """Read loss, the state that a signal to any rank asks for, and the terms off `_sum_over_ranks`.
 
-    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part.
-
-    Raises:
-        UserError: on every rank, if one of them cannot go on.
+    All ranks thus stop after the same step. A term is a tensor-parallel rank's own part. Raises UserError: on
+    every rank, if one of them cannot go on.
     """
     stop, continue_later, error, loss, *terms = sums
     if error > 0:

@@ -140,8 +140,7 @@ class Run:
     def settle(self) -> None:
         """Return only if no rank has recorded an error (collective).
 
-        Raises:
-            UserError: the same on every rank: the error of the first rank that has one.
+        Raises UserError: the same on every rank: the error of the first rank that has one.
         """
         if self.errors.recorded_anywhere():
             self.give_up()
@@ -149,8 +148,7 @@ class Run:
     def give_up(self) -> NoReturn:
         """End the run on all ranks for the error of one, after a committed save has finished (collective).
 
-        Raises:
-            UserError: the same on every rank: the error of the first rank that has one.
+        Raises UserError: the same on every rank: the error of the first rank that has one.
         """
         lost = self.lock is not None and self.lock.lost is not None
         self.checkpoints.end(abandoned=lost)  # it is another training's directory then
@@ -225,8 +223,7 @@ def _opened(run: Run) -> Iterator[Run]:
 def _lock(config: Config, context: ParallelContext, watch: Watch) -> RunLock | None:
     """Lock the run directory on rank 0 (collective); None on the other ranks.
 
-    Raises:
-        UserError: on every rank: another process is training the run.
+    Raises UserError: on every rank: another process is training the run.
     """
     watch.at("the lock of the run directory")
     lock, waiting = RunLock(config.run_path), False

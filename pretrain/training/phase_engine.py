@@ -46,10 +46,8 @@ class PhasedEngine:
         audit: what the live engine was found to hold.
         structured_products: how structured rows are multiplied by, chosen once; None: there have been none.
 
-    Raises:
-        MethodError: ZeRO holds a frozen weight.
-        UserError: on every rank, if the checkpoint is damaged or of another model, or a kernel that is asked
-            for cannot be had.
+    Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is damaged or
+    of another model, or a kernel that is asked for cannot be had.
     """
 
     def __init__(

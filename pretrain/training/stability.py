@@ -26,8 +26,7 @@ from pretrain.training.open_run import Run
 def require_good_step(run: Run, position: Position, result: StepResult) -> None:
     """Judge a step: its loss says whether the weights before it were good, and too many bad ones end the run.
 
-    Raises:
-        UserError: on every rank, after stability.max_skipped steps in a row without an update.
+    Raises UserError: on every rank, after stability.max_skipped steps in a row without an update.
     """
     if math.isfinite(result.loss):
         run.mark_good()
@@ -69,8 +68,7 @@ def _spike(run: Run, position: Position, result: StepResult) -> str:
 def require_good_weights(run: Run, record: StepRecord) -> None:
     """Require, before a checkpoint, that loss, validation loss and weights are finite (collective).
 
-    Raises:
-        UserError: on every rank, naming what is not.
+    Raises UserError: on every rank, naming what is not.
     """
     step = record.position.step
     validation = validation_metrics(record.validation or {}).get(VALIDATION_LOSS.tag, 0.0)

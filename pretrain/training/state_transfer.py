@@ -63,8 +63,7 @@ class TrainingState:
     def give_weights(self, model: torch.nn.Module) -> None:
         """Overwrite the parameters that the old model had too; others keep their start values.
 
-        Raises:
-            RuntimeError: the new model lacks one of them, or has it in another shape.
+        Raises RuntimeError: the new model lacks one of them, or has it in another shape.
         """
         new = dict(model.named_parameters())
         for name, weight in self.weights.items():
@@ -77,8 +76,7 @@ class TrainingState:
     def give_optimizer(self, engine: Any) -> None:
         """Overwrite the masters, moments, step counts and counters of an engine around that model.
 
-        Raises:
-            RuntimeError: it cuts the parameters that this state is of in another way.
+        Raises RuntimeError: it cuts the parameters that this state is of in another way.
         """
         live = {own.name: own for own in slices_of_rank(engine)}
         for name, state in self.slices.items():

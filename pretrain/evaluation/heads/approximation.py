@@ -75,9 +75,8 @@ class Grid:
     def config(self, variant: str, width: int, depth: int, seed: int) -> Config:
         """Return the model and its optimizer as a run's configuration.
 
-        Raises:
-            UserError: a variant that is unknown or is more than a model, or a width that HEADS does not
-                divide.
+        Raises UserError: a variant that is unknown or is more than a model, or a width that HEADS does not
+        divide.
         """
         values = {
             "run.name": "approximation",

@@ -101,9 +101,7 @@ def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> R
     Args:
         samples: spans per source; None: as many as hold data.validation_samples samples.
 
-    Raises:
-        UserError: the trained length is odd.
-        DataError: a source has fewer held-out tokens than one span.
+    Raises UserError: the trained length is odd; DataError: a source has fewer held-out tokens than one span.
     """
     length = trained.config.data.sequence_length
     if length % 2:

@@ -49,11 +49,9 @@ class TrainedModel:
 def load_trained_model(path: Path, context: ParallelContext) -> TrainedModel:
     """Load the model of the finished run in `path`, and open its data.
 
-    Raises:
-        UserError: `path` is no finished run; its checkpoint is damaged or not of its config; the frozen bank
-            or the data is not the one it was trained with; the loaded model does not reproduce the run's
-            validation loss.
-        DataError: the shards that config.yaml names are not there.
+    Raises UserError: `path` is no finished run; its checkpoint is damaged or not of its config; the frozen
+    bank or the data is not the one it was trained with; the loaded model does not reproduce the run's
+    validation loss; DataError: the shards that config.yaml names are not there.
     """
     run, trained, files = read_finished_run(path), open_trained_run(path), RunDirectory(path)
     if trained.blend.fingerprint != run.data_fingerprint:

@@ -70,8 +70,7 @@ def require_harness(device: str) -> dict[str, str]:
     Args:
         device: cpu or cuda, for the models.
 
-    Raises:
-        UserError: the extra `eval` is not installed.
+    Raises UserError: the extra `eval` is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU
@@ -107,8 +106,7 @@ def load_tasks(
         shots: worked examples before every item; None: as the task has it.
         limit: items of each task, the first so many; None: all.
 
-    Raises:
-        UserError: a name is not known, or its data or the task itself cannot be read.
+    Raises UserError: a name is not known, or its data or the task itself cannot be read.
     """
     with _quiet():
         manager = _task_manager(names, include_path)
@@ -132,10 +130,7 @@ def _task_manager(names: Sequence[str], include_path: Path | None) -> TaskManage
     """Return the harness's manager of these tasks, groups and tags; those of `include_path` win.
 
     The harness's own task files take it many seconds to read, so they are left out where `include_path` has
-    all that is needed.
-
-    Raises:
-        UserError: `include_path` is no directory, or a name is not known.
+    all that is needed. Raises UserError: `include_path` is no directory, or a name is not known.
     """
     from lm_eval.tasks import TaskManager
 
@@ -187,10 +182,8 @@ def _on_hub(manager: TaskManager, names: Iterable[str]) -> list[str]:
 def _require_hub(manager: TaskManager, names: Sequence[str]) -> None:
     """Fail soon, and in a sentence, where data must come from the hub and the hub does not answer.
 
-    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache.
-
-    Raises:
-        UserError: no answer in HUB_SECONDS.
+    With HF_HUB_OFFLINE the hub is not asked: data that were fetched before are in the cache. Raises
+    UserError: no answer in HUB_SECONDS.
     """
     tasks = _on_hub(manager, names)
     if not tasks or _offline():
@@ -265,8 +258,7 @@ class Harness:
         directory: of the model, in Hugging Face's form.
         trust_code: run code that lies in it.
 
-    Raises:
-        UserError: transformers cannot load it.
+    Raises UserError: transformers cannot load it.
     """
 
     def __init__(self, directory: Path, device: str, batch_size: int, trust_code: bool) -> None:
@@ -288,8 +280,7 @@ class Harness:
     def evaluate(self, loaded: LoadedTask, limit: int | None) -> TaskScores:
         """Evaluate one task.
 
-        Raises:
-            UserError: the device's memory does not hold a batch, or the task's own code failed.
+        Raises UserError: the device's memory does not hold a batch, or the task's own code failed.
         """
         import numpy as np
         import torch

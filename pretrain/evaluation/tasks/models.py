@@ -47,8 +47,7 @@ def read_models(paths: Sequence[Path], step: int | None) -> list[ModelUnderTest]
     Args:
         step: of the checkpoint of every run; None: the newest of each.
 
-    Raises:
-        UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
+    Raises UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
     """
     refuse_twice(paths, place="directory")
     models = [_read_model(path, step) for path in paths]
@@ -102,8 +101,7 @@ def _mapping(path: Path) -> Mapping[str, Any]:
 def model_directory(model: ModelUnderTest) -> Path:
     """Return the directory for transformers: of a run, the export that is kept in it, made now if need be.
 
-    Raises:
-        UserError, DataError: as `export_run`.
+    Raises UserError, DataError as `export_run`.
     """
     if not model.is_run:
         return model.path

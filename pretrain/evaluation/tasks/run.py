@@ -41,9 +41,8 @@ def measure(
 ) -> dict[Path, dict[str, TaskScores]]:
     """Return {path of a model: {name: scores}} of all models on all tasks and groups.
 
-    Raises:
-        UserError: a run cannot be exported, a model not be loaded, or a task fails on it.
-        DataError: as `export_run`.
+    Raises UserError: a run cannot be exported, a model not be loaded, or a task fails on it; DataError as
+    `export_run`.
     """
     tasks = list({task.name: task for one in measured for task in one.tasks}.values())
     scores: dict[Path, dict[str, TaskScores]] = {}

@@ -157,8 +157,7 @@ def _item_tests(
 def mcnemar(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int, float]:
     """Return how many items only the one and only the other has right, and the exact two-sided p value.
 
-    Raises:
-        ValueError: the numbers of items differ.
+    Raises ValueError: the numbers of items differ.
     """
     pairs = list(zip(ours, theirs, strict=True))
     only_ours, only_theirs = pairs.count((1.0, 0.0)), pairs.count((0.0, 1.0))

@@ -60,8 +60,7 @@ def arms(conditions: Sequence[Condition], layers: Sequence[str]) -> list[Arm]:
 def find_conditions(text: str) -> list[Condition]:
     """Return the conditions of a list such as `frozen,orthonormal`.
 
-    Raises:
-        UserError: a name is none of them.
+    Raises UserError: a name is none of them.
     """
     known = {condition.value: condition for condition in Condition}
     for name in (names := [name.strip() for name in text.split(",")]):
@@ -73,9 +72,8 @@ def find_conditions(text: str) -> list[Condition]:
 def layers_of(text: str, num_layers: int) -> range:
     """Return the layers that `--layers` names: `all`, `4`, `4-7` or `50%-100%`.
 
-    Raises:
-        MethodError: not such a text, or layers that the model does not have.
-        UserError: a part of the depth that rounds to no layer.
+    Raises MethodError: not such a text, or layers that the model does not have; UserError: a part of the
+    depth that rounds to no layer.
     """
     layers = range(num_layers) if text == "all" else layer_range(text, num_layers)
     if not layers:

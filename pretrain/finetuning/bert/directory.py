@@ -33,8 +33,7 @@ class BertDirectory:
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
         """Load the model with a classifier of two labels in float32; also return the names of new tensors.
 
-        Raises:
-            UserError: the weights cannot be read, or lack more than pooler and classifier.
+        Raises UserError: the weights cannot be read, or lack more than pooler and classifier.
         """
         from transformers import BertForSequenceClassification
 

@@ -126,8 +126,7 @@ def run_test(
 def check_heads(changed: dict[str, Any]) -> dict[str, Any]:
     """Check that weights and biases of pooler and classifier have changed; return `changed` with that.
 
-    Raises:
-        UserError: one of them is as it was.
+    Raises UserError: one of them is as it was.
     """
     unmoved = [name for name in changed["unchanged_tensors"] if name.startswith(HEADS)]
     if unmoved:

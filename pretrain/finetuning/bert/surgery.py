@@ -33,9 +33,8 @@ def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Nor
         [head_dim, hidden_size], before and after, and the largest |W Wᵀ − I| of the rows, taken by their norm
         to rows of length 1; and the digest that `python -m megatron_patches digest` makes of them.
 
-    Raises:
-        UserError: rows of a pretrained head are too close to dependent to be made orthonormal.
-        MethodError: no such layers.
+    Raises UserError: rows of a pretrained head are too close to dependent to be made orthonormal;
+    MethodError: no such layers.
     """
     if arm.condition is Condition.unfrozen:
         return []
