@@ -87,13 +87,9 @@ class Checkpoints:
     def save(self, engine: Any, position: Position, in_background: bool) -> str | None:
         """Begin to write a checkpoint, once the previous save is done (collective); see `commit`.
 
-        Args:
-            in_background: return once this rank's values are copied; else once its file is written.
-
-        Returns:
-            A sentence for the user if training had to wait for the previous save.
-
-        Raises UserError: on every rank, if a rank could not write the previous checkpoint or begin this one.
+        `in_background`: return once this rank's values are copied; else once its file is written. Returns a
+        sentence for the user if training had to wait for the previous save. Raises UserError: on every rank,
+        if a rank could not write the previous checkpoint or begin this one.
         """
         started = time.perf_counter()
         path = self.run.checkpoint(position.step)
@@ -130,12 +126,9 @@ class Checkpoints:
     def commit(self, good: bool) -> None:
         """Let the checkpoint of the last `save` count once it is complete.
 
-        A checkpoint that is not saved in the background is complete when this returns.
-
-        Args:
-            good: the checkpoint is known good already.
-
-        Raises UserError: on every rank, if a save that is not in the background failed (collective then).
+        A checkpoint that is not saved in the background is complete when this returns. `good`: the checkpoint
+        is known good already. Raises UserError: on every rank, if a save that is not in the background failed
+        (collective then).
         """
         assert self._saving is not None
         self._not_yet_good = None if good else self._saving.path
@@ -146,10 +139,8 @@ class Checkpoints:
     def wait(self) -> float:
         """Wait until no rank has a save in progress (collective).
 
-        Returns:
-            Seconds for which this rank's save was still in progress.
-
-        Raises UserError: on every rank, if a rank could not write; the checkpoint's files are removed.
+        Returns seconds for which this rank's save was still in progress. Raises UserError: on every rank, if
+        a rank could not write; the checkpoint's files are removed.
         """
         path = None if self._saving is None else self._saving.path
         waited, someone_failed = self._wait_for_all()
@@ -182,12 +173,9 @@ class Checkpoints:
     def end(self, abandoned: bool) -> None:
         """Finish or discard the save in progress before the run exits (collective).
 
-        A save that has been committed is finished. One that has not is discarded with its files. Write
-        errors are recorded in `self.errors` and not raised here.
-
-        Args:
-            abandoned: discard the save even if committed, and leave its files: the directory now belongs to
-                another run.
+        A save that has been committed is finished. One that has not is discarded with its files. Write errors
+        are recorded in `self.errors` and not raised here. `abandoned`: discard the save even if committed,
+        and leave its files: the directory now belongs to another run.
         """
         path = None if self._saving is None else self._saving.path
         if self._saving is not None and (abandoned or not self._saving.may_count):
@@ -199,9 +187,7 @@ class Checkpoints:
         """Wait until no save is in progress or one has failed (collective).
 
         Waiting ranks exchange a message every few seconds, so that no collective has to wait for a disk.
-
-        Returns:
-            Seconds for which this rank's save was in progress; whether a rank could not write.
+        Returns seconds for which this rank's save was in progress; whether a rank could not write.
         """
         started, waited = time.perf_counter(), 0.0
         while True:
@@ -231,8 +217,7 @@ class Checkpoints:
     def close(self, wait: bool) -> None:
         """End this rank's part in a save in progress.
 
-        Args:
-            wait: let a committed save finish first, which needs the other ranks to do the same.
+        `wait`: let a committed save finish first, which needs the other ranks to do the same.
         """
         if self._saving is not None:
             if wait:
@@ -270,10 +255,8 @@ class Checkpoints:
     def tidy(self) -> list[str]:
         """Put away what a killed run has left (rank 0, before any save).
 
-        A checkpoint without its marker is removed only if its files were not all written.
-
-        Returns:
-            A line for the user for each such checkpoint.
+        A checkpoint without its marker is removed only if its files were not all written. Returns a line for
+        the user for each such checkpoint.
         """
         lines = []
         for path in self.run.unfinished_checkpoints():

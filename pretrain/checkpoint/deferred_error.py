@@ -38,10 +38,8 @@ class DeferredError:
     def recording(self, place: Path) -> Iterator[None]:
         """Record an OSError raised inside, in place of raising it.
 
-        No collective may be called inside: a rank whose write fails leaves the block early.
-
-        Args:
-            place: named in the sentence if the error does not name a file.
+        No collective may be called inside: a rank whose write fails leaves the block early. `place`: named in
+        the sentence if the error does not name a file.
         """
         try:
             yield

@@ -61,9 +61,7 @@ def safetensors_header(
     """Return the head of a safetensors file: the length of a JSON object in 8 bytes, and that object.
 
     Written here because the safetensors package copies every tensor before it writes, and cannot hash.
-
-    Args:
-        tensors: (name, the format's name of the type, shape, bytes) in the order of the file.
+    `tensors`: (name, the format's name of the type, shape, bytes) in the order of the file.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0

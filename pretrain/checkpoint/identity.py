@@ -28,10 +28,8 @@ _DEFAULTS: dict[str, Any] = {
 def run_identity(config: Config, bank: Mapping[str, str], blend: Blend) -> dict[str, Any]:
     """Return all that must be equal for a resume to continue the same run, as JSON.
 
-    The layout over ranks is no part of the identity (see `layout`).
-
-    Args:
-        bank: digests of the frozen bank, `bank_digests(...)`; empty if they are not known yet.
+    The layout over ranks is no part of the identity (see `layout`). `bank`: digests of the frozen bank,
+    `bank_digests(...)`; empty if they are not known yet.
     """
     recipe = config.recipe()
     keys = {
@@ -64,11 +62,8 @@ def accept_identity(
         live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
         allow_data_change: accept other data, and other values of DATA_KEYS.
 
-    Returns:
-        The accepted differences of the data, as clauses.
-
-    Raises UserError: names all differences of the data, or the first setting that differs, or the difference
-    of the frozen bank's recipe.
+    Returns the accepted differences of the data, as clauses. Raises UserError: names all differences of the
+    data, or the first setting that differs, or the difference of the frozen bank's recipe.
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)

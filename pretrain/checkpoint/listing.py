@@ -159,8 +159,7 @@ def verify_all(
 ) -> Iterator[tuple[Listed, tuple[str, ...]]]:
     """Hash every file of each checkpoint, many files at once.
 
-    Args:
-        progress: called with the number of bytes of each chunk, on any thread.
+    `progress`: called with the number of bytes of each chunk, on any thread.
 
     Yields:
         (checkpoint, a sentence for each damaged or missing file).

@@ -58,10 +58,7 @@ class StoredCheckpoint:
     def full(self, kind: str, name: str) -> torch.Tensor:
         """Return a whole parameter: fp32, on the CPU.
 
-        Args:
-            kind: one of `format.KINDS`.
-
-        Raises UserError: a file is missing or is not what the index says.
+        `kind`: one of `format.KINDS`. Raises UserError: a file is missing or is not what the index says.
         """
         stored = self.parameters[name]
         full = torch.empty(stored.shape)

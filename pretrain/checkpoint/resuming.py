@@ -65,11 +65,9 @@ class Start:
 def find_start(config: Config, context: ParallelContext, identity: dict[str, Any]) -> Start:
     """Find the newest checkpoint and verify it: the run's own or, without one, its trunk's (collective).
 
-    Args:
-        identity: this run's `run_identity`; its bank is not compared here (see `check_bank`).
-
-    Raises UserError: on every rank: ranks see different checkpoints, or the newest one is damaged, of another
-    model or of other data.
+    `identity`: this run's `run_identity`; its bank is not compared here (see `check_bank`). Raises UserError:
+    on every rank: ranks see different checkpoints, or the newest one is damaged, of another model or of other
+    data.
     """
     newest, notes = _newest_whole(config, context)
     run, fall_back = RunDirectory(config.run_path), config.checkpoint.fall_back
@@ -149,8 +147,7 @@ def _check_permissions(run: RunDirectory) -> None:
 def _check_not_behind(run: RunDirectory, newest: Path | None, fall_back: bool) -> list[str]:
     """Refuse to go back behind a checkpoint that was complete once: the records since would be cut.
 
-    Returns:
-        With `fall_back` and a checkpoint before it to go on from, a note for the user.
+    Returns a note for the user with `fall_back` and a checkpoint before it to go on from.
     """
     named = run.named_latest()
     if named is not None and (newest is None or step_of(named) > step_of(newest)):
@@ -179,10 +176,7 @@ def _keep_aside(
 ) -> str:
     """Rename a damaged checkpoint to `step_X.damaged`, or `step_X.damaged-N` where that exists (collective).
 
-    Returns:
-        A note for the user.
-
-    Raises UserError: on every rank, if there is no checkpoint before it.
+    Returns a note for the user. Raises UserError: on every rank, if there is no checkpoint before it.
     """
     problem = str(error).partition("; ")[0]
     if len(run.complete_checkpoints()) == 1:

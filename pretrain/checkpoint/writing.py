@@ -161,10 +161,8 @@ def write_snapshot(
 ) -> None:
     """Write and fsync this rank's file in the directory `path`, then the file's sidecar.
 
-    Args:
-        moved: called before each piece of the file.
-
-    Raises OSError: names the file, as when the disk is full; Abandoned: the event was set meanwhile.
+    `moved`: called before each piece of the file. Raises OSError: names the file, as when the disk is full;
+    Abandoned: the event was set meanwhile.
     """
     file = path / rank_file(snapshot.rank)
     digest, size = hashlib.sha256(), 0
@@ -202,11 +200,8 @@ def join_parts(
 ) -> dict[str, StoredFile]:
     """Wait for every rank's file, and write the index of all of them and checkpoint.json (rank 0).
 
-    Returns:
-        Every file of the checkpoint, for `declare_complete`.
-
-    Raises UserError: names a rank that did not write its file within `timeout` seconds; Abandoned: the event
-    was set meanwhile.
+    Returns every file of the checkpoint, for `declare_complete`. Raises UserError: names a rank that did not
+    write its file within `timeout` seconds; Abandoned: the event was set meanwhile.
     """
     deadline = time.monotonic() + timeout
     sidecars = []

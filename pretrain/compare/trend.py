@@ -87,8 +87,7 @@ def fit_trends(
 ) -> tuple[tuple[Trend, ...], list[str]]:
     """Return the trend of every variant with gaps at two values or more, and a note on each without a line.
 
-    Args:
-        gaps: {variant's label: {value of the subject: its gap there}}.
+    `gaps`: {variant's label: {value of the subject: its gap there}}.
     """
     fitted, notes = [], []
     for label, by_value in gaps.items():

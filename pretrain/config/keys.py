@@ -36,9 +36,8 @@ class Change:
 def effective_changes(before: Mapping[str, Any], config: Config) -> Iterator[Change]:
     """Yield the keys whose new value takes effect from the next step on.
 
-    Args:
-        before: the resolved configuration that the run had, as config.yaml holds it. Keys that are missing
-            there, because an older version wrote the file, count as unchanged.
+    `before`: the resolved configuration that the run had, as config.yaml holds it. Keys that are missing
+    there, because an older version wrote the file, count as unchanged.
     """
     for section, values in config.resolved().items():
         had = before.get(section, {})

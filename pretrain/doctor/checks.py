@@ -37,8 +37,7 @@ def local_facts(
         leader: this rank also makes the checks of its node.
         say: called with each check's name before the check begins.
 
-    Returns:
-        {check: facts, "failures": {check: clause}}.
+    Returns {check: facts, "failures": {check: clause}}.
     """
     facts: dict[str, Any] = {"failures": {}}
     deadline = time.monotonic() + request.timeout

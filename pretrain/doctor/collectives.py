@@ -90,8 +90,7 @@ class Collectives:
     def _step(self, group: str, members: Sequence[int], what: str, failures: dict[str, str]) -> float | None:
         """Run a step; record and return the speed, or record the failure.
 
-        Args:
-            group: `node/NODE`, `link/NODE` or `world`.
+        `group`: `node/NODE`, `link/NODE` or `world`.
         """
         rank, device = self.rendezvous.own.rank, _device(self.rendezvous.own.local_rank)
         name, _, node = group.partition("/")

@@ -49,11 +49,9 @@ def version_facts() -> dict[str, str | None]:
 def gpu_facts(local_rank: int, expected: int | None, machine: Path = MACHINE) -> dict[str, Any]:
     """Return names and free memory of the node's GPUs as this rank sees them.
 
-    Args:
-        machine: root of the file system with NVIDIA's device files.
-
-    Raises Unfit: another number of GPUs than expected, none for this rank, or this rank's GPU is in use;
-    UserError: the node has GPUs that torch cannot use, and the CPU was not asked for.
+    `machine`: root of the file system with NVIDIA's device files. Raises Unfit: another number of GPUs than
+    expected, none for this rank, or this rank's GPU is in use; UserError: the node has GPUs that torch cannot
+    use, and the CPU was not asked for.
     """
     count = torch.cuda.device_count()
     if expected is not None and count != expected:

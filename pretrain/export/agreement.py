@@ -64,8 +64,7 @@ def own_logits(model: GPTModel, tokens: torch.Tensor, pieces: int) -> torch.Tens
 def compare_logits(directory: Path, tokens: torch.Tensor, own: torch.Tensor, custom: bool) -> LogitAgreement:
     """Load the export as a user would and compare it with `own_logits` of the same tokens.
 
-    Args:
-        custom: the export has code of its own, to be trusted.
+    `custom`: the export has code of its own, to be trusted.
     """
     from transformers import AutoModelForCausalLM
 

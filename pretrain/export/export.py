@@ -55,16 +55,10 @@ def export_run(
 ) -> dict[str, Any]:
     """Export the run in `path`, at a step or its newest one, to the directory `out`, which must not exist.
 
-    Args:
-        dtype: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
-            factors multiplied out.
-
-    Returns:
-        The content of export.json.
-
-    Raises UserError: transformers is missing, `out` exists, no class of transformers computes this model, the
-    checkpoint is damaged or another run's, or the exported model's logits differ; DataError: the shards that
-    config.yaml names are missing.
+    `dtype`: fp32 or bf16; None: the run's own, but fp32 where adapters are folded into other weights, or
+    factors multiplied out. Returns the content of export.json. Raises UserError: transformers is missing,
+    `out` exists, no class of transformers computes this model, the checkpoint is damaged or another run's, or
+    the exported model's logits differ; DataError: the shards that config.yaml names are missing.
     """
     require_transformers("export")
     refuse_existing(out)

@@ -114,10 +114,8 @@ Corrections = dict[Part, dict[str, int]]
 def corrections_of(policy: QKPolicy, adapted_groups: Collection[int]) -> Corrections:
     """Return the corrections that the classes of `modeling_ora` make in a layer, in place of adapters.
 
-    Args:
-        adapted_groups: of the layer.
-
-    Raises UserError: an adapter is neither linear nor one of these corrections.
+    `adapted_groups`: of the layer. Raises UserError: an adapter is neither linear nor one of these
+    corrections.
     """
     found: Corrections = {"query": {}, "key": {}, "value": {}}
     convolved: list[Part] = ["key", "value"] if policy.convolved == "both" else [policy.convolved]
@@ -145,8 +143,7 @@ def corrections(
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a layer's corrections, by name; of heads without an adapter they change nothing.
 
-    Args:
-        heads: of this part in the class; each head is repeated to make as many.
+    `heads`: of this part in the class; each head is repeated to make as many.
     """
     linear, config = attention.linear_qkv, attention.config
     head_dim, groups = attention.hidden_size_per_attention_head, config.num_query_groups

@@ -233,11 +233,8 @@ def _stored_type(directory: Path) -> torch.dtype:
 def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:
     """Write `out` from the model in `directory`; the configuration is `config_name`'s except for the model.
 
-    Args:
-        overrides: section.key=value; the variant is `pretrained` unless they set another.
-
-    Raises UserError where `out` exists, this program does not train the directory's model, or the
-    configuration is refused.
+    `overrides`: section.key=value; the variant is `pretrained` unless they set another. Raises UserError
+    where `out` exists, this program does not train the directory's model, or the configuration is refused.
     """
     refuse_existing(out)
     source = open_source(directory)

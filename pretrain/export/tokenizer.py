@@ -174,12 +174,8 @@ class TokenizerAgreement:
 def compare_tokenizers(manifests: Sequence[Manifest], out: Path, custom: bool) -> TokenizerAgreement:
     """Encode held-out text with both tokenizers and count the differences.
 
-    If ids differ, the run's SentencePiece model is copied into the export.
-
-    Args:
-        custom: the export has code of its own, to be trusted.
-
-    Raises DataError: a shard cannot be read.
+    If ids differ, the run's SentencePiece model is copied into the export. `custom`: the export has code of
+    its own, to be trusted. Raises DataError: a shard cannot be read.
     """
     from transformers import AutoTokenizer
 

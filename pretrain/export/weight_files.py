@@ -36,8 +36,7 @@ def write_weights(
 ) -> int:
     """Write all weights in `dtype` and return the bytes of their elements.
 
-    Args:
-        metadata: further entries of the header; None: the entry that transformers looks for.
+    `metadata`: further entries of the header; None: the entry that transformers looks for.
     """
     sizes = [math.prod(weight.shape) * dtype.itemsize for weight in weights]
     tensors = [

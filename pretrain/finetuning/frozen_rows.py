@@ -81,13 +81,9 @@ def remember(model: nn.Module, rows: Rows) -> State:
 def what_changed(model: nn.Module, rows: Rows, before: State, head: str | None) -> dict[str, Any]:
     """Check that the frozen rows are the same bits, and that others changed.
 
-    Args:
-        head: first letters of the name of the new head's weight; None: there is no new head.
-
-    Returns:
-        Numbers of frozen tensors and entries, the digest, and tensors that changed and did not.
-
-    Raises RuntimeError: a frozen bit changed; UserError: nothing, or not the head, has changed.
+    `head`: first letters of the name of the new head's weight; None: there is no new head. Returns numbers of
+    frozen tensors and entries, the digest, and tensors that changed and did not. Raises RuntimeError: a
+    frozen bit changed; UserError: nothing, or not the head, has changed.
     """
     (frozen, trained), (after, now) = before, remember(model, rows)
     if after != frozen:

@@ -126,10 +126,8 @@ def _facts(path: Path) -> Mapping[str, Any]:
 def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> Groups[Pretrained]:
     """Group models by method, and by the settings in which models of one method differ.
 
-    Args:
-        baseline: name of a group, its variant, or the name of a model; None: the first model's group.
-
-    Raises UserError: a model is given twice, two of a group have the same seed, or no such baseline.
+    `baseline`: name of a group, its variant, or the name of a model; None: the first model's group. Raises
+    UserError: a model is given twice, two of a group have the same seed, or no such baseline.
     """
     refuse_twice((model.directory for model in models), "model", "directory")
     methods = [method_of(model) for model in models]

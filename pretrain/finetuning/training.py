@@ -93,12 +93,9 @@ def fine_tune(
         judge: of the examples set aside; None: their loss, less is better.
         judged: {name: examples} to compute the outputs of, after the training.
 
-    Returns:
-        The course of the training, as report.json has it, with (step, value) of every evaluation of the
-        examples set aside (the judge's, or minus the loss) in `looks`; and {name: outputs `[items, …]`
-        float32} of what is judged.
-
-    Raises UserError: a loss was not finite.
+    Returns the course of the training, as report.json has it, with (step, value) of every evaluation of the
+    examples set aside (the judge's, or minus the loss) in `looks`; and {name: outputs `[items, …]` float32}
+    of what is judged. Raises UserError: a loss was not finite.
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()

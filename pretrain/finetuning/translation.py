@@ -149,9 +149,8 @@ def translate(
 ) -> list[str]:
     """Translate each prompt by greedy decoding, until a document ends.
 
-    Args:
-        longest: ids of a prompt and its translation at most; a prompt that leaves no room for `new_tokens`
-            has the translation "".
+    `longest`: ids of a prompt and its translation at most; a prompt that leaves no room for `new_tokens` has
+    the translation "".
     """
     translations = [""] * len(prompts)
     fitting = [index for index, ids in enumerate(prompts) if len(ids) + new_tokens <= longest]
@@ -183,8 +182,7 @@ def translate(
 def translation_scores(translations: list[str], references: list[str], words: str) -> dict[str, Any]:
     """Compare translations with one reference each.
 
-    Args:
-        words: sacreBLEU's way to cut texts into words.
+    `words`: sacreBLEU's way to cut texts into words.
 
     Returns:
         BLEU, which is the score, and chrF of the whole test set, from 0 to 1; BLEU's standard error over the

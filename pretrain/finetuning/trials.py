@@ -102,10 +102,8 @@ def run_trials(
         trials: fine-tunings with a seed each.
         begin_piece: called with the title of each before it begins.
 
-    Returns:
-        The scores, and what report.json has of each; `kept`: the result was on disk already.
-
-    Raises UserError where a result cannot be written, and as `_fine_tune_once`.
+    Returns the scores, and what report.json has of each; `kept`: the result was on disk already. Raises
+    UserError where a result cannot be written, and as `_fine_tune_once`.
     """
     cache = ResultCache(out / "trials")
     scores, details = [], []

@@ -205,10 +205,7 @@ def bert_reservoir(
 def require_packages(verb: str, *names: str) -> None:
     """Import transformers and other packages of the verb, quietly.
 
-    Args:
-        names: by which they are imported.
-
-    Raises UserError: one is not installed.
+    `names`: by which they are imported. Raises UserError: one is not installed.
     """
     from megatron_patches.engine.compat import silence_expected_warnings
     from pretrain.export.packages import require_transformers

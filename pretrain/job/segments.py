@@ -82,13 +82,8 @@ class Segments:
     def begin(self, job: SlurmJob, max_stalled: int, ranks: int | None = None) -> Path:
         """Record a segment's beginning.
 
-        Args:
-            ranks: on how many the work goes on, where it has ranks.
-
-        Returns:
-            the directory for the segment's logs.
-
-        Raises UserError: `max_stalled` segments of this job in a row made no progress.
+        `ranks`: on how many the work goes on, where it has ranks. Returns the directory for the segment's
+        logs. Raises UserError: `max_stalled` segments of this job in a row made no progress.
         """
         reached = self.work.reached()
         stalled = self.stalled(job, reached)

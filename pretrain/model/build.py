@@ -27,8 +27,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
     """Build this rank's shard of the model, initialised, on its device, in the compute dtype.
 
-    Args:
-        phase: of a run in which layers become trainable on the way (see `config.phases`).
+    `phase`: of a run in which layers become trainable on the way (see `config.phases`).
     """
     recipe, policy = config.recipe(), config.policy()
     rotary = None
@@ -70,9 +69,7 @@ def compiles_layers(config: Config, device: torch.device, world_size: int) -> bo
 def compile_layers(model: GPT, backend: str) -> None:
     """Run the layers of `model` compiled from now on.
 
-    Args:
-        backend: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
-
+    `backend`: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
     Raises UserError: inductor has no compiler to make kernels for the CPU with.
     """
     on_cpu = next(model.parameters()).device.type == "cpu"
@@ -123,8 +120,7 @@ def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | N
         tokens: `[batch, sequence_length + 1]` int64 on the model's device.
         boundary: the end-of-document id, if documents stand alone (see `packing`); None: packed as one text.
 
-    Returns:
-        `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
+    Returns `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
     """
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     if boundary is None:

@@ -68,10 +68,8 @@ def choose_structured_products(
 ) -> StructuredProducts | None:
     """Resolve `performance.structured_products`, the same on all ranks (collective).
 
-    Returns:
-        None where no rank has structured rows.
-
-    Raises UserError: on every rank: the kernel is asked for, and one of them cannot run it.
+    Returns none where no rank has structured rows. Raises UserError: on every rank: the kernel is asked for,
+    and one of them cannot run it.
     """
     layers = structured_layers(model)
     if agree([float(len(layers))], context.device)[0] == 0:

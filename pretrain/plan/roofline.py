@@ -220,9 +220,7 @@ def _products_again(work: Workload, forward: float) -> float:
     """Return the FLOPs a token of the products that backward makes once more, without scores.
 
     Those of the logits by `chunked` cross entropy; those of a layer or its attention by recomputation.
-
-    Args:
-        forward: of the forward pass in all.
+    `forward`: of the forward pass in all.
     """
     shape = work.shape
     logits = 2.0 * shape.hidden_size * shape.vocab_size

@@ -61,8 +61,7 @@ def cpu_was_asked_for(visible: str | None) -> bool:
 def nvidia_devices(machine: Path = MACHINE) -> list[str]:
     """Return traces of NVIDIA GPUs that need no library: device files, and the driver's list of GPUs.
 
-    Args:
-        machine: the root of the file system.
+    `machine`: the root of the file system.
     """
     files = [*machine.glob("dev/nvidia[0-9]*"), *machine.glob("proc/driver/nvidia/gpus/*")]
     return [str(path) for path in sorted(files)]

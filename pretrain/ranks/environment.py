@@ -109,8 +109,7 @@ def missing_nodes(
 ) -> dict[int, str | None]:
     """Return the node of each missing rank, as far as the launcher's environment and the other ranks tell.
 
-    Args:
-        present: rank -> node of those that came.
+    `present`: rank -> node of those that came.
     """
     planned = _slurm_nodes(environment, world_size)
     if planned and any(planned[rank] != node for rank, node in present.items()):

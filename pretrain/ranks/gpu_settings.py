@@ -34,10 +34,8 @@ def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) ->
 def record_collectives(file: Path, environment: MutableMapping[str, str] = os.environ) -> None:
     """Let NCCL's flight recorder write a file for each rank when a collective times out.
 
-    Args:
-        file: what the files' names begin with; the rank follows.
-
-    Read them with `python -m torch.distributed.flight_recorder.fr_trace`. What the user has set stays.
+    `file`: what the files' names begin with; the rank follows. Read them with `python -m
+    torch.distributed.flight_recorder.fr_trace`. What the user has set stays.
     """
     settings = {
         "TORCH_FR_BUFFER_SIZE": str(TRACE_ENTRIES),

@@ -59,8 +59,7 @@ def byte_count(count: float | None) -> str:
 def setting_text(value: Any, between_numbers: str = "+") -> str:
     """Return a setting's value as text: `none`, `core+low_rank`, `{0-3: 1.0, 4-7: 0.5}`.
 
-    Args:
-        between_numbers: text that joins a list of numbers. A label is one word, joined by `+`.
+    `between_numbers`: text that joins a list of numbers. A label is one word, joined by `+`.
     """
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, int, float)) for item in value):
         words = any(isinstance(item, str) for item in value)

@@ -149,10 +149,8 @@ def holds_no_run(path: Path) -> bool:
 def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[Path], str]:
     """Return the paths without those that hold no run, and a line that names these, or "".
 
-    Where none holds a run, all are returned, for the reader to refuse the first.
-
-    Args:
-        models: keep directories of transformers too.
+    Where none holds a run, all are returned, for the reader to refuse the first. `models`: keep directories
+    of transformers too.
     """
     others = [path for path in paths if holds_no_run(path)]
     others = [path for path in others if not (models and (path / "config.json").is_file())]

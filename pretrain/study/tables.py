@@ -128,8 +128,7 @@ def margin(gap: PairedGap) -> str:
 def gap_sentence(name: str, gap: PairedGap | None, of: str = "loss") -> str:
     """Return the gap of `name` in one sentence.
 
-    Args:
-        of: the quantity that the gap is of; stands before the number unless the scale has a unit.
+    `of`: the quantity that the gap is of; stands before the number unless the scale has a unit.
     """
     if gap is None:
         return f"{name}: {verdict(gap)}."

@@ -167,11 +167,8 @@ def _overlap(key: str, other: str) -> bool:
 def expand(grid: Grid, overrides: Sequence[tuple[str, Any]] = ()) -> list[GridRun]:
     """Return the runs of a grid in their order: by seed, then by entry of the list, then by combination.
 
-    Args:
-        overrides: (key, value) from the command line; they win over `set`.
-
-    Raises UserError: an override of a key that varies, or of one that is the sweep's own; two runs that would
-    have the same name and values.
+    `overrides`: (key, value) from the command line; they win over `set`. Raises UserError: an override of a
+    key that varies, or of one that is the sweep's own; two runs that would have the same name and values.
     """
     varied = list(_varied(grid))
     keys = {choice.key for choices, _ in varied for choice in choices}

@@ -99,9 +99,8 @@ def build_adamw(
 ) -> torch.optim.AdamW:
     """Build the optimizer for DeepSpeed.
 
-    Args:
-        clips_over: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer
-            around it does.
+    `clips_over`: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer
+    around it does.
     """
     groups = parameter_groups(model, settings.weight_decay, settings.learning_rate_factors)
     lr, betas, eps = settings.learning_rate, settings.betas, settings.eps

@@ -23,10 +23,8 @@ def wrap_model(
 ) -> tuple[Any, OverlappedReduction | None, dict[str, Any]]:
     """Wrap a model of `build_model` in optimizer and DeepSpeed engine, and audit the engine.
 
-    Returns:
-        the deepspeed.DeepSpeedEngine, the reduction of its gradients if DeepSpeed does not do it, the audit.
-
-    Raises MethodError: ZeRO holds a frozen weight.
+    Returns the deepspeed.DeepSpeedEngine, the reduction of its gradients if DeepSpeed does not do it, the
+    audit. Raises MethodError: ZeRO holds a frozen weight.
     """
     reduce_partial_gradients(model, context.tensor_parallel_group)
     settings = deepspeed_config(config, context.world_size)

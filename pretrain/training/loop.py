@@ -140,10 +140,8 @@ def accumulate_gradients(
     """Run forward and backward over this rank's micro batches, [micro batches, samples, sequence + 1].
 
     The loss is the mean over the predictions of the global batch that count; terms that the model adds to it
-    are kept apart.
-
-    Returns:
-        This rank's parts of the loss and of each term, on the device, for `_sum_over_ranks`.
+    are kept apart. Returns this rank's parts of the loss and of each term, on the device, for
+    `_sum_over_ranks`.
     """
     context, engine = run.context, run.engine
     micro_batches, predictions = len(batch), _counted_predictions(run, batch)

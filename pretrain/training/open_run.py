@@ -107,8 +107,7 @@ class Run:
     def record(self, record: StepRecord, durable: bool = False) -> None:
         """Hand one step's numbers to telemetry (rank 0). A write error is recorded in `errors`.
 
-        Args:
-            durable: wait until this record and all before it are on the disk.
+        `durable`: wait until this record and all before it are on the disk.
         """
         if self.telemetry is not None:
             with self.errors.recording(RunDirectory(self.config.run_path).metrics):
@@ -292,8 +291,7 @@ def _build(config: Config, context: ParallelContext, blend: Blend, watch: Watch,
 def _on_first_rank(context: ParallelContext, action: Callable[[], T], place: Path = Path()) -> T | None:
     """Call `action` on rank 0, and raise on every rank what the user must mend (collective).
 
-    Args:
-        place: the directory that `action` writes to, for errors that do not name a file.
+    `place`: the directory that `action` writes to, for errors that do not name a file.
     """
     result = None
     failure: list[Exception | None] = [None]

@@ -106,8 +106,7 @@ class PhasedEngine:
     def audit_of_phases(self, on_disk: Mapping[str, Any]) -> dict[str, Any]:
         """Return the audit for audit.json: of the live engine, and of each phase so far if there are several.
 
-        Args:
-            on_disk: what audit.json holds already, for the phases before; empty if there is none.
+        `on_disk`: what audit.json holds already, for the phases before; empty if there is none.
         """
         if len(phases_of(self._config)) == 1:
             return self.audit

@@ -25,10 +25,7 @@ def continue_prompts(
     """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
     All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before the others
-    where its model ends a document.
-
-    Args:
-        boundary: the end-of-document id where documents stand alone.
+    where its model ends a document. `boundary`: the end-of-document id where documents stand alone.
     """
     ids, ends = _block(prompts, config, context)
     # Not more tokens at a time than a forward pass of training has.

@@ -127,15 +127,10 @@ def row_cosines(weights: torch.Tensor) -> torch.Tensor:
 def principal_angles(weights: torch.Tensor) -> torch.Tensor:
     """Return the principal angles between the row spaces of every two heads, ascending, in degrees.
 
-    With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values of
-    U_gᵀ U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0.
-    Row spaces of one random draw each have a mean cos² θ of d/n.
-
-    Args:
-        weights: `[H, d, n]` of full row rank, d ≤ n; float64 for the accuracy above.
-
-    Returns:
-        `[H, H, d]`.
+    With U_g, U_h orthonormal bases of the row spaces, cos θ_1 ≥ … ≥ cos θ_d are the singular values of U_gᵀ
+    U_h (Björck and Golub 1973). Angles below a hundred-thousandth of a degree come out as that or 0. Row
+    spaces of one random draw each have a mean cos² θ of d/n. `weights`: `[H, d, n]` of full row rank, d ≤ n;
+    float64 for the accuracy above. Returns `[H, H, d]`.
     """
     bases = torch.linalg.qr(weights.transpose(1, 2)).Q  # [H, n, d]
     cosines = torch.linalg.svdvals(torch.einsum("gni,hnj->ghij", bases, bases))
@@ -145,12 +140,8 @@ def principal_angles(weights: torch.Tensor) -> torch.Tensor:
 def pairwise_divergence(probabilities: torch.Tensor) -> torch.Tensor:
     """Return KL(p_g ‖ p_h) = Σ_s p_g(s) ln(p_g(s) / p_h(s)), in nats, of every two heads' distributions.
 
-    Args:
-        probabilities: `[..., H, t, s]`. A probability that underflowed to 0 counts as the smallest normal
-            number of its type in the denominator, so that the result is finite.
-
-    Returns:
-        `[..., t, H, H]`.
+    `probabilities`: `[..., H, t, s]`. A probability that underflowed to 0 counts as the smallest normal
+    number of its type in the denominator, so that the result is finite. Returns `[..., t, H, H]`.
     """
     p = probabilities.movedim(-3, -2)  # [..., t, H, s]
     smallest = torch.finfo(p.dtype).tiny

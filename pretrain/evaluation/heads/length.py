@@ -98,10 +98,8 @@ class RunLengths:
 def measure_lengths(trained: TrainedModel, group: str, samples: int | None) -> RunLengths:
     """Return the losses at every length.
 
-    Args:
-        samples: spans per source; None: as many as hold data.validation_samples samples.
-
-    Raises UserError: the trained length is odd; DataError: a source has fewer held-out tokens than one span.
+    `samples`: spans per source; None: as many as hold data.validation_samples samples. Raises UserError: the
+    trained length is odd; DataError: a source has fewer held-out tokens than one span.
     """
     length = trained.config.data.sequence_length
     if length % 2:

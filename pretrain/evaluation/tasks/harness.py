@@ -67,10 +67,7 @@ class Measured:
 def require_harness(device: str) -> dict[str, str]:
     """Import the harness quietly and return the versions of PACKAGES.
 
-    Args:
-        device: cpu or cuda, for the models.
-
-    Raises UserError: the extra `eval` is not installed.
+    `device`: cpu or cuda, for the models. Raises UserError: the extra `eval` is not installed.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if device == "cpu":  # else DeepSpeed, which accelerate imports, says that it has found no GPU

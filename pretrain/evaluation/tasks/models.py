@@ -42,12 +42,8 @@ class ModelUnderTest:
 def read_models(paths: Sequence[Path], step: int | None) -> list[ModelUnderTest]:
     """Read the models in `paths`, without loading or exporting them.
 
-    Models of one name are called by their paths.
-
-    Args:
-        step: of the checkpoint of every run; None: the newest of each.
-
-    Raises UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
+    Models of one name are called by their paths. `step`: of the checkpoint of every run; None: the newest of
+    each. Raises UserError: a path is given twice, or is neither a run with such a checkpoint nor a model.
     """
     refuse_twice(paths, place="directory")
     models = [_read_model(path, step) for path in paths]

@@ -63,10 +63,8 @@ class BertDirectory:
 def open_bert(path: Path, longest: int) -> BertDirectory:
     """Judge the directory by its small files.
 
-    Args:
-        longest: ids of an example that it has to have positions for.
-
-    Raises UserError: no directory, not of a BERT, without a tokenizer, or with too few positions.
+    `longest`: ids of an example that it has to have positions for. Raises UserError: no directory, not of a
+    BERT, without a tokenizer, or with too few positions.
     """
     if not path.is_dir():
         raise UserError(

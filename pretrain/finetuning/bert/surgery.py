@@ -25,14 +25,9 @@ if TYPE_CHECKING:
 def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Norm) -> list[dict[str, Any]]:
     """Replace queries and keys of the arm's layers as its condition says.
 
-    Args:
-        seed: of the bank.
-
-    Returns:
-        For each layer and role, as report.json has it: by head the Frobenius norms of the rows
-        [head_dim, hidden_size], before and after, and the largest |W Wᵀ − I| of the rows, taken by their norm
-        to rows of length 1; and the digest that `python -m megatron_patches digest` makes of them.
-
+    `seed`: of the bank. Returns for each layer and role, as report.json has it: by head the Frobenius norms
+    of the rows [head_dim, hidden_size], before and after, and the largest |W Wᵀ − I| of the rows, taken by
+    their norm to rows of length 1; and the digest that `python -m megatron_patches digest` makes of them.
     Raises UserError: rows of a pretrained head are too close to dependent to be made orthonormal;
     MethodError: no such layers.
     """
