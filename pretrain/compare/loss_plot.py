@@ -1,24 +1,29 @@
-"""Figure of the loss by token: the variants' training curves, and their distance to the baseline below."""
+"""Figures of the loss by token: the variants' training curves over their distance to the baseline; single runs."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, style_of
+from pretrain.reporting.plots import COLOURS, DASHES, LABEL_WIDTH, MARKERS, WIDTH, style_of
 from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
+from pretrain.runs.tags import VALIDATION_LOSS
 from pretrain.study.seeds import Group
 
-_POINTS = 400
+_POINTS = 240
+_COLUMNS = 3
+_RUN_POINTS = 4000
+"""Points of all runs' own curves together, so that their drawing stays small."""
 _MOST_BANDS = 3
 """Bands of more variants than this hide each other."""
 _SHOWN_FROM = 0.15
@@ -38,14 +43,29 @@ class _Curve:
 
 
 def loss_figure(comparison: Comparison) -> Figure | None:
-    """Draw two rows of axes, loss and distance to the baseline, with a column for each stratum."""
+    """Draw two rows of axes, loss and distance to the baseline, with a column for each stratum.
+
+    More variants than there are colours have further such rows, each with the baseline.
+    """
     groups = comparison.groups.groups
     strata = list(dict.fromkeys(group.stratum for group in groups))
     labels = list(dict.fromkeys(group.label for group in groups))
+    most = len(COLOURS) - 1
+    parts = [[labels[0], *labels[i : i + most]] for i in range(1, max(len(labels), 2), most)]
     with_gap = any(not variant.is_baseline for variant in comparison.variants)
     # Different shapes end at different losses, so each column of a subject has axes of its own.
-    figure = Figure(figsize=(max(WIDTH, 3.6 * len(strata)), 6.4 if with_gap else 4.0), layout="constrained")
-    banded = len(labels) <= _MOST_BANDS + 1 and any(len(group.runs) > 1 for group in groups)
+    size = (max(WIDTH, 3.6 * len(strata)), (6.4 if with_gap else 4.0) * len(parts))
+    figure = Figure(figsize=size, layout="constrained")
+    for shown, part in zip(parts, figure.subfigures(len(parts), squeeze=False).flat, strict=True):
+        _draw_part(part, comparison, shown, with_gap)
+    return figure
+
+
+def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str], with_gap: bool) -> None:
+    """Draw the variants of `labels`, the baseline's first, and their legend."""
+    groups = [group for group in comparison.groups.groups if group.label in labels]
+    strata = list(dict.fromkeys(group.stratum for group in comparison.groups.groups))
+    banded = len(labels) <= _MOST_BANDS + 1
     axes = figure.subplots(
         1 + with_gap, len(strata), squeeze=False, sharex="col", height_ratios=(3, 2) if with_gap else (1,)
     )
@@ -53,21 +73,23 @@ def loss_figure(comparison: Comparison) -> Figure | None:
         members = [group for group in groups if group.stratum == stratum]
         curves = {group.name: _curve(group) for group in members}
         for group in members:
-            look = _look(labels.index(group.label), len(labels))
+            place = labels.index(group.label)
+            look = _look(place, len(labels))
             curve, title = curves[group.name], f"{group.label} (n = {len(group.runs)})"
             axes[0][column].plot(curve.tokens, curve.mean, label=title, **look)
             base = comparison.groups.baseline_of(group)
             if with_gap and base.name != group.name:
-                _draw_distance(axes[1][column], curve, _curve(base), look, banded)
+                _draw_distance(axes[1][column], curve, _curve(base), look, 0 if banded else place)
         _finish(list(axes[:, column]), stratum, list(curves.values()))
     if with_gap:
-        axes[1][0].set_ylabel(
-            f"distance to {comparison.baseline}" + ("\n(band: all seeds)" if banded else "")
-        )
+        spread = f"({'band' if banded else 'bar at the end'}: all seeds)"
+        seeds = any(len(group.runs) > 1 for group in groups)
+        axes[1][0].set_ylabel(f"distance to {comparison.baseline}" + (f"\n{spread}" if seeds else ""))
     axes[0][0].set_ylabel(f"training loss, nats/token\n(mean of the last {share(SMOOTHING)})")
     handles = {h.get_label(): h for column in axes[0] for h in column.get_legend_handles_labels()[0]}
     # About 0.08 inches a letter and 0.9 for the line.
-    fitting = int(figure.get_figwidth() / (0.08 * max(map(len, handles)) + 0.9))
+    width = max(WIDTH, 3.6 * len(strata))
+    fitting = int(width / (0.08 * max(map(len, handles), default=0) + 0.9))
     figure.legend(
         handles=list(handles.values()),
         loc="outside lower center",
@@ -75,12 +97,36 @@ def loss_figure(comparison: Comparison) -> Figure | None:
         frameon=False,
         handlelength=4.5,
     )
+
+
+def runs_figure(comparison: Comparison) -> Figure:
+    """Draw every run's own training loss, and its validations, in small axes for each variant."""
+    groups = comparison.groups.groups
+    rows = -(-len(groups) // _COLUMNS)
+    points = max(20, min(120, _RUN_POINTS // len(comparison.runs)))
+    figure = Figure(figsize=(WIDTH, 0.4 + 1.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True)
+    for group, plot in zip(groups, axes.flat, strict=False):
+        plot.set_title(f"{textwrap.fill(group.name, LABEL_WIDTH)} (n = {len(group.runs)})", fontsize="small")
+        curves, base = _curve(group, points), _curve(comparison.groups.baseline_of(group), points)
+        for run in group.runs:
+            plot.plot(curves.tokens, curves.losses[run.seed], color=COLOURS[2], linewidth=0.9)
+            held_out = run.curves[VALIDATION_LOSS]
+            style = {"color": COLOURS[2], "mfc": "white", "markersize": 3.5}
+            there = np.isfinite(held_out)
+            plot.plot(run.curves.tokens[there], held_out[there], "o", **style)
+        plot.plot(base.tokens, base.mean, color=COLOURS[0], linestyle=DASHES[1], linewidth=0.9)
+        _finish([plot], "", [curves, base])
+    for plot in axes.flat[len(groups) :]:
+        plot.set_axis_off()
+    for plot in axes[:, 0]:
+        plot.set_ylabel("loss, nats/token")
     return figure
 
 
-def _curve(group: Group) -> _Curve:
+def _curve(group: Group, points: int = _POINTS) -> _Curve:
     end = min(int(run.curves.tokens[-1]) for run in group.runs)
-    tokens = np.linspace(end * SMOOTHING, end, _POINTS)
+    tokens = np.linspace(end * SMOOTHING, end, points)
     losses = {}
     for run in group.runs:
         smooth = smoothed_loss(run.curves)
@@ -102,20 +148,24 @@ def _look(index: int, count: int) -> dict[str, Any]:
     }
 
 
-def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], banded: bool) -> None:
+def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], place: int) -> None:
+    """Draw the mean distance and, of several seeds, their spread: a band, or a bar behind the end at `place`."""
     seeds = sorted(curve.losses.keys() & base.losses.keys())
     if not seeds:
         return
     rows = [curve.losses[seed] - np.interp(curve.tokens, base.tokens, base.losses[seed]) for seed in seeds]
     axes.plot(curve.tokens, np.mean(rows, axis=0), **look)
-    if banded and len(seeds) > 1:
-        low, high = np.min(rows, axis=0), np.max(rows, axis=0)
+    low, high = np.min(rows, axis=0), np.max(rows, axis=0)
+    if len(seeds) > 1 and place:
+        x = curve.tokens[-1] * (1 + 0.012 * place)
+        axes.plot([x, x], [low[-1], high[-1]], color=look["color"], linewidth=2.5, solid_capstyle="butt")
+    elif len(seeds) > 1:
         axes.fill_between(curve.tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
     top = column[0]
-    values = np.concatenate([curve.mean[int(_POINTS * _SHOWN_FROM) :] for curve in curves])
+    values = np.concatenate([curve.mean[int(len(curve.tokens) * _SHOWN_FROM) :] for curve in curves])
     values = values[np.isfinite(values)]
     if len(values):
         low, high = float(values.min()), float(values.max())

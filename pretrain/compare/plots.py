@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from pretrain.compare.comparison import Comparison, Variant
-from pretrain.compare.loss_plot import loss_figure
+from pretrain.compare.loss_plot import loss_figure, runs_figure
 from pretrain.compare.trend import Trend
 from pretrain.reporting.plots import COLOURS, DASHES, GREY, LABEL_WIDTH, MARKERS, WIDTH, remark, style_of
 from pretrain.reporting.text import byte_count, percent, share, signed
@@ -32,9 +32,9 @@ def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     labels = list(dict.fromkeys(variant.label for variant in comparison.variants))
     return {
         "loss": lambda: loss_figure(comparison),
+        "runs": lambda: runs_figure(comparison),
         "gap": lambda: gap_figure(comparison),
         "frontier": lambda: frontier_figure(comparison, labels),
-        "frontier.svg": lambda: frontier_figure(comparison, labels),
         "trend": lambda: trend_figure(comparison.trends, labels, comparison.gap_to),
         "memory": lambda: memory_figure(comparison),
         "throughput": lambda: throughput_figure(comparison),
@@ -174,7 +174,7 @@ def memory_figure(comparison: Comparison) -> Figure:
         ("weights that train", "#0072B2", "", lambda v: v.cost.states.weight_bytes),
         ("frozen bank", "#F0E442", "xx", lambda v: v.cost.states.frozen_bytes),
         ("gradients", "#E69F00", "//", lambda v: v.cost.states.gradient_bytes),
-        ("optimizer state", "#D0D0D0", "..", lambda v: v.cost.states.optimizer_state_bytes),
+        ("optimizer state", "#D0D0D0", "--", lambda v: v.cost.states.optimizer_state_bytes),
     )
     figure, axes = _rows(variants, "memory of model states, all ranks together")
     left = [0.0] * len(variants)

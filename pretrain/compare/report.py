@@ -1,7 +1,7 @@
 """Everything that `compare` writes and prints.
 
-    OUT/report.md comparison.json variants.csv runs.csv tensorboard/ frontier.svg
-    OUT/{loss,gap,frontier,trend,memory,throughput}.png
+    OUT/report.md report.html comparison.json variants.csv runs.csv tensorboard/
+    OUT/{loss,runs,gap,frontier,trend,memory,throughput}.{png,svg}
 
 `tensorboard --logdir OUT/tensorboard` shows VARIANT/seed-N, so that a regular expression picks a variant or a
 seed. The entries are links to the runs' own event files: nothing is copied, and later records show up.
@@ -107,6 +107,8 @@ def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> lis
         stability_table(comparison),
         *_cost(comparison),
         "## Runs",
+        "Of each variant every run of its own, thin, over the baseline's mean, dashed; rings are validations.",
+        Picture("runs"),
         runs_table(comparison),
         "## How the numbers are made",
         definitions(len(comparison.others), len(comparison.trends)),

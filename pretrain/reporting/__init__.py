@@ -3,6 +3,7 @@
 statistics   mean and standard deviation
 text         numbers and settings as short text
 tables       a table of text cells, in Markdown and on the terminal
+html         a page in one file: page.css, page.js, tables, texts, drawings
 plots        the style of all plots, and how they are written
 progress     progress of an evaluation, on the terminal or in a log
 log_errors   the lines of a log that say what went wrong

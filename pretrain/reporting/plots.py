@@ -7,6 +7,7 @@ in lightness too, and every line has its own dashes or marker besides. The same 
 from __future__ import annotations
 
 import io
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,8 @@ LABEL_WIDTH = 26
 """Letters on one line of a label."""
 DOTS_PER_INCH = 150
 
-# Okabe and Ito (2008) without yellow, which is lost on white paper; the baseline is black.
-COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
+# Okabe and Ito (2008) with wine for yellow, which is lost on white paper; the baseline is black.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#882255")
 DASHES: tuple[Any, ...] = (
     "solid",
     (0, (6, 2)),
@@ -48,6 +49,7 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "hatch.linewidth": 0.6,
     "axes.unicode_minus": True,
+    "svg.fonttype": "none",
     "svg.hashsalt": "the same figure gives the same bytes",
 }
 
@@ -104,25 +106,31 @@ def remark(
     )
 
 
-def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> list[str]:
-    """Make and write OUT/NAME.png for each {NAME: maker}, of a NAME.svg that; returns the names of the files.
+def write_figures(makers: Mapping[str, Callable[[], Figure | None]], out: Path) -> dict[str, str]:
+    """Make and write OUT/NAME.png and NAME.svg for each {NAME: maker}; returns {NAME: the SVG's text}.
 
-    Where a maker has nothing to show and returns None, an older file of that name is removed.
+    Where a maker has nothing to show and returns None, older files of that name are removed.
     """
-    written = []
+    drawn = {}
     with style_context(["default", _STYLE]):
         for name, make in makers.items():
-            path = out / (name if name.endswith(".svg") else f"{name}.png")
             figure = make()
-            if figure is None:
-                path.unlink(missing_ok=True)
-                continue
-            image = io.BytesIO()
-            unsaid = {"Date" if path.suffix == ".svg" else "Software": None}
-            figure.savefig(image, format=path.suffix[1:], dpi=DOTS_PER_INCH, metadata=unsaid)
-            path.write_bytes(image.getvalue())
-            written.append(path.name)
-    return written
+            for ending, unsaid in (("png", "Software"), ("svg", "Date")):
+                path, image = out / f"{name}.{ending}", io.BytesIO()
+                if figure is None:
+                    path.unlink(missing_ok=True)
+                    continue
+                figure.savefig(image, format=ending, dpi=DOTS_PER_INCH, metadata={unsaid: None})
+                if ending == "svg":
+                    drawn[name] = _shortened(image.getvalue().decode())
+                    image = io.BytesIO(drawn[name].encode())
+                path.write_bytes(image.getvalue())
+    return drawn
+
+
+def _shortened(svg: str) -> str:
+    """Return the SVG with tenths of a point, which no printer shows, as the finest step of places and paths."""
+    return re.sub(r' (d|x|y)="[^"]+"', lambda found: re.sub(r"(\.\d)\d+", r"\1", found[0]), svg)
 
 
 def new_figure(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:

@@ -1,4 +1,4 @@
-"""Report of one study: report.md for people, report.json for programs, plots, and a summary on the terminal.
+"""Report of one study: report.md and .html for people, report.json for programs, plots, and a summary to print.
 
 A `Document` is any of it; a `Report` is the form of the experiments, which say whether a criterion held.
 """
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pretrain.errors import UserError
+from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
 from pretrain.reporting.plots import write_figures
 from pretrain.reporting.statistics import spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
@@ -44,9 +45,9 @@ class Document:
     """Everything that a study writes and prints.
 
     Attributes:
-        page, summary: the parts of report.md, and of what is printed on the terminal.
+        page, summary: the parts of report.md and report.html, and of what is printed on the terminal.
         content: the content of `content_file`; numbers that are not finite become null.
-        figures: {file name without suffix .png: function that makes the figure, or None for nothing to show}.
+        figures: {file name without suffix: function that makes the figure, or None for nothing to show}.
         files: {file name: content}; None removes an older file of that name.
     """
 
@@ -126,7 +127,7 @@ def write(study: Document | Report, out: Path) -> Path:
     """Write all files into `out` (made if missing) and return the path of report.md."""
     document = study.document() if isinstance(study, Report) else study
     out.mkdir(parents=True, exist_ok=True)
-    written = write_figures(document.figures, out)
+    drawings = write_figures(document.figures, out)
     for name, content in document.files.items():
         if content is None:
             (out / name).unlink(missing_ok=True)
@@ -135,7 +136,8 @@ def write(study: Document | Report, out: Path) -> Path:
         else:
             (out / name).write_bytes(content)
     write_json(out / document.content_file, document.content)
-    write_text_atomically(out / "report.md", page_text(document.page, written))
+    write_text_atomically(out / "report.html", page_html(document.page, drawings))
+    write_text_atomically(out / "report.md", page_text(document.page, drawings))
     return out / "report.md"
 
 
@@ -169,12 +171,12 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
 def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> str:
     """Return the parts of a page as Markdown, with a blank line between; empty parts are left out.
 
-    `figures` are the file names of those that were written; None: all.
+    `figures` are the names of those that were drawn; None: all.
     """
     parts = []
     for block in page:
         if isinstance(block, Picture):
-            there = figures is None or f"{block.name}.png" in figures
+            there = figures is None or block.name in figures
             parts.append(f"![{block.name}]({block.name}.png)" if there else "")
         elif isinstance(block, Table):
             parts.append("\n".join(markdown(block)))
@@ -183,6 +185,20 @@ def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> 
         else:
             parts.append("\n".join(f"* {sentence}" for sentence in block))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
+    """Return the same parts as HTML in one file; `drawings` are {name: SVG} of the figures that were drawn."""
+    parts = []
+    for block in page:
+        if isinstance(block, Picture):
+            parts.append(inline_svg(drawings[block.name], block.name) if block.name in drawings else "")
+        elif isinstance(block, Table):
+            parts.append(html_table(block))
+        else:
+            parts.append(html_text(block) if isinstance(block, str) else html_list(block))
+    title = next((block.lstrip("# ") for block in page if isinstance(block, str) and block), "Report")
+    return html_page(title, "\n".join(filter(None, parts)))
 
 
 def seeds_text(values: Sequence[float | None], digits: int = 3) -> str:
