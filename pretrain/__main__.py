@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 try:
     import typer
@@ -30,6 +30,10 @@ from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.sweep.verb import sweep
+
+if TYPE_CHECKING:
+    from pretrain.compare.comparison import Comparison
+    from pretrain.compare.report import ModelText
 
 
 class Match(str, Enum):
@@ -146,9 +150,15 @@ def compare(
     match: Annotated[
         Match, typer.Option(help="Gap to the baseline at equal tokens, executed FLOPs, or seconds.")
     ] = Match.TOKENS,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Also show what the models write after this text; repeatable.")
+    ] = None,
+    sample_tokens: Annotated[int, typer.Option(min=1, help="Tokens after each --prompt.")] = 60,
     out: Annotated[
         Path,
-        typer.Option(help="Directory for report.md, comparison.json, CSV tables, plots, TensorBoard links."),
+        typer.Option(
+            help="Directory for report.html and .md, numbers as JSON and CSV, plots, TensorBoard links."
+        ),
     ] = Path("comparison"),
 ) -> None:
     """Compare finished runs, several seeds of each variant: quality, convergence, cost, with statistics.
@@ -169,11 +179,33 @@ def compare(
     command += [("--baseline", baseline), ("--out", str(out))]
     command += [("--subject", name) for name in subject or []]
     command += [("--match", match.value)] if match != Match.TOKENS else []
-    write_comparison(comparison, out, command)
+    command += [("--prompt", text) for text in prompt or []]
+    command += [("--sample-tokens", str(sample_tokens))] if prompt else []
+    write_comparison(comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens))
     print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
     if left_out:
         typer.echo(left_out)
-    typer.echo(f"report: {out / 'report.md'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
+    typer.echo(f"report: {out / 'report.html'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
+
+
+def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
+    """Return what the first run of every variant writes after each prompt; without any, [] and no torch."""
+    if not prompts:
+        return []
+    from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.compare.report import ModelText
+
+    silence_expected_warnings()
+    ask_for("cpu")
+    from pretrain.export.model_texts import model_texts
+
+    runs = [(variant.name, variant.runs[0]) for variant in comparison.variants]
+    texts = model_texts([run.path for _, run in runs], prompts, tokens)
+    return [
+        ModelText(name, run.seed, prompt, text)
+        for name, run in runs
+        for prompt, text in zip(prompts, texts[run.path], strict=True)
+    ]
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Figures of the loss by token: the variants' training curves over their distance to the baseline; single runs."""
+"""Figures of the loss by token: the variants' curves and their distance to the baseline; single runs."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _look(index: int, count: int) -> dict[str, Any]:
 
 
 def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], place: int) -> None:
-    """Draw the mean distance and, of several seeds, their spread: a band, or a bar behind the end at `place`."""
+    """Draw the mean distance and, of several seeds, their spread: a band, or a bar at `place` behind it."""
     seeds = sorted(curve.losses.keys() & base.losses.keys())
     if not seeds:
         return

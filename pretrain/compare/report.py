@@ -14,6 +14,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -58,20 +59,34 @@ _CURVES = {
 }
 
 
-def write_comparison(comparison: Comparison, out: Path, command: Sequence[Sequence[str]]) -> None:
+@dataclass(frozen=True)
+class ModelText:
+    """Text that the model of one run wrote after a prompt."""
+
+    variant: str
+    seed: int
+    prompt: str
+    text: str
+
+
+def write_comparison(
+    comparison: Comparison, out: Path, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+) -> None:
     """Write all files into `out` (made if missing), each whole or not at all.
 
     `command` is the one that made the report, cut where a line may break.
     """
-    write(comparison_document(comparison, command), out)
+    write(comparison_document(comparison, command, texts), out)
     link_event_files(comparison, out / "tensorboard")
 
 
-def comparison_document(comparison: Comparison, command: Sequence[Sequence[str]]) -> Document:
+def comparison_document(
+    comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+) -> Document:
     """Return everything that is written, but for the links."""
     return Document(
-        page=report_page(comparison, command),
-        content=as_json(comparison),
+        page=report_page(comparison, command, texts),
+        content=as_json(comparison) | ({"texts": [asdict(text) for text in texts]} if texts else {}),
         figures=figures(comparison),
         files={"variants.csv": variants_csv(comparison), "runs.csv": runs_csv(comparison)},
         content_file="comparison.json",
@@ -89,7 +104,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     show((*_headlines(comparison), *tables, sentences), console, lines=True)
 
 
-def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> list[Block]:
+def report_page(
+    comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
+) -> list[Block]:
     """Return the parts of report.md."""
     return [
         "# Comparison of runs",
@@ -97,6 +114,7 @@ def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> lis
         "## In short",
         [*_gap_sentences(comparison), *comparison.notes],
         *_quality(comparison),
+        *_texts(texts),
         *_compute(comparison),
         *_trends(comparison),
         "## Convergence",
@@ -107,7 +125,7 @@ def report_page(comparison: Comparison, command: Sequence[Sequence[str]]) -> lis
         stability_table(comparison),
         *_cost(comparison),
         "## Runs",
-        "Of each variant every run of its own, thin, over the baseline's mean, dashed; rings are validations.",
+        "Of each variant every run, thin, over the baseline's mean, dashed; rings are validations.",
         Picture("runs"),
         runs_table(comparison),
         "## How the numbers are made",
@@ -152,6 +170,20 @@ def _quality(comparison: Comparison) -> list[Block]:
         if len(comparison.sources) > 1:
             blocks += ["The gap by source, in nats per token (not tested):", source_gap_table(comparison)]
     return blocks
+
+
+def _texts(texts: Sequence[ModelText]) -> list[Block]:
+    """Return what the models wrote, prompt by prompt, each fenced by more backticks than are in it."""
+    blocks: list[Block] = [
+        "## Text of the models",
+        "What each variant's first run wrote, drawn with one seed.",
+    ]
+    for prompt in dict.fromkeys(text.prompt for text in texts):
+        blocks.append(f"### After “{' '.join(prompt.split())}”")
+        for text in (each for each in texts if each.prompt == prompt):
+            fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text.text)), 3)
+            blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
+    return blocks if texts else []
 
 
 def _compute(comparison: Comparison) -> list[Block]:

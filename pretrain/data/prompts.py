@@ -40,20 +40,31 @@ def read_prompts(config: Config, blend: Blend) -> Prompts | None:
     Raises UserError: one is longer than there is room for, or nothing is left of it; DataError: the tokenizer
     of the shards cannot be read.
     """
-    texts, tokens = config.telemetry.sample_prompts, config.telemetry.sample_tokens
-    if not texts:
+    telemetry = config.telemetry
+    if not telemetry.sample_prompts:
         return None
-    tokenizer = open_tokenizer(blend.manifests[0].tokenizer_path)
-    length, encoded = config.data.sequence_length, []
-    for number, text in enumerate(texts):
-        key = f"telemetry.sample_prompts.{number}"
+    named = [(f"telemetry.sample_prompts.{n}", text) for n, text in enumerate(telemetry.sample_prompts)]
+    tokens = ("telemetry.sample_tokens", telemetry.sample_tokens)
+    return encode_prompts(named, tokens, config.data.sequence_length, blend)
+
+
+def encode_prompts(
+    named: Sequence[tuple[str, str]], tokens: tuple[str, int], length: int, blend: Blend
+) -> Prompts:
+    """Encode prompts for models of `length` that add so many tokens; both are given with their keys.
+
+    Raises:
+        UserError, DataError: as `read_prompts`.
+    """
+    tokenizer, encoded, (key, added) = open_tokenizer(blend.manifests[0].tokenizer_path), [], tokens
+    for name, text in named:
         (ids,) = tokenizer.encode([text])
         if not len(ids):
-            raise UserError(f"{key} is nothing to the tokenizer; give it other text, or leave it out")
-        if len(ids) + tokens > length:
+            raise UserError(f"{name} is nothing to the tokenizer; give it other text, or leave it out")
+        if len(ids) + added > length:
             raise UserError(
-                f"{key} has {len(ids)} tokens, which with telemetry.sample_tokens={tokens} is more than "
-                f"data.sequence_length={length}; shorten it, or lower telemetry.sample_tokens"
+                f"{name} has {len(ids)} tokens, which with {key}={added} is more than "
+                f"data.sequence_length={length}; shorten it, or lower {key}"
             )
         encoded.append(tuple(ids.tolist()))
-    return Prompts(texts, tuple(encoded), tokens, blend.eod_id, tokenizer)
+    return Prompts(tuple(text for _, text in named), tuple(encoded), added, blend.eod_id, tokenizer)

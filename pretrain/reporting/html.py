@@ -1,4 +1,4 @@
-"""Page of HTML in one file: its style, script and drawings are inside, and no address is asked for anything."""
+"""Page of HTML in one file: style, script and drawings are inside, and no address is asked for anything."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def html_page(title: str, body: str) -> str:
     style, script = (
         (files("pretrain.reporting") / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js")
     )
+    body = body.replace("</h1>", f"</h1><nav>{links}</nav>", 1)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"{body.replace('</h1>', f'</h1><nav>{links}</nav>', 1)}\n<script>\n{script}</script>\n</body>\n</html>\n"
+        f"{body}\n<script>\n{script}</script>\n</body>\n</html>\n"
     )
 
 
@@ -45,12 +46,13 @@ def html_list(sentences: Sequence[str]) -> str:
 
 
 def html_table(table: Table) -> str:
-    """Return the table, without its title; it is sortable unless its first column, of measures, has no title."""
+    """Return the table, without its title; sortable unless its first column, of measures, has no title."""
 
     def cell(tag: str, index: int, text: str) -> str:
         kind = ' class="words"' if index in table.text_columns else ""
         inner = escape(text).replace("\n", "<br>")
-        return f"<{tag}{kind}>{f'<button>{inner}</button>' if tag == 'th' and table.header[0] else inner}</{tag}>"
+        inner = f"<button>{inner}</button>" if tag == "th" and table.header[0] else inner
+        return f"<{tag}{kind}>{inner}</{tag}>"
 
     head, *rows = (
         "".join(cell(tag, index, text) for index, text in enumerate(row))
@@ -63,7 +65,7 @@ def html_table(table: Table) -> str:
 def inline_svg(svg: str, name: str) -> str:
     """Return a drawing of matplotlib as a part of a page, its ids its own by `name`.
 
-    Every colour #RRGGBB becomes the page's variable `--c-RRGGBB` where the page sets one, as it does for dark.
+    Every colour #RRGGBB is the page's variable `--c-RRGGBB` where page.css sets one, as it does for dark.
     """
     drawing = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     drawing = drawing.replace("xlink:href", "href").replace("\n", " ")
@@ -75,5 +77,7 @@ def inline_svg(svg: str, name: str) -> str:
     drawing = re.sub(r' id="([^"]*)"', own, drawing)
     drawing = re.sub(r'(href="|url\()#', rf"\1#{name}-", drawing)
     drawing = re.sub(r"#([0-9a-fA-F]{6})\b(?=[;\"])", lambda c: f"var(--c-{c[1].lower()},{c[0]})", drawing)
-    drawing = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{name}">', drawing)
+    drawing = re.sub(
+        r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg \1 role="img" aria-label="{name}">', drawing
+    )
     return f'<div class="wide figure">{re.sub(r" +", " ", drawing).strip()}</div>'

@@ -1,4 +1,4 @@
-"""Report of one study: report.md and .html for people, report.json for programs, plots, and a summary to print.
+"""Report of one study: report.md and .html for people, report.json for programs, plots, what is printed.
 
 A `Document` is any of it; a `Report` is the form of the experiments, which say whether a criterion held.
 """
@@ -188,7 +188,7 @@ def page_text(page: Sequence[Block], figures: Collection[str] | None = None) -> 
 
 
 def page_html(page: Sequence[Block], drawings: Mapping[str, str]) -> str:
-    """Return the same parts as HTML in one file; `drawings` are {name: SVG} of the figures that were drawn."""
+    """Return the same parts as one file of HTML; `drawings` are {name: SVG} of what was drawn."""
     parts = []
     for block in page:
         if isinstance(block, Picture):

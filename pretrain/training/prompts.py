@@ -7,6 +7,7 @@ it has the bits that it would have without.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +21,21 @@ from pretrain.telemetry.records import Sample
 
 
 def continue_prompts(
-    engine: Any, prompts: Prompts, config: Config, boundary: int | None, context: ParallelContext
+    engine: Any,
+    prompts: Prompts,
+    config: Config,
+    boundary: int | None,
+    context: ParallelContext,
+    draw: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[Sample, ...]:
     """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
     All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before the others
-    where its model ends a document. `boundary`: the end-of-document id where documents stand alone.
+    where its model ends a document.
+
+    Args:
+        boundary: the end-of-document id where documents stand alone.
+        draw: chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one rank.
     """
     ids, ends = _block(prompts, config, context)
     # Not more tokens at a time than a forward pass of training has.
@@ -36,7 +46,8 @@ def continue_prompts(
         for _ in range(prompts.tokens):
             parts = zip(ids.split(rows), (ends - 1).split(rows), strict=True)
             logits = torch.cat([logits_at(engine, inputs, at, boundary) for inputs, at in parts])
-            ids.scatter_(1, ends[:, None], likeliest(logits, context)[:, None])
+            chosen = draw(logits) if draw else likeliest(logits, context)
+            ids.scatter_(1, ends[:, None], chosen[:, None])
             ends += 1
     engine.train()
     return tuple(_sample(prompts, number, row) for number, row in enumerate(ids.tolist()))

@@ -240,8 +240,10 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
         for out in ("a", "b")
     )
     assert first == second
-    assert set(first) == {"report.md", "comparison.json", "variants.csv", "runs.csv", "loss.png", "gap.png",
-                          "frontier.png", "frontier.svg", "memory.png", "throughput.png"}  # fmt: skip
+    figures = {"loss", "runs", "gap", "frontier", "memory", "throughput"}
+    assert set(first) == {"report.md", "report.html", "comparison.json", "variants.csv", "runs.csv"} | {
+        f"{name}.{ending}" for name in figures for ending in ("png", "svg")
+    }
     report = first["report.md"].decode()
     for part in (
         "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",
@@ -288,16 +290,16 @@ def test_an_older_plot_that_has_nothing_to_show_is_removed(tmp_path: Path) -> No
     for name in ("gap", "trend", "loss"):
         (out / f"{name}.png").write_bytes(b"old")
     write_comparison(compare_runs(sweep(tmp_path, 1)[:1], "vanilla"), out, COMMAND)
-    assert {path.stem for path in out.glob("*.png")} == {"loss", "memory", "throughput"}
+    assert {path.stem for path in out.glob("*.png")} == {"loss", "runs", "memory", "throughput"}
     assert (out / "loss.png").read_bytes() != b"old"
     assert "![gap]" not in (out / "report.md").read_text()
 
 
 def test_lines_differ_in_print_too() -> None:
-    """No two of 31 variants share dashes and marker, and the first seven all differ in either."""
+    """No two of 31 variants share dashes and marker, and the first eight all differ in either."""
     looks = {(str(style_of(i, DASHES)), style_of(i, MARKERS)) for i in range(31)}
     assert len(looks) == 31
-    assert len(set(map(str, DASHES))) == 8 and len(set(COLOURS)) == 7 and len(set(MARKERS)) == 11
+    assert len(set(map(str, DASHES))) == 8 and len(set(COLOURS)) == 8 and len(set(MARKERS)) == 11
     assert [style_of(i, COLOURS) == COLOURS[0] for i in range(20)] == [True] + [False] * 19
 
 
@@ -321,7 +323,7 @@ def test_the_verb_and_its_refusal(tmp_path: Path) -> None:
     done = compare(*paths, tmp_path / "sample_order", "--out", out)
     assert done.returncode == 0, done.stderr
     assert f"left out, for there is no run in it: {tmp_path / 'sample_order'}" in done.stdout
-    assert f"report: {out / 'report.md'}" in done.stdout
+    assert f"report: {out / 'report.html'}" in done.stdout
     nothing = compare(tmp_path / "sample_order", tmp_path / "sample_order" / "..", "--out", out)
     assert nothing.returncode == 2 and "is not a run directory" in nothing.stderr
     refused = compare(*paths, "--baseline", "none", "--out", out)

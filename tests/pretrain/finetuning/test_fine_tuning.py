@@ -83,7 +83,9 @@ def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Pat
     assert f"written: {out / 'report.md'}" in done.stdout and "orthogonal, sst2" in done.stdout
     lines = done.stderr.splitlines()
     assert lines[0] == "1/4: vanilla-1-sst2-1" and all("-sst2-" in line for line in lines)
-    assert {path.name for path in out.iterdir()} == {"report.md", "report.json", "scores.png", "trials"}
+    assert {path.name for path in out.iterdir()} == {
+        *("report.md", "report.html", "report.json", "scores.png", "scores.svg", "trials")
+    }
     report = json.loads((out / "report.json").read_text())
     assert len(report["trials"]) == 4 and report["baseline"] == "vanilla"
     assert report["comparisons"][0]["pair"] == "pretraining" and report["comparisons"][0]["gap"]["seeds"] == [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from pretrain.reporting.log_errors import error_lines
-from pretrain.reporting.plots import write_figures
+from pretrain.reporting.plots import COLOURS, write_figures
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import byte_count, mean_sd, setting_text
@@ -112,11 +114,45 @@ def test_a_figure_gives_the_same_bytes_and_one_with_nothing_to_show_goes(tmp_pat
         made.add_subplot().plot([1, 2, 4])
         return made
 
-    assert write_figures({"a": figure, "b": figure}, tmp_path) == ["a.png", "b.png"]
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert write_figures({"a": figure, "b": lambda: None}, tmp_path) == ["a.png"]
-    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
-    assert write_figures({"a.svg": figure}, tmp_path) == ["a.svg"]
-    first = (tmp_path / "a.svg").read_bytes()
-    write_figures({"a.svg": figure}, tmp_path)
-    assert first.startswith(b"<?xml") and (tmp_path / "a.svg").read_bytes() == first
+    drawn = write_figures({"a": figure, "b": figure}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg", "b.png", "b.svg"}
+    for ending in ("png", "svg"):
+        assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
+    assert drawn["a"] == (tmp_path / "a.svg").read_text() and drawn["a"].startswith("<?xml")
+    assert write_figures({"a": figure, "b": lambda: None}, tmp_path).keys() == {"a"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "a.svg"}
+
+
+def test_text_of_a_drawing_is_text_and_its_places_have_tenths_of_a_point(tmp_path: Path) -> None:
+    made = Figure()
+    made.add_subplot().plot([1, 2, 4], label="a < b & 0.12345")
+    made.legend()
+    svg = write_figures({"a": lambda: made}, tmp_path)["a"]
+    assert ">a &lt; b &amp; 0.12345</text>" in svg and "<dc:date>" not in svg
+    assert re.search(r'd="M \d+(\.\d)? ', svg) and not re.search(r' [dxy]="[^"]*\.\d\d', svg)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb or #rgb, by WCAG 2."""
+    whole = colour if len(colour) == 7 else "#" + "".join(2 * digit for digit in colour[1:])
+    parts = [int(whole[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -> None:
+    """A line is seen at 3 : 1 against the paper, text is read at 4.5 : 1, light and dark (WCAG 2)."""
+    style = files("pretrain.reporting").joinpath("page.css").read_text()
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", part)) for part in style.split("@media screen")[:2])
+    dark = light | dark
+    paper = dark["paper"]
+    assert all(contrast(dark[f"c-{colour[1:].lower()}"], paper) >= 3 for colour in COLOURS)
+    assert len({dark[f"c-{colour[1:].lower()}"] for colour in COLOURS}) == len(COLOURS)
+    assert dark["c-ffffff"] == paper
+    for name in ("ink", "faint", "link"):
+        assert min(contrast(light[name], light["paper"]), contrast(dark[name], paper)) >= 4.5

@@ -1,0 +1,198 @@
+"""report.html of a comparison, read back as a browser's parser does: one file, the numbers of the JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.loss_plot import loss_figure
+from pretrain.compare.report import ModelText, comparison_document, report_page, write_comparison
+from pretrain.reporting.plots import write_figures
+from pretrain.reporting.tables import Table
+from pretrain.runs import tags
+from pretrain.study.report import page_html, write
+from tests.fabricated_runs import STEPS, write_run
+
+HOSTILE = "</pre><script>alert('x')</script> & ```` \n\tit’s <b>"
+COMMAND = [("python", "-m", "pretrain", "compare", "<run>&")]
+
+
+class Page(HTMLParser):
+    """What the tests ask of a page: attributes, tables as text, preformatted texts, open elements."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str]] = []
+        self.tables: list[list[list[str]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(key, value or "") for key, value in attributes]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "pre":
+            self.texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attributes)
+        self.handle_endtag(tag)
+
+    def handle_data(self, text: str) -> None:
+        if "td" in self.open or "th" in self.open:
+            self.tables[-1][-1][-1] += text
+        elif "pre" in self.open:
+            self.texts[-1] += text
+
+    def column(self, table: int, title: str) -> list[str]:
+        head, *rows = self.tables[table]
+        return [row[head.index(title)] for row in rows]
+
+
+def curves(place: int, seed: int) -> dict[str, list[float]]:
+    draw = random.Random(100 * place + seed)
+    noise = [draw.gauss(0, 0.05) for _ in range(STEPS)]
+    return {
+        tags.LOSS.tag: [4 + 4 * math.exp(-step / 25) + 0.02 * place + noise[step] for step in range(STEPS)],
+        tags.TOKENS_PER_SECOND.tag: [1000 - 20 * place + 100 * each for each in noise],
+    }
+
+
+def comparison_of(root: Path, variants: int, seeds: int) -> Comparison:
+    """Vanilla, orthogonal, and orthogonal with adapters of as many ranks as are wanted."""
+    paths = []
+    for place in range(variants):
+        low_rank = {"config.attention.adapters": ["low_rank"], "config.attention.low_rank": place}
+        for seed in range(seeds):
+            loss = 4 + 0.02 * place + random.Random(seed + 10 * place).gauss(0, 0.01)
+            paths.append(
+                write_run(
+                    root,
+                    f"run-{place}-{seed}",
+                    "orthogonal" if place else "vanilla",
+                    seed=seed,
+                    loss=loss,
+                    columns=curves(place, seed),
+                    changes=low_rank if place > 1 else {},
+                )
+            )
+    return compare_runs(paths, "vanilla")
+
+
+def written(comparison: Comparison, out: Path, texts: tuple[ModelText, ...] = ()) -> tuple[Page, str, Any]:
+    """The page, its text, and the JSON, without the figures, which take a second each."""
+    write(replace(comparison_document(comparison, COMMAND, texts), figures={}), out)
+    text = (out / "report.html").read_text(encoding="utf-8")
+    return Page(text), text, json.loads((out / "comparison.json").read_text())
+
+
+def first_number(text: str) -> float:
+    found = re.match(r"[×±]?\s*([-+]?[\d,]+(\.\d+)?)", text)
+    assert found, text
+    return float(found[1].replace(",", ""))
+
+
+def test_the_page_has_the_numbers_of_the_json(tmp_path: Path) -> None:
+    page, _, content = written(comparison_of(tmp_path / "runs", 3, 5), tmp_path / "out")
+    variants, others = content["variants"], content["variants"][1:]
+    assert page.column(0, "variant") == [variant["name"] for variant in variants]
+    for title, key, digits in (
+        ("validation loss", "validation_loss", 4),
+        ("perplexity", "validation_perplexity", 2),
+    ):
+        shown = [first_number(cell) for cell in page.column(0, title)]
+        assert shown == [round(variant[key]["mean"], digits) for variant in variants]
+    gaps = [variant["gap"] for variant in others]
+    shown = [first_number(cell) for cell in page.column(1, "gap, nats/token")]
+    assert shown == [round(gap["mean"], 4) for gap in gaps]
+    assert page.column(1, "t-test p") == [
+        f"{gap['t_p']:.4f}" if gap["t_p"] >= 1e-4 else "< 0.0001" for gap in gaps
+    ]
+    cost = next(table for table in page.tables if table[1][0] == "trainable parameters")
+    shown = [first_number(cell) for cell in cost[1][1:]]
+    assert shown == [variant["cost"]["trainable_parameters"] for variant in variants]
+    runs = [run for variant in variants for run in variant["runs"]]
+    assert len(runs) == 15 and page.column(-1, "run") == [run["path"] for run in runs]
+    shown = [first_number(cell) for cell in page.column(-1, "validation loss")]
+    assert shown == [round(run["validation_loss"], 4) for run in runs]
+
+
+def test_markdown_and_page_have_the_same_tables(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path / "runs", 2, 5)
+    blocks = report_page(comparison, COMMAND)
+    tables = [[list(table.header), *map(list, table.rows)] for table in blocks if isinstance(table, Table)]
+    assert len(tables) > 6 and Page(page_html(blocks, {})).tables == tables
+
+
+@pytest.mark.distributed
+def test_the_page_is_one_file_that_asks_nobody_and_stays_small(tmp_path: Path) -> None:
+    """Of eleven variants with five seeds; of few the page has some 100 kB."""
+    write_comparison(comparison_of(tmp_path / "runs", 11, 5), tmp_path / "out", COMMAND)
+    page = Page(text := (tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    assert len(text.encode()) <= 500_000
+    assert page.open == [] and page.tags["svg"] == 6 and page.tags["table"] == len(page.tables) >= 7
+    for key, value in page.attributes:
+        assert key not in ("src", "srcset", "action", "data"), (key, value)
+        assert key not in ("href", "xlink:href") or value.startswith("#"), (key, value)
+    assert not re.search(r"url\((?!#)|@import", text)
+    ids = [value for key, value in page.attributes if key == "id"]
+    assert len(ids) == len(set(ids)) > 50
+    used = {value[1:] for key, value in page.attributes if key == "href"} | set(
+        re.findall(r"url\(#([^)]+)\)", text)
+    )
+    assert used <= set(ids)
+    names = {value for key, value in page.attributes if key == "aria-label"}
+    assert names == {"gap", "frontier", "loss", "throughput", "memory", "runs"}
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+    with Image.open(tmp_path / "out/loss.png") as two_parts:  # the eleventh variant has no colour of its own
+        assert two_parts.height > 1.5 * two_parts.width
+
+
+def test_texts_of_models_are_shown_as_they_are_and_absent_if_none_was_asked_for(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path / "runs", 2, 1)
+    page, text, content = written(comparison, tmp_path / "none")
+    assert "Text of the models" not in text and "texts" not in content and len(page.texts) == 1
+    texts = tuple(
+        ModelText(variant, 0, prompt, f"{variant}{HOSTILE}")
+        for prompt in ("<i>Once\nupon", "And")
+        for variant in ("vanilla", "orthogonal")
+    )
+    page, text, content = written(comparison, tmp_path / "some", texts)
+    assert page.open == [] and page.tags["script"] == 1
+    assert [each["text"] for each in content["texts"]] == page.texts[:4] == [each.text for each in texts]
+    assert "<h3>After “&lt;i&gt;Once upon”</h3>" in text
+    report = (tmp_path / "some/report.md").read_text()
+    assert f"vanilla, seed 0:\n\n`````\nvanilla{HOSTILE}\n`````" in report
+
+
+def test_the_spread_over_seeds_is_drawn_whatever_the_number_of_variants(tmp_path: Path) -> None:
+    def axis(variants: int, seeds: int) -> str:
+        comparison = comparison_of(tmp_path / f"{variants}-{seeds}", variants, seeds)
+        return write_figures({"loss": lambda: loss_figure(comparison)}, tmp_path)["loss"]
+
+    assert "(band: all seeds)" in axis(3, 2) and "(bar at the end: all seeds)" in axis(5, 2)
+    assert "all seeds)" not in axis(3, 1)
