@@ -26,7 +26,7 @@ from pretrain.compare.trend import Trend, fit_trends, subject_numbers
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
-from pretrain.study.seeds import Group, Groups, group_runs, refuse_twice
+from pretrain.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def compare_runs(
     one seed, or the runs do not tell what `match` needs.
     """
     refuse_twice(paths)
-    runs = _named_apart([read_finished_run(path) for path in paths])
+    runs = named_apart([read_finished_run(path) for path in paths])
     values = find_subjects(runs, subjects)
     refuse_incomparable(runs, values)
     groups = group_runs(runs, baseline, values)
@@ -148,12 +148,6 @@ def compare_runs(
         *_theory_notes(variants),
     )
     return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match)
-
-
-def _named_apart(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
-    """Return the runs, with those that share a name called by their path."""
-    names = [run.name for run in runs]
-    return [run if names.count(run.name) == 1 else replace(run, name=str(run.path)) for run in runs]
 
 
 def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths) -> Variant:

@@ -72,16 +72,20 @@ def tasks(
 
     from rich.console import Console
 
-    from pretrain.evaluation.tasks.models import read_models
+    from pretrain.export.packages import require_transformers
     from pretrain.ranks.devices import use_cuda
     from pretrain.runs.finished import leave_out_others
     from pretrain.study.report import finish
-    from pretrain.study.seeds import group_runs
+    from pretrain.study.seeds import group_runs, named_apart, refuse_twice
 
     kept, left_out = leave_out_others(runs, models=True)
     if left_out:
         typer.echo(left_out, err=True)
-    models = read_models(kept, step)
+    require_transformers("evaluate tasks")
+    from pretrain.finetuning.models import open_pretrained
+
+    refuse_twice(kept, place="directory")
+    models = named_apart([open_pretrained(path, trust_code, step) for path in kept])
     groups = group_runs(models, baseline)
     from pretrain.evaluation.tasks.harness import load_tasks, require_harness
     from pretrain.evaluation.tasks.report import TaskReport
@@ -91,7 +95,7 @@ def tasks(
     device = "cuda" if use_cuda() else "cpu"
     versions = require_harness(device)
     measured = load_tasks(wanted, include_path, num_fewshot, limit)
-    settings = Settings(batch_size, device, limit, trust_code, versions["lm-eval"], out / "results")
+    settings = Settings(batch_size, device, limit, versions["lm-eval"], out / "results")
     scores = measure(models, measured, settings)
     options: dict[str, str | int | Path | None] = {"--tasks": names, "--baseline": baseline}
     options |= {"--include-path": include_path, "--num-fewshot": num_fewshot, "--limit": limit}

@@ -38,7 +38,7 @@ NEEDED_FACTS = (
 
 @dataclass(frozen=True)
 class Pretrained:
-    """Model to fine-tune.
+    """Model to fine-tune or to evaluate.
 
     Attributes:
         path: as the user gave it.
@@ -46,6 +46,7 @@ class Pretrained:
         facts: export.json; empty where it is somebody else's.
         digest: SHA-256 of weights, configuration and tokenizer.
         trusted: code that lies in the directory may be run.
+        name: of the run, or of the directory.
     """
 
     path: Path
@@ -53,15 +54,17 @@ class Pretrained:
     facts: Mapping[str, Any]
     digest: str
     trusted: bool
-
-    @property
-    def name(self) -> str:
-        return str(self.facts.get("run", self.path.name))
+    name: str
 
     @property
     def seed(self) -> int | None:
         """Return the seed of the pretraining, where it is known."""
         return self.facts.get("seed")
+
+    @property
+    def step(self) -> int | None:
+        """Return the step of the checkpoint, where it is known."""
+        return self.facts.get("step")
 
     @property
     def frozen_rows(self) -> Rows:
@@ -71,7 +74,7 @@ class Pretrained:
     @property
     def variant(self) -> str:
         """Return the variant; of a model without export.json its name."""
-        return str(self.facts.get("variant", self.path.name))
+        return str(self.facts.get("variant", self.name))
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -94,13 +97,13 @@ class Pretrained:
         }
 
 
-def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
-    """Open a run's export, made if need be, or the directory of an export.
+def open_pretrained(path: Path, trust_code: bool, step: int | None = None) -> Pretrained:
+    """Open the export of a run's checkpoint, made if need be, or the directory of an export.
 
     Raises UserError: it is neither, cannot be exported, has no tokenizer, or code that is not trusted;
     DataError as `export_run`.
     """
-    directory = exported_apart(path)
+    directory = exported_apart(path, step)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{directory} has no tokenizer ({TOKENIZER_FILES[0]}): put the model's own there")
     trusted = trust_code or directory != path
@@ -108,7 +111,8 @@ def open_pretrained(path: Path, trust_code: bool) -> Pretrained:
     facts = _facts(directory / FACTS)
     if not any(directory.glob("*.safetensors")):
         raise UserError(f"{directory} has no *.safetensors: give an export, or a run that has a checkpoint")
-    return Pretrained(path, directory, facts, model_digest(directory), trusted)
+    name = str(facts.get("run", path.resolve().name))
+    return Pretrained(path, directory, facts, model_digest(directory), trusted, name)
 
 
 def _facts(path: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -107,6 +107,16 @@ def refuse_twice(paths: Iterable[Path], what: str = "run", place: str = "run dir
     listed = [path.resolve() for path in paths]
     if len(set(listed)) < len(listed):
         raise UserError(f"a {what} was given twice: give each {place} once")
+
+
+def named_apart(members: Sequence[R]) -> list[R]:
+    """Return the members, dataclasses, with those that share a name called by their path."""
+    names = [one.name for one in members]
+    alone = [names.count(name) == 1 for name in names]
+    return [
+        one if own else replace(one, name=str(one.path))  # type: ignore[type-var]
+        for one, own in zip(members, alone, strict=True)
+    ]
 
 
 def settings_of(run: Member) -> dict[str, Any]:

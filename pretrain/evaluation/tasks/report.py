@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
+from pretrain.config.sources import read_yaml
 from pretrain.evaluation.tasks.harness import BOOTSTRAP, Measured
-from pretrain.evaluation.tasks.models import ModelUnderTest
 from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.evaluation.tasks.statistics import Contrast, ItemTest, Result, Scores, TaskComparison
+from pretrain.finetuning.models import Pretrained
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, mean_sd, number, setting_text
+from pretrain.runs.directory import RunDirectory
 from pretrain.study.gaps import FEWEST_SEEDS, gap_content
 from pretrain.study.report import Block, Document
-from pretrain.study.seeds import Groups, settings_of
+from pretrain.study.seeds import Groups
 from pretrain.study.tables import (
     EFFECT,
     GAP,
@@ -39,7 +41,7 @@ class TaskReport:
     """Comparison on tasks with its inputs. `command` is cut where a line may break."""
 
     comparison: TaskComparison
-    groups: Groups[ModelUnderTest]
+    groups: Groups[Pretrained]
     measured: Sequence[Measured]
     scores: Scores
     limit: int | None
@@ -142,10 +144,14 @@ def notes(report: TaskReport) -> list[str]:
     return remarks
 
 
-def _differing_settings(groups: Groups[ModelUnderTest]) -> list[str]:
+def _differing_settings(groups: Groups[Pretrained]) -> list[str]:
     """Return the keys in which the runs' configurations differ, but for what `compare` expects."""
-    runs = [one for group in groups.groups for one in group.runs if one.is_run]
-    settings = [settings_of(run) for run in runs]
+    files = [RunDirectory(one.path).config for one in groups.runs]
+    configs = [read_yaml(file, str(file)).values for file in files if file.is_file()]
+    settings = [
+        {f"{section}.{key}": value for section, content in config.items() for key, value in content.items()}
+        for config in configs
+    ]
     keys = {key for values in settings for key in values if key not in EXPECTED_TO_DIFFER}
     return [key for key in sorted(keys) if len({setting_text(one.get(key)) for one in settings}) > 1]
 
@@ -158,7 +164,7 @@ def _inputs(report: TaskReport) -> list[Block]:
         for part in one.tasks
     ]
     models = [
-        (group.name, one.name, str(one.seed), NOTHING if one.step is None else f"{one.step:,}", str(one.path))
+        (group.name, one.name, number(one.seed, 0), number(one.step, 0), str(one.path))
         for group in report.groups.groups
         for one in group.runs
     ]

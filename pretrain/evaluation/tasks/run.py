@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.evaluation.tasks.harness import Harness, LoadedTask, Measured
-from pretrain.evaluation.tasks.models import ModelUnderTest, model_directory
 from pretrain.evaluation.tasks.scores import Score, TaskScores, group_scores
+from pretrain.finetuning.models import Pretrained
 from pretrain.reporting.progress import WorkDisplay
 from pretrain.study.cache import ResultCache
-from pretrain.study.models import model_digest
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,12 @@ class Settings:
     batch_size: int
     device: str
     limit: int | None
-    trust_code: bool
     harness: str
     results: Path
 
 
 def measure(
-    models: Sequence[ModelUnderTest], measured: Sequence[Measured], settings: Settings
+    models: Sequence[Pretrained], measured: Sequence[Measured], settings: Settings
 ) -> dict[Path, dict[str, TaskScores]]:
     """Return {path of a model: {name: scores}} of all models on all tasks and groups.
 
@@ -60,18 +58,15 @@ def _whole(one: Measured, parts: Mapping[str, TaskScores]) -> TaskScores:
 
 
 def _measure_one(
-    model: ModelUnderTest, tasks: Sequence[LoadedTask], settings: Settings, work: WorkDisplay
+    model: Pretrained, tasks: Sequence[LoadedTask], settings: Settings, work: WorkDisplay
 ) -> dict[str, TaskScores]:
-    directory = model_directory(model)
-    digest = model_digest(directory)
-    cache = ResultCache(settings.results / f"{Path(model.name).name}-{digest[:12]}")
+    cache = ResultCache(settings.results / f"{Path(model.name).name}-{model.digest[:12]}")
     harness: Harness | None = None
 
     def make(task: LoadedTask) -> dict[str, Any]:
         nonlocal harness
         if harness is None:
-            trusted = settings.trust_code or model.is_run  # a run's code is our own
-            harness = Harness(directory, settings.device, settings.batch_size, trusted)
+            harness = Harness(model.directory, settings.device, settings.batch_size, model.trusted)
         started = time.monotonic()
         scores = harness.evaluate(task, settings.limit)
         return {
@@ -85,7 +80,7 @@ def _measure_one(
     for task in tasks:
         work.begin(f"{model.name}: {task.name}")
         name = f"{task.name.replace('/', '_')}-{task.asked[:12]}"
-        identity = {"model": digest, "asked": task.asked, "lm-eval": settings.harness}
+        identity = {"model": model.digest, "asked": task.asked, "lm-eval": settings.harness}
         content, _ = cache.read_or_make(name, identity, partial(make, task))
         scores[task.name] = _scores(content)
     return scores

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from scipy import stats
 
-from pretrain.evaluation.tasks.models import ModelUnderTest
 from pretrain.evaluation.tasks.scores import TaskScores
+from pretrain.finetuning.models import Pretrained
 from pretrain.reporting.statistics import Spread, spread, spread_of_all
 from pretrain.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
 from pretrain.study.seeds import Group, Groups
@@ -80,7 +80,7 @@ class TaskComparison:
     item_tests: tuple[ItemTest, ...]
 
 
-def compare_tasks(groups: Groups[ModelUnderTest], scores: Scores) -> TaskComparison:
+def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
     """Compare all groups by every task and metric, corrected over all contrasts, and over all item tests."""
     results: list[Result] = []
     contrasts: list[Contrast] = []
@@ -118,9 +118,9 @@ def right_or_wrong(items: Sequence[float]) -> bool:
     return bool(items) and set(items) <= {0.0, 1.0}
 
 
-def _values(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> dict[int, float]:
+def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> dict[int, float]:
     """Return {seed: score}, without those that are not finite."""
-    values = {one.seed: scores[one.path][task].scores[metric].value for one in group.runs}
+    values = {one.seed or 0: scores[one.path][task].scores[metric].value for one in group.runs}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
@@ -128,7 +128,7 @@ def _untested(gap: PairedGap | None) -> PairedGap | None:
     return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
 
 
-def _result(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str) -> Result:
+def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> Result:
     whole = [scores[one.path][task] for one in group.runs]
     own = [one.scores[metric] for one in whole]
     errors, score = spread_of_all([one.stderr for one in own]), spread([one.value for one in own])
@@ -138,7 +138,7 @@ def _result(group: Group[ModelUnderTest], scores: Scores, task: str, metric: str
 
 
 def _item_tests(
-    group: Group[ModelUnderTest], base: Group[ModelUnderTest], scores: Scores, task: str, metric: str
+    group: Group[Pretrained], base: Group[Pretrained], scores: Scores, task: str, metric: str
 ) -> list[ItemTest]:
     """Test the pairs of models of equal seed; of two groups of one model each, these two."""
     by_seed = {one.seed: one for one in base.runs}

@@ -15,10 +15,9 @@ import yaml
 
 from pretrain.errors import UserError
 from pretrain.evaluation.tasks import harness
-from pretrain.evaluation.tasks.models import ModelUnderTest, model_directory, read_models
 from pretrain.evaluation.verbs import tasks
 from pretrain.export import run_exports as cache
-from tests.pretrain.evaluation.tiny_models import own_cache, write_model, write_tasks
+from tests.pretrain.evaluation.tiny_models import facts_of, own_cache, write_model, write_tasks
 
 pytest.importorskip("lm_eval")
 
@@ -26,9 +25,9 @@ pytest.importorskip("lm_eval")
 def fake_model(path: Path) -> Path:
     """A directory that looks like an export, and that nothing can load."""
     path.mkdir()
-    facts = {"variant": "vanilla", "seed": 1, "step": 6, "attention": {"variant": "vanilla", "adapters": []}}
-    (path / "export.json").write_text(json.dumps(facts))
+    (path / "export.json").write_text(json.dumps(facts_of(path.name, "vanilla", 1)))
     (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
     (path / "model.safetensors").touch()
     return path
 
@@ -52,7 +51,7 @@ def test_refusals_before_anything_is_loaded(tmp_path: Path) -> None:
     model, again = fake_model(tmp_path / "model"), fake_model(tmp_path / "again")
     refused("--tasks names no task", [model], " , ")
     refused("given twice", [model, model], "choice")
-    refused("neither a run .* nor a model", [tmp_path], "choice")
+    refused("neither a run directory nor an export", [tmp_path], "choice")
     refused("--baseline base is none .* 'vanilla'", [model], "choice", baseline="base")
     refused("both 'vanilla' with run.seed=1: give one of them$", [model, again], "choice")
     refused("--step 3: .* is an export", [model], "choice", step=3)
@@ -133,23 +132,6 @@ def test_a_hub_that_does_not_answer(place: Path, tmp_path: Path, monkeypatch: py
         refused(message, [place / "model"], "several", **options)
 
 
-def test_runs_are_known_by_their_configuration(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 2)):
-        checkpoint = tmp_path / name / "checkpoints/step_00000004"
-        checkpoint.mkdir(parents=True)
-        (checkpoint / "COMPLETE").write_text("{}")
-        config = f"run: {{name: same, seed: {seed}}}\nattention: {{variant: orthogonal}}\n"
-        (tmp_path / name / "config.yaml").write_text(config)
-    first, second = read_models([tmp_path / "a", tmp_path / "b"], None)
-    assert (first.variant, first.seed, first.step, second.seed) == ("orthogonal", 1, 4, 2)
-    assert first.name == str(tmp_path / "a"), "two runs of one name are called by their paths"
-    with pytest.raises(UserError, match=r"--step 3: .* step 4 only"):
-        read_models([tmp_path / "a"], 3)
-    (tmp_path / "a/config.yaml").write_text("run: {}\n")
-    with pytest.raises(UserError, match="is no run's configuration"):
-        read_models([tmp_path / "a"], None)
-
-
 @pytest.mark.distributed
 def test_where_there_are_gpus_an_export_is_made_in_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,10 +144,9 @@ def test_where_there_are_gpus_an_export_is_made_in_another_process(
     (tmp_path / "config.yaml").write_text("run: {}\n")
     monkeypatch.setattr(cache, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    run = ModelUnderTest(tmp_path, "a", "vanilla", 1, 4, {})
     with pytest.raises(UserError, match="has no complete checkpoint"):
-        model_directory(run)
+        cache.exported_apart(tmp_path)
     monkeypatch.setattr(cache, "exported", here)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(AssertionError, match="in this process"):
-        model_directory(run)
+        cache.exported_apart(tmp_path)

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from pretrain.evaluation.tasks.harness import Measured
-from pretrain.evaluation.tasks.models import ModelUnderTest
 from pretrain.evaluation.tasks.report import TaskReport
 from pretrain.evaluation.tasks.scores import Score, TaskScores
 from pretrain.evaluation.tasks.statistics import Scores, compare_tasks, mcnemar
+from pretrain.finetuning.models import Pretrained
 from pretrain.reporting.tables import Table
 from pretrain.study.report import page_text
 from pretrain.study.seeds import group_runs
@@ -27,7 +27,8 @@ def fabricated(seeds: int) -> TaskReport:
     for variant, fewer in (("orthogonal", 1), ("vanilla", 0)):
         for seed in range(1, seeds + 1):
             path = Path(f"{variant}-{seed}")
-            models.append(ModelUnderTest(path, path.name, variant, seed, 6, {"attention": {}}))
+            facts = {"variant": variant, "seed": seed, "step": 6, "attention": {}}
+            models.append(Pretrained(path, path, facts, "", True, path.name))
             right = 20 + seed - fewer * (seed % 2)
             items = tuple([1.0] * right + [0.0] * (ITEMS - right))
             perplexity = Score(10.0 + seed + fewer, 0.5, False, tuple(map(float, range(ITEMS))))

@@ -68,15 +68,14 @@ def loaded(run: Path, directory: Path, pickled: Path) -> list[str]:
     sys.addaudithook(hook)
     from pretrain.errors import UserError
     from pretrain.evaluation.tasks.harness import Harness, require_harness
-    from pretrain.evaluation.tasks.models import model_directory, read_models
     from pretrain.export.run_exports import exported
     from pretrain.export.sampling import Sampler
     from pretrain.finetuning.models import load_language_model, load_tokenizer, open_pretrained
 
     Sampler(exported(run), trust_code=True)
     require_harness("cpu")
-    Harness(model_directory(read_models([run], None)[0]), "cpu", 1, trust_code=True)
     opened = open_pretrained(run, trust_code=False)
+    Harness(opened.directory, "cpu", 1, trust_code=opened.trusted)
     load_tokenizer(opened)
     load_language_model(opened)
     loaders: list[Callable[[Path], object]] = [
