@@ -270,13 +270,10 @@ def _ratio_text(own: Sequence[float], reference: Sequence[float]) -> str:
 
 def _notes(grid: Grid) -> list[str]:
     return [
-        "The task is kernel regression in context, y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s) "
-        f"with a Gaussian kernel of width {BANDWIDTH:g}, on sequences of {LENGTH} random (x, z): continuous, "
-        "causal and not computable without comparing contents.",
         "Error is the mean squared error divided by the variance of the targets: 1 for the best constant. It "
         f"is taken on {TEST_SEQUENCES} fixed sequences; training sees fresh ones at every step "
-        f"({grid.steps} steps of {BATCH} sequences, peak learning rate {grid.learning_rate:g}, "
-        "not tuned per size or variant).",
+        f"({grid.steps} steps of {BATCH} sequences of {LENGTH}, peak learning rate {grid.learning_rate:g}, "
+        f"not tuned per size or variant). The task is in docs/evaluation.md, its kernel {BANDWIDTH:g} wide.",
         f"Every model has {HEADS} heads of width / {HEADS}; width is hidden_size, depth num_layers.",
         "A trained model's error contains what the optimizer did not reach, and a finite grid shows a trend, "
         "not a limit: neither that the error goes to 0 nor that it does not follows from this.",

@@ -247,7 +247,7 @@ def diversity_report(
         title="Head diversity",
         criterion=criterion,
         verdicts=[_verdict(group, own, limits) for group, own in groups.items()],
-        tables=[_summary_table(groups), *(_layer_table(group, own) for group, own in groups.items())],
+        tables=[_summary_table(groups)],
         notes=_notes(runs, samples),
         content={
             "limits": asdict(limits),
@@ -286,38 +286,12 @@ def _summary_table(groups: Mapping[str, Sequence[RunDiversity]]) -> Table:
     return text_table("Whole model, mean ± sd over seeds", header, rows)
 
 
-def _layer_table(group: str, runs: Sequence[RunDiversity]) -> Table:
-    columns = [
-        *(("cosine_max", role) for role in ("query", "key")),
-        *(("angle_smallest", role) for role in ("query", "key")),
-        *((measure, "") for measure in ("divergence", "entropy", "relative_entropy")),
-    ]
-    header, rows = ["layer"], [[str(index)] for index in range(len(runs[0].trained))]
-    for measure, role in columns:
-        title, digits, _ = MEASURES[measure]
-        header.append(f"{title}, W_{role[0].upper()}" if role else title)
-        for index, row in enumerate(rows):
-            layers = [run.trained[index] for run in runs]
-            parts = [getattr(layer, role) if role else layer for layer in layers]
-            row.append(seeds_text([getattr(part, measure, None) for part in parts], digits))
-    return text_table(f"{group}, trained, by layer", header, rows)
-
-
 def _notes(runs: Sequence[RunDiversity], samples: int) -> list[str]:
     notes = [
         "Untrained is the same model at initialisation on the same text: what holds there already says "
         "nothing about training. A frozen W is the same in both.",
-        "W is the effective matrix before rotary embedding: what the layer makes of the unit vectors of the "
-        "normalised hidden state, adapters included, the gain of the LayerNorm before it not.",
-        "Cosine: of two heads' flattened matrices, without sign; row cosine: of a row of one head with a row "
-        "of another. Angle: principal angles between two heads' row spaces, in degrees; mean cos² is of "
-        "these angles, head_dim / hidden_size for random row spaces. Maxima, minima and means are over pairs "
-        "of heads, W_Q and W_K, and layers.",
-        "Entropy of the attention distributions is in nats; relative entropy is entropy / ln(visible keys), "
-        "1 for uniform attention.",
-        "KL, in nats, is the mean over ordered pairs of heads of a layer, over positions that see at least "
-        f"two keys, and over layers, on the first {samples} held-out samples of each source; rotary "
-        "embedding included.",
+        "Maxima, minima and means are over pairs of heads, W_Q and W_K, and layers; attention is that on the "
+        f"first {samples} held-out samples of each source. docs/evaluation.md defines every measure.",
         "KL grows with the sharpness of attention: it is 0 for uniform attention whatever the weights are.",
     ]
     without = sorted({run.group for run in runs if summary(run.trained)["cosine_max"] is None})

@@ -212,14 +212,10 @@ def _gain_table(groups: Mapping[str, Sequence[RunLengths]]) -> Table:
 
 def _notes(runs: Sequence[RunLengths]) -> list[str]:
     notes = [
-        "Every length is judged on the same predictions: spans of 3T + 1 held-out ids of each source are cut "
-        "into 6 blocks of T/2, 3 of T and 2 of 3T/2 (T: the trained length).",
-        "A prediction sees only its own block, so shorter blocks show less context on average: some rise of "
+        "Every length is judged on the same predictions, each from what its own block shows: some rise of "
         "perplexity at half the length is the loss of context, not a failure to generalise.",
-        "What context gives is the loss of predictions in long blocks minus that of the very same "
-        "predictions in blocks of T/2; below 0, context helps. If it helps less beyond T than before, or "
-        "hurts, then the model does not carry over to longer inputs. A model that makes nothing of its "
-        "context shows 0 everywhere and is stable at any length, to no merit.",
+        "What context gives is below 0 where context helps. A model that makes nothing of its context shows "
+        "0 everywhere and is stable at any length, to no merit. docs/evaluation.md defines both.",
     ]
     for reason in sorted({reason for run in runs for reason in run.reasons.values()}):
         affected = sorted({run.group for run in runs if reason in run.reasons.values()})

@@ -72,17 +72,19 @@ def _norms(results: Sequence[Mapping[str, Any]]) -> list[Table]:
 
 def _notes(test: ReservoirTest, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     config = test.bert.config
+    norm = (config.hidden_size // config.num_attention_heads) ** 0.5
+    scale = {
+        Norm.match: "Each head's new rows have the Frobenius norm of what they replaced (--norm match).",
+        Norm.unit: f"New rows have length 1 (gaussian: in expectation), a head norm √head_dim = {norm:.3f}; "
+        "scores grow with the product of both ratios in the table of norms.",
+    }
     notes = [
         f"The BERT: {config.num_hidden_layers} layers of {config.hidden_size}, {config.num_attention_heads} "
-        "heads; scores are q·k / √head_dim, as ever.",
-        _scale_note(test),
-        "Whatever is replaced has zero biases; frozen queries and keys have frozen biases.",
-        "Every arm has the same learning rate, epochs and examples set aside; the seed decides the new head, "
-        "the order of the examples, dropout and the bank, so arms of one seed are pairs.",
-        f"Weights are those of the best look at {share(ASIDE)} of the training examples, set aside by "
-        f"the seed; the {runs[0]['items']:,} validation examples chose nothing. Their standard error is of "
-        "one model over other examples of the kind; the interval is of the mean over seeds, "
-        "for this one pretrained model and these examples.",
+        "heads. Arms of one seed are pairs: docs/bert-reservoir.md says what they share.",
+        scale[test.norm],
+        f"Weights are those of the best look at {share(ASIDE)} of the training examples, set aside by the "
+        f"seed; the {runs[0]['items']:,} validation examples chose nothing. The interval is of the mean over "
+        "seeds, for this one pretrained model and these examples.",
         f"Always the most frequent label would have an accuracy of {100 * runs[0]['majority']:.2f} %.",
         "Frozen tensors were compared bit for bit after training; pooler and classifier changed in each run.",
     ]
@@ -91,19 +93,3 @@ def _notes(test: ReservoirTest, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     if cut := max(run["shortened"] for run in runs):
         notes.append(f"{cut} examples were cut to {test.longest} pieces.")
     return notes
-
-
-def _scale_note(test: ReservoirTest) -> str:
-    config = test.bert.config
-    if test.norm is Norm.match:
-        return (
-            "Each head's rows were multiplied by one number, which gives them the Frobenius norm of what "
-            "they replaced, so that only directions and the lengths within a head differ."
-        )
-    norm = (config.hidden_size // config.num_attention_heads) ** 0.5
-    return (
-        "Rows were put in as they are drawn, of length 1 (gaussian: in expectation), so a head has norm "
-        f"√head_dim = {norm:.3f}; the table of norms says how far that is from what it replaced. Scores grow "
-        "with the product of both ratios: with --norm match they keep the scale of the pretrained ones, and "
-        "only directions differ."
-    )
