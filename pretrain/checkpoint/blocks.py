@@ -21,10 +21,7 @@ from pretrain.checkpoint.format import Block
 class Part:
     """A block of the logical parameter `name`, held by this rank.
 
-    Attributes:
-        shape: shape of the logical parameter.
-        start: index of the block's first element in this rank's flattened parameter.
-        replicated: every tensor-parallel rank holds the same block.
+    `start`: index of the block's first element in this rank's flattened parameter.
     """
 
     name: str

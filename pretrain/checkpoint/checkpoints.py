@@ -47,13 +47,7 @@ WORTH_SAYING = 0.1
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Args:
-        identity: the run's identity, `run_identity(...)`, which every checkpoint states.
-        resumed: the checkpoint that the run continues from, if any.
-        errors: records write errors of this rank.
-    """
+    """The checkpoints of one run."""
 
     def __init__(
         self,

@@ -155,8 +155,6 @@ class About:
 
     Attributes:
         keys, data, frozen_bank: the run's identity, from `identity.run_identity`.
-        layout: the `layout.Layout` of the ranks that saved the checkpoint.
-        counters: DeepSpeed's counters.
     """
 
     keys: dict[str, Any]

@@ -56,14 +56,9 @@ def accept_identity(
 ) -> list[str]:
     """Refuse to resume from another run's checkpoint.
 
-    Args:
-        checkpoint: the checkpoint's name in messages.
-        saved: the content of its checkpoint.json.
-        live: this run's `run_identity`; the bank's digests are compared later (`check_bank`).
-        allow_data_change: accept other data, and other values of DATA_KEYS.
-
-    Returns the accepted differences of the data, as clauses. Raises UserError: names all differences of the
-    data, or the first setting that differs, or the difference of the frozen bank's recipe.
+    `live`: this run's `run_identity`; the bank's digests are compared later (`check_bank`). Returns the
+    accepted differences of the data, as clauses. Raises UserError: names all differences of the data, or the
+    first setting that differs, or the difference of the frozen bank's recipe.
     """
     for key, value in live["keys"].items():
         was = saved.keys.get(key)

@@ -16,8 +16,7 @@ from pretrain.ranks.groups import ParallelContext
 class Layout:
     """The parallel layout of a run, which does not change the trained weights, up to rounding.
 
-    Attributes:
-        dtype: of the computation; recorded only, because a resume refuses another one (see `identity`).
+    `dtype`: of the computation; recorded only, because a resume refuses another one (see `identity`).
     """
 
     world_size: int

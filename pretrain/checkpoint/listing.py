@@ -46,9 +46,7 @@ class Listed:
     Attributes:
         bytes: size of all its files on the disk.
         saved: time of completion, or of the last change if incomplete, in seconds since the epoch.
-        about: content of checkpoint.json; None where that cannot be read.
         files: the files that COMPLETE names; empty where COMPLETE is missing or damaged.
-        problems: a sentence for each damaged or missing file.
     """
 
     path: Path

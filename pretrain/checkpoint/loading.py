@@ -30,11 +30,8 @@ from pretrain.errors import UserError
 class StoredCheckpoint:
     """A complete checkpoint on disk, opened for reading.
 
-    Attributes:
-        about: content of checkpoint.json.
-        parameters: {logical name: the stored parameter}.
-
-    Raises UserError: the checkpoint is of another format, or damaged.
+    `parameters`: {logical name: the stored parameter}. Raises UserError: the checkpoint is of another format,
+    or damaged.
     """
 
     def __init__(self, path: Path) -> None:

@@ -43,11 +43,7 @@ class Start:
 
     Attributes:
         checkpoint: the checkpoint to resume from; None: start at step 0.
-        state: the checkpoint's training state, for the model and the engine.
         trunk: the run that the checkpoint belongs to, if this run begins as its branch.
-        about: content of its checkpoint.json.
-        layout_changes: differences from the layout that wrote the checkpoint.
-        notes: lines for the user.
     """
 
     checkpoint: Path | None = None

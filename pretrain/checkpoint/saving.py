@@ -41,7 +41,6 @@ class Saving:
 
     Attributes:
         seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until then.
-        error: the error that ended the thread, or None.
         good: the checkpoint is known good. After the thread has ended, the caller has to write the mark.
     """
 

@@ -28,7 +28,6 @@ def verify(
     Args:
         by_hash: read and hash the files; else only their sizes are checked.
         share: (rank, number of ranks): each rank hashes its own part of the files, and checks all sizes.
-        say: called with a line of progress now and then.
 
     Raises UserError: names the first file that is missing, of another size, unreadable or of another content.
     """

@@ -91,9 +91,7 @@ class OwnSlice:
 class Snapshot:
     """A rank's part of a checkpoint, in host memory.
 
-    Attributes:
-        parameters: the rank's slices, by logical parameter.
-        values: fp32, in the order of the file: all masters, all first moments, all second moments.
+    `values`: fp32, in the order of the file: all masters, all first moments, all second moments.
     """
 
     rank: int

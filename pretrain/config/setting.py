@@ -60,7 +60,6 @@ def setting(default: Any, description: str, record: Setting, **constraints: Any)
 
     Args:
         default: `...` for a key that must be given.
-        description: one sentence, printed by `show --meanings` and in docs/configuration.md.
         constraints: `ge`, `gt`, `le`, `lt`, `pattern`, `min_length`, `max_length` of pydantic's `Field`.
     """
     extra = cast(Any, {"setting": record})

@@ -33,11 +33,8 @@ def local_facts(
 ) -> dict[str, Any]:
     """Make every check of this rank within `request.timeout`.
 
-    Args:
-        leader: this rank also makes the checks of its node.
-        say: called with each check's name before the check begins.
-
-    Returns {check: facts, "failures": {check: clause}}.
+    `say`: called with each check's name before the check begins. Returns {check: facts, "failures": {check:
+    clause}}.
     """
     facts: dict[str, Any] = {"failures": {}}
     deadline = time.monotonic() + request.timeout

@@ -34,7 +34,6 @@ class Collectives:
 
     Attributes:
         nodes: node -> its ranks, in rank order; the head node first.
-        seconds: time limit of each step.
         results: {"node" | "link" | "world": GB/s}, on rank 0 "links": {node: GB/s}, and the errors as
             clauses in "failures" and "link_failures".
     """

@@ -35,11 +35,8 @@ class NoAnswer(Exception):
 class Rendezvous:
     """This rank's access to the common store. Values are JSON.
 
-    Args:
-        own: this rank. `node` is the name of its node for `sbatch --exclude`.
-        seconds: time limit for reaching rank 0.
-
-    Raises NoAnswer: rank 0 does not answer; UserError: on rank 0, if it cannot listen.
+    `own`: this rank. `node` is the name of its node for `sbatch --exclude`. Raises NoAnswer: rank 0 does not
+    answer; UserError: on rank 0, if it cannot listen.
     """
 
     def __init__(self, own: LaunchEnvironment, seconds: float) -> None:

@@ -14,11 +14,9 @@ class Request:
     """The arguments of `python -m pretrain doctor`.
 
     Attributes:
-        config, overrides: as for `load_config`.
         timeout: seconds to wait for a rank, and for a check.
         gpus: expected number of GPUs of each node; None: as many as Slurm allocated, or any.
         digest_seconds: most seconds in which each rank regenerates frozen heads.
-        report: path of the JSON report.
     """
 
     config: str

@@ -48,15 +48,10 @@ class Gathered:
     """All facts that rank 0 has gathered.
 
     Attributes:
-        world_size: expected number of ranks.
         nodes: rank -> node, of the ranks that came.
-        facts: rank -> its `local_facts`.
-        collectives: rank -> result of `Collectives.run`; empty if that was not run.
-        last: rank -> name of the last check it began.
         missing: rank -> node (None: not known) of ranks that never came.
         clocks: node -> seconds ahead of the head node, and the uncertainty.
         seconds: seconds that rank 0 waited.
-        ran_collectives: the collective checks were begun.
     """
 
     world_size: int

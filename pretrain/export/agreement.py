@@ -30,8 +30,6 @@ class LogitAgreement:
 
     Attributes:
         difference: the largest |difference| of a logit.
-        largest: the largest |logit| of the run's model.
-        compared: number of logits.
         same_token: fraction of positions at which both models have the same most likely token.
     """
 

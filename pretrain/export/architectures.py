@@ -32,9 +32,8 @@ PARTS: tuple[Part, ...] = ("query", "key", "value")
 class Architecture(ABC):
     """A run's model expressed as a class of transformers.
 
-    Attributes:
-        corrections: what the class adds to transformers' own, layer by layer; with any it is a subclass in
-            MODELING_FILE.
+    `corrections`: what the class adds to transformers' own, layer by layer; with any it is a subclass in
+    MODELING_FILE.
     """
 
     config: Config

@@ -18,9 +18,7 @@ class Sampling:
     """Settings of the sampling.
 
     Attributes:
-        tokens: maximum number of new tokens; the end-of-document token ends the text earlier.
         temperature: divisor of the logits; 0 is greedy.
-        top_p: total probability of the most likely tokens that are drawn from.
         seed: seed of the draws, set again for every prompt.
     """
 
@@ -32,10 +30,6 @@ class Sampling:
 
 class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
-
-    Args:
-        directory: an export, or any directory of transformers.
-        trust_code: run Python code that lies in the directory.
 
     Raises UserError: transformers is missing, or cannot load the directory.
     """

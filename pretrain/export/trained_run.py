@@ -34,10 +34,7 @@ from pretrain.runs.tags import VALIDATION_LOSS
 class TrainedRun:
     """A run that has a checkpoint, finished or not.
 
-    Attributes:
-        config: the run's own configuration, with the overrides ONE_PROCESS.
-        frozen_bank: recipe and digests of the bank, as the checkpoint states them.
-        blend: the run's data; its manifests name the tokenizer.
+    `frozen_bank`: recipe and digests of the bank, as the checkpoint states them.
     """
 
     path: Path

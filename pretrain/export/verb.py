@@ -54,11 +54,8 @@ def export(
 def push(directory: Path, repository: str, public: bool = False) -> str:
     """Upload an export in one commit to the Hugging Face hub, or to HF_ENDPOINT; return the commit's address.
 
-    Args:
-        repository: OWNER/NAME; created if it does not exist.
-        public: create a public repository, not a private one.
-
-    Raises UserError: the hub refuses, or cannot be reached; the export stays where it is.
+    `repository`: OWNER/NAME; created if it does not exist. Raises UserError: the hub refuses, or cannot be
+    reached; the export stays where it is.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

@@ -22,8 +22,7 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 class Weight:
     """A tensor of an export, computed when it is written.
 
-    Attributes:
-        make: returns the tensor, of `shape` and any floating type.
+    `make`: returns the tensor, of `shape` and any floating type.
     """
 
     name: str

@@ -139,7 +139,6 @@ def logits_at(
     Args:
         inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any effect.
         at: `[batch]` int64, the positions.
-        boundary: as for `token_losses`.
     """
     if boundary is None:
         positions = torch.arange(inputs.size(1), device=inputs.device).expand_as(inputs)

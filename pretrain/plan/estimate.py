@@ -29,9 +29,7 @@ class Request:
 
     Attributes:
         gpu: a name of the table, or the path of a card's description.
-        baseline: the variant beside the configuration's own.
         price: of one GPU for an hour, in the user's currency; None: no cost.
-        mtbf_hours: of one node.
         write_gb_s: of all ranks together, 1e9 bytes a second.
     """
 
@@ -111,8 +109,7 @@ class Estimate:
 class Plan:
     """The answer to a request. `baseline` is None where the configuration is of that variant already.
 
-    Attributes:
-        work: of the configuration's own variant.
+    `work`: of the configuration's own variant.
     """
 
     request: Request
@@ -205,7 +202,6 @@ def saving(
     """Return the cost of checkpoints.
 
     Args:
-        size: bytes of one checkpoint.
         every: steps between two; 0: only at the end.
         write_gb_s: 1e9 bytes a second, of all ranks together.
         mtbf_hours: mean time between failures of one node.

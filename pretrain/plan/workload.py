@@ -25,7 +25,6 @@ class Layout:
 
     Attributes:
         immediate_grad_update: the BF16 optimizer takes each gradient away as soon as backward has made it.
-        overlap_reduction: as in section `performance`.
         reduce_bucket, live_parameters: elements that DeepSpeed reduces, or at stage 3 gathers, at a time.
         overlap_comm: at stage 2, one bucket fills while the other is reduced.
     """
@@ -88,9 +87,7 @@ class Workload:
 
     Attributes:
         phase: the training phase in which most of the model trains.
-        batch: samples of a micro batch.
         masked: documents of a sample must not see each other.
-        on_cuda: the kernels of a GPU run, not those of the CPU.
         heads, groups, ffn, vocabulary: query heads, key heads, inner width of the MLP and vocabulary.
     """
 

@@ -33,9 +33,7 @@ def markdown(table: Table) -> list[str]:
 def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
     """Return the table for a rich console, without its title; cells are shown without markup.
 
-    Args:
-        between_rows: draw a line between any two rows.
-        bare: no lines at all, and no cell is broken over two lines.
+    `bare`: no lines at all, and no cell is broken over two lines.
     """
     shown = RichTable(box=None, pad_edge=False) if bare else RichTable(show_lines=between_rows)
     for index, title in enumerate(table.header):

@@ -83,14 +83,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Report:
-    """Outcome of one experiment.
-
-    Attributes:
-        criterion: what has to hold for the hypothesis, as numbers, one sentence.
-        notes: what a reader must know, one sentence each.
-        content: the measurements, as JSON.
-        captions: {name of a figure: the sentence below it}
-    """
+    """Outcome of one experiment. `captions`: {name of a figure: the sentence below it}"""
 
     experiment: str
     title: str

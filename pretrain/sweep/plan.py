@@ -56,9 +56,6 @@ def plan_sweep(
     """Return the runs of a grid, each with its checked configuration; nothing is started or written.
 
     Args:
-        base: instead of the grid's own.
-        overrides: (key, value) that win over the grid's `set`.
-        ranks_of: on how many ranks a run will train.
         check_data: also read the manifests of the data.
         only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 

@@ -37,9 +37,7 @@ class StepProfile:
                   kernels_rank_0.json    seconds of a step in each class of kernel; .txt: the same as a table
                   memory_rank_0.pickle   on a GPU: every allocation, for https://pytorch.org/memory_viz
 
-    Args:
-        section: None: no step.
-        directory: made when the first file is written.
+    `section`: None: no step.
     """
 
     def __init__(self, section: ProfileSection | None, directory: Path, rank: int) -> None:

@@ -42,8 +42,6 @@ class PhasedEngine:
 
     Attributes:
         engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
-        update: steps that engine.
-        audit: what the live engine was found to hold.
         structured_products: how structured rows are multiplied by, chosen once; None: there have been none.
 
     Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is damaged or

@@ -44,9 +44,7 @@ class SliceState:
 class TrainingState:
     """The trained state of an engine, in host memory; the engine may be destroyed.
 
-    Attributes:
-        weights: this rank's parameters by name, in the precision of the model.
-        slices: what its optimizer holds, by parameter.
+    `weights`: this rank's parameters by name, in the precision of the model.
     """
 
     weights: dict[str, torch.Tensor]

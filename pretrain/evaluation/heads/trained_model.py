@@ -34,7 +34,6 @@ class TrainedModel:
     """Finished run with its model and data.
 
     Attributes:
-        config: the run's own, but for ONE_PROCESS.
         model: in evaluation mode, in the run's compute dtype.
         validation_loss: nats per prediction, of the loaded model; equal to the run's own up to rounding.
     """

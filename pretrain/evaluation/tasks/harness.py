@@ -99,7 +99,6 @@ def load_tasks(
     """Load the tasks of these names with their data and their requests.
 
     Args:
-        include_path: a directory with task files of one's own.
         shots: worked examples before every item; None: as the task has it.
         limit: items of each task, the first so many; None: all.
 
@@ -250,10 +249,6 @@ def _digest(task: Task, config: Mapping[str, Any]) -> str:
 
 class Harness:
     """Model of transformers in the harness.
-
-    Args:
-        directory: of the model, in Hugging Face's form.
-        trust_code: run code that lies in it.
 
     Raises UserError: transformers cannot load it.
     """

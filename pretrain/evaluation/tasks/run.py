@@ -19,13 +19,7 @@ from pretrain.study.cache import ResultCache
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an evaluation.
-
-    Attributes:
-        limit: items of each task, the first so many; None: all.
-        harness: version of lm-eval.
-        results: directory of results, one file for each model and task.
-    """
+    """Settings of an evaluation. `limit`: items of each task, the first so many; None: all."""
 
     batch_size: int
     device: str

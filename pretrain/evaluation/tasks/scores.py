@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 class Score:
     """Score on a task by one metric; `stderr` is the harness's own, over items, None where there is none.
 
-    Attributes:
-        items: the metric of every item in order, if all are numbers; of a group, task by task.
+    `items`: the metric of every item in order, if all are numbers; of a group, task by task.
     """
 
     value: float
@@ -31,7 +30,6 @@ class TaskScores:
 
     Attributes:
         scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
-        items: number of items.
         cut: number of requests longer than the model's context, of which the model saw the last part only.
     """
 

@@ -38,8 +38,7 @@ HEADS = ("bert.pooler.", "classifier.")
 class ReservoirTest:
     """Settings of the test: everything that a fine-tuning depends on, but for its arm and seed.
 
-    Attributes:
-        longest: ids of an example.
+    `longest`: ids of an example.
     """
 
     bert: BertDirectory
