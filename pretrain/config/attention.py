@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
@@ -71,6 +72,7 @@ _FORMS: dict[Any, _Form] = {
 """{type of the policy: its written form}; types that are missing here are written as they are."""
 
 
+@cache
 def _form(name: str) -> _Form:
     hint = get_type_hints(QKPolicy)[name]
     if type(None) in get_args(hint):  # `float | None`: every key of the section may be unset anyway

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.io.files import hash_file
+from megatron_patches.recipe.counting import CHECKPOINT_BYTES, count_parameters
 from pretrain.config.sources import did_you_mean, is_file, shipped_files
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 
 AUTO = "auto"
 """The value of `deepspeed.config` that leaves the choice to `settings_name`."""
+WHOLE_STATE_BYTES = 2**30
+"""`auto` takes a rank's whole fp32 optimizer state where splitting would save at most this much: 1 GiB."""
 
 # Top-level keys that DeepSpeed reads and this program leaves to the user.
 PASSED_ON = frozenset({
@@ -79,9 +82,10 @@ def zero_stage(config: Config, world_size: int) -> int:
 def settings_name(config: Config, world_size: int) -> str:
     """Return the JSON of `ds_configs`, or the path, that `deepspeed.config` names; never `auto`.
 
-    `auto` is the fastest that splits what there is to split. ZeRO splits over data-parallel ranks; with one
-    of them it only adds copies of weights and gradients, so in fp32 it is left out. bf16 needs it for its
-    fp32 master weights, and a run that trains more on the way moves ZeRO's partitions.
+    `auto` is the fastest that leaves memory alone. In fp32 ZeRO-1 costs copies of weights and gradients in
+    every step; what it saves is AdamW's state beyond a rank's share. Up to `WHOLE_STATE_BYTES` of that, it is
+    left out. bf16 needs it for its fp32 master weights, a run that trains more on the way moves ZeRO's
+    partitions, and who tunes ZeRO over several ranks wants ZeRO.
     """
     given = config.deepspeed
     if given.config != AUTO:
@@ -90,8 +94,19 @@ def settings_name(config: Config, world_size: int) -> str:
     stage = section.get("stage") if isinstance(section, Mapping) else None
     if stage in (0, 1, 2, 3) and not isinstance(stage, bool):
         return f"zero{stage}"  # the file that is made for the stage that somebody asks for
-    alone = config.data_parallel_size(world_size) == 1 and config.precision.dtype == "fp32"
-    return "zero0" if alone and not config.policy().unfreeze else "zero1"
+    tuned = bool(section) and config.data_parallel_size(world_size) > 1
+    whole = config.precision.dtype == "fp32" and not config.policy().unfreeze and not tuned
+    return "zero0" if whole and bytes_that_zero_saves(config, world_size) <= WHOLE_STATE_BYTES else "zero1"
+
+
+def bytes_that_zero_saves(config: Config, world_size: int) -> float:
+    """Return the bytes of optimizer state that stage 1 saves a rank in fp32; below 0 where it costs more.
+
+    Whole, AdamW has two moments of each parameter; split, a rank has its share of them and of a master copy.
+    """
+    trainable = count_parameters(config.shape(), config.policy()).trainable
+    share = CHECKPOINT_BYTES / max(1, config.data_parallel_size(world_size))
+    return trainable / config.parallel.tensor_model_parallel_size * (8 - share)
 
 
 def deepspeed_settings(config: Config, world_size: int) -> dict[str, Any]:

@@ -420,8 +420,8 @@ class DeepSpeedSection(Section):
 
     config: str = setting(
         "auto",
-        "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 with one "
-        "data-parallel rank in fp32, where ZeRO has nothing to split, else zero1.",
+        "DeepSpeed JSON: a name in ds_configs, or a path ending in .json; auto: zero0 in fp32 "
+        "where splitting the optimizer state would save a rank at most 1 GiB, else zero1.",
         ANOTHER_LAYOUT,
         min_length=1,
     )

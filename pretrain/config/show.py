@@ -17,7 +17,7 @@ from megatron_patches.recipe.counting import (
     executed_flops_per_token,
     model_flops_per_token,
 )
-from pretrain.config.deepspeed import settings_name
+from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of
 from pretrain.config.schedule import last_stable_step
@@ -98,8 +98,8 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
 def _deepspeed_text(config: Config) -> str:
     """Name the DeepSpeed settings; with `deepspeed.config=auto` the number of ranks may decide."""
     size = config.parallel.tensor_model_parallel_size
-    alone, several = settings_name(config, size), settings_name(config, 2 * size)
-    return several if alone == several else f"{alone} with one data-parallel rank, {several} with more"
+    one, many = settings_name(config, size), settings_name(config, size * 2**20)
+    return one if one == many else f"{one}; {many} where it saves a rank over {WHOLE_STATE_BYTES >> 30} GiB"
 
 
 def _phase_row(config: Config, phase: Phase) -> tuple[str, str]:

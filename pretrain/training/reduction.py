@@ -2,8 +2,9 @@
 
 Where its optimizer takes whole gradients, DeepSpeed 0.19 does this after the backward pass: at ZeRO stage 0,
 and at stage 1 in bf16 with fp32 accumulation (`BF16_Optimizer`, which ignores `overlap_comm`). It copies them
-into one buffer, reduces that, and copies them back. Here each gradient is reduced where it lies, as soon as
-the last micro batch has added its part; neighbours in one flat buffer go together.
+into one buffer, reduces that, and copies them back. Here a gradient is reduced as soon as the last micro
+batch has added its part: where it lies if it is large or in a flat buffer, else packed with others, since a
+call costs more than the copies.
 
 Version-sensitive: the flat buffers are those of DeepSpeed 0.19's `BF16_Optimizer`, whose own hooks add a bf16
 gradient to them (`bf16.immediate_grad_update`) before the hooks of this file run.
@@ -18,9 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 BUCKET_ELEMENTS = 8 * 2**20
 """Neighbours are reduced together up to this size: 32 MiB of fp32, enough for full bandwidth on NVLink."""
+PACKED_ELEMENTS = 2**18
+"""A gradient smaller than this (1 MiB of fp32) is packed, and packs are four times as large."""
 
 
 def reduces_whole_gradients(engine: Any) -> bool:
@@ -37,14 +41,20 @@ def reduces_whole_gradients(engine: Any) -> bool:
 
 @dataclass
 class Bucket:
-    """Parameters whose gradients are reduced in one call, and how many of them are still to come."""
+    """Parameters whose gradients are reduced in one call, and how many of them are still to come.
+
+    `gradients()` are those that there are; `flat()` is where they lie one after the other, None if nowhere.
+    """
 
     parameters: Sequence[torch.nn.Parameter]
-    gradient: Callable[[], torch.Tensor | None]
+    flat: Callable[[], torch.Tensor] | None = None
     waiting: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = len(self.parameters)
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 class OverlappedReduction:
@@ -56,8 +66,8 @@ class OverlappedReduction:
     def __init__(self, engine: Any, group: dist.ProcessGroup) -> None:
         self._at_boundary: Callable[[], bool] = engine.is_gradient_accumulation_boundary
         self._group = group
-        self._buckets = flat_buckets(engine.optimizer) or single_buckets(engine.module)
-        self._in_flight: list[tuple[dist.Work, torch.Tensor]] = []
+        self._buckets = flat_buckets(engine.optimizer) or packed_buckets(engine.module)
+        self._in_flight: list[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = []
         self._begun = False
         # NCCL takes the mean on the way; gloo cannot.
         self._takes_mean = dist.get_backend(group) == "nccl"
@@ -88,12 +98,15 @@ class OverlappedReduction:
         return ready
 
     def _launch(self, bucket: Bucket) -> None:
-        gradient = bucket.gradient()
-        if gradient is not None:
-            how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
-            work = dist.all_reduce(gradient, how, group=self._group, async_op=True)
-            assert work is not None
-            self._in_flight.append((work, gradient))
+        gradients = [] if bucket.flat else bucket.gradients()
+        if not bucket.flat and not gradients:
+            return
+        packed = gradients if len(gradients) > 1 else []
+        flat = bucket.flat() if bucket.flat else _flatten_dense_tensors(packed) if packed else gradients[0]
+        how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
+        work = dist.all_reduce(flat, how, group=self._group, async_op=True)
+        assert work is not None
+        self._in_flight.append((work, flat, packed))
 
     def _finish(self) -> None:
         """Wait for reductions under way, reduce the buckets that are still incomplete, and take the mean."""
@@ -101,18 +114,33 @@ class OverlappedReduction:
             if bucket.waiting:
                 self._launch(bucket)
             bucket.waiting = len(bucket.parameters)
-        for work, _ in self._in_flight:
+        for work, _, _ in self._in_flight:
             work.wait()
         if not self._takes_mean:
-            torch._foreach_mul_([gradient for _, gradient in self._in_flight], 1 / self._group.size())
+            torch._foreach_mul_([flat for _, flat, _ in self._in_flight], 1 / self._group.size())
+        for _, flat, packed in self._in_flight:
+            if packed:
+                torch._foreach_copy_(packed, list(_unflatten_dense_tensors(flat, packed)))
         self._in_flight.clear()
         self._begun = False
 
 
-def single_buckets(model: torch.nn.Module) -> list[Bucket]:
-    """Make one bucket for each trainable weight: its gradient is a tensor of its own."""
+def packed_buckets(model: torch.nn.Module) -> list[Bucket]:
+    """Group the trainable weights, whose gradients are tensors of their own: large ones alone, others packed.
 
-    return [Bucket([p], partial(getattr, p, "grad")) for p in model.parameters() if p.requires_grad]
+    From the last layer to the first, as the backward pass makes them.
+    """
+    buckets, pack, elements = [], list[torch.nn.Parameter](), 0
+    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
+        if parameter.numel() >= PACKED_ELEMENTS:
+            buckets.append(Bucket([parameter]))
+            continue
+        pack.append(parameter)
+        elements += parameter.numel()
+        if elements >= 4 * PACKED_ELEMENTS:
+            buckets.append(Bucket(pack))
+            pack, elements = [], 0
+    return [*buckets, *([Bucket(pack)] if pack else [])]
 
 
 def flat_buckets(optimizer: Any) -> list[Bucket]:

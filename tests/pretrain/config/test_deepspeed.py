@@ -113,12 +113,13 @@ def test_a_json_of_ones_own(tmp_path: Path) -> None:
     ("overrides", "world_size", "stage"),
     [
         ([], 2, 0),  # TP 2, so one data-parallel rank
-        ([], 4, 1),
+        ([], 4, 0),  # two of them, of a model that is small
         (["parallel.tensor_model_parallel_size=1"], 1, 0),
-        (["parallel.tensor_model_parallel_size=1"], 2, 1),
+        (["parallel.tensor_model_parallel_size=1"], 2, 0),
         (["precision.dtype=bf16"], 2, 1),
         (["attention.variant=unfreeze"], 2, 1),
         (["deepspeed.overrides.zero_optimization.overlap_comm=true"], 2, 0),
+        (["deepspeed.overrides.zero_optimization.overlap_comm=true"], 4, 1),
         (["deepspeed.overrides.zero_optimization.stage=1"], 2, 1),
         (["deepspeed.overrides.zero_optimization.stage=0"], 4, 0),
         (["deepspeed.overrides.zero_optimization.stage=3"], 4, 3),
@@ -139,9 +140,20 @@ def test_auto_splits_where_there_is_something_to_split(
 
 
 def test_show_says_what_auto_stands_for() -> None:
-    assert "zero0 with one data-parallel rank, zero1 with more" in render_show("demo")
-    lines = render_show("demo", ["precision.dtype=bf16"]).splitlines()
-    assert [line.split()[-1] for line in lines if line.startswith("DeepSpeed settings")] == ["zero1"]
+    """Of 151 M parameters a rank splitting saves 2, 6.5 and 7.8 bytes each over 2, 8 and 64 ranks."""
+
+    def shown(*overrides: str) -> list[str]:
+        lines = render_show("demo", list(overrides)).splitlines()
+        return [line.split("  ")[-1].strip() for line in lines if line.startswith("DeepSpeed settings")]
+
+    assert shown() == ["zero0"]
+    assert shown("precision.dtype=bf16") == ["zero1"]
+    wide = ["attention.variant=vanilla", "model.hidden_size=1024", "model.num_layers=24"]
+    assert shown(*wide) == ["zero0; zero1 where it saves a rank over 1 GiB"]
+    large = demo(*wide)
+    tensor_parallel = large.parallel.tensor_model_parallel_size
+    by_ranks = [zero_stage(large, tensor_parallel * ranks) for ranks in (1, 2, 8, 64)]
+    assert by_ranks == [0, 0, 0, 1]
 
 
 def test_nothing_is_shared_between_calls() -> None:
