@@ -39,7 +39,7 @@ def reach_of(visible: Visible, taps: int) -> Reach:
 
 def convolve(inputs: torch.Tensor, taps: torch.Tensor, reach: Reach = None) -> torch.Tensor:
     """Convolve `[seq, batch, heads, head_dim]` with `[heads * head_dim, taps]`, the current token's first."""
-    if not reach and inputs.device.type == "cpu" and inputs.dtype == torch.float32:
+    if not reach and inputs.numel() and inputs.device.type == "cpu" and inputs.dtype == torch.float32:
         return _convolve_whole_samples(inputs, taps)
     by_tap = taps.t().contiguous().view(taps.size(1), *inputs.shape[-2:])  # rows next to each other are quick
     convolved: torch.Tensor = _Convolve.apply(inputs, by_tap, *(reach or ()))
