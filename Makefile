@@ -4,7 +4,7 @@ VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
 PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -111,6 +111,11 @@ test-newest: ## the fast suite and golden curves with the newest versions there 
 	$(NEWEST)/bin/python $(PIP_INSTALL) --upgrade --upgrade-strategy eager --editable '.[test]'
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(PYTEST) $(TEST_FAST)
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python $(GOLDEN_CURVES)
+
+# Readers of every format on damaged files: the right value or one sentence. `make test` tries 25 examples of each property.
+EXAMPLES ?= 10000
+fuzz: $(VENV)/installed ## property tests of all readers, two hours on one core; EXAMPLES=10000 SEED=1
+	ORA_FUZZ_EXAMPLES=$(EXAMPLES) $(RUN) -m pytest tests/fuzz --hypothesis-seed $(SEED) --timeout 0
 
 lint: $(VENV)/installed ## ruff check, ruff format --check, mypy
 	$(VENV)/bin/ruff check $(PACKAGES)

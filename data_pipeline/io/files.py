@@ -205,7 +205,7 @@ def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[s
         content = path.read_bytes()
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}); {remedy}") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} does not hold a JSON object; {remedy}")

@@ -228,10 +228,10 @@ def read_manifest(directory: Path) -> Manifest:
         parts["inputs"] = tuple(from_dict(InputRecord, {"version": ""} | entry) for entry in value["inputs"])
         parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
         manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
-        stated = value["fingerprint"], value["totals"]
+        agrees = (value["fingerprint"], value["totals"]) == (manifest.fingerprint, totals(manifest.shards))
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
-    if stated != (manifest.fingerprint, totals(manifest.shards)):
+    if not agrees:
         raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")
     read_checked_json(path, "delete it and run the same tokenize command again")
     return manifest

@@ -133,7 +133,7 @@ def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
         content = path.read_bytes()
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a SentencePiece model; train one with train-tokenizer") from error
     if processor.eos_id() < 0:
         raise DataError(
@@ -237,7 +237,7 @@ def _named(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_bytes())
         items = content.items()
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not a JSON object") from error
     names = {key: value.get("content") if isinstance(value, dict) else value for key, value in items}
     return {key: value for key, value in names.items() if isinstance(value, str)}

@@ -55,10 +55,12 @@ class GivenWeights:
     @cached_property
     def _stated(self) -> dict[str, Any]:
         try:
-            metadata = json.loads(self._header).get("__metadata__", {})
+            header = json.loads(self._header)
+            metadata = header.get("__metadata__", {})
             if metadata.get("format") == FORMAT:
-                return {name: json.loads(metadata[name]) for name in ("model", "heads")}
-        except (ValueError, AttributeError, KeyError) as error:
+                stated = {name: dict(json.loads(metadata[name])) for name in ("model", "heads")}
+                return stated | {"names": frozenset(header)}
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise self._unreadable(f"its header cannot be read ({error})") from error
         raise self._unreadable("`python -m pretrain import` did not make it")
 
@@ -72,13 +74,9 @@ class GivenWeights:
         """Return the sizes of the model, by the keys of the configuration's section `model`."""
         return dict(self._stated["model"])
 
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(json.loads(self._header))
-
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor of this name."""
-        return name in self._names
+        return name in self._stated["names"]
 
     def rows(self, name: str, numbers: Sequence[int]) -> torch.Tensor:
         """Read rows of a tensor in the given order, `[len(numbers), columns]`, in their stored type."""

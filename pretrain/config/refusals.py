@@ -219,9 +219,9 @@ def _check_initial_weights(config: Config) -> None:
                     f"data.sequence_length={config.data.sequence_length} but the model in {given.path} has "
                     f"{value} learned positions; set data.sequence_length={value} or less"
                 )
-        elif described[key] != value:
+        elif described.get(key) != value:
             raise UserError(
-                f"model.{key}={described[key]} but the model in {given.path} has {value}; "
+                f"model.{key}={described.get(key)} but the model in {given.path} has {value}; "
                 f"set model.{key}={value}"
             )
 

@@ -22,6 +22,7 @@ from pretrain.errors import UserError
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
 
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
 
 
@@ -30,9 +31,19 @@ class YamlProblem(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves scalars as YAML 1.2 does."""
+    """Resolves scalars as YAML 1.2 does, and repeats no list or mapping by its alias: a few lines of them are
+    billions of values."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # PyYAML's own way to configure a loader class
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, PyYAML's way; refuse an alias of a list or mapping."""
+        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
+        node = super().compose_node(parent, index)
+        if alias is not None and not isinstance(node, yaml.ScalarNode):
+            problem = f"*{alias.anchor} repeats a list or mapping; write it out"
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=alias.start_mark)
+        return node
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
@@ -47,6 +58,12 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or 1.2 would take for something else."""
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = '"' if _NOT_IN_YAML.search(text) else None  # else a NEL would be read back as a blank
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, None)
 
 
@@ -183,7 +200,8 @@ def place_value(draft: Draft, path: KeyPath, value: Any, origin: str) -> None:
 
 def override_text(key: str, value: Any) -> str:
     """Write `key=value` that `apply_overrides` reads back as the same value; a word stays bare."""
-    return f"{key}={value if _is_plain_word(value) else json.dumps(value, ensure_ascii=False)}"
+    quoted = _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
+    return f"{key}={value if _is_plain_word(value) else quoted}"
 
 
 def _is_plain_word(value: Any) -> bool:

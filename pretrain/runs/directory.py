@@ -79,7 +79,7 @@ class RunDirectory:
 
     def state(self) -> str | None:
         """Read RUNNING, CONTINUE, STOPPED, DIVERGED or FINISHED; None for a run that never started."""
-        return self.state_file.read_text().strip() if self.state_file.is_file() else None
+        return self.state_file.read_text(errors="replace").strip() if self.state_file.is_file() else None
 
     def write_state(self, state: str) -> None:
         write_text_atomically(self.state_file, state + "\n")

@@ -17,6 +17,7 @@ from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
 from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
 
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SHALLOW = 1 << 14  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
 """libyaml's parser, where PyYAML was built with it, is several times as fast."""
 
 
@@ -226,8 +227,9 @@ class _Document:
             raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
         try:
             text = path.read_text(encoding="utf-8")
-            content = yaml.load(text, _YAML) if path.suffix == ".yaml" else json.loads(text)
-        except (ValueError, yaml.YAMLError) as error:
+            loader = _YAML if len(text) < _SHALLOW else yaml.SafeLoader
+            content = yaml.load(text, loader) if path.suffix == ".yaml" else json.loads(text)
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} cannot be read ({reason}); restore the file") from error
         if not isinstance(content, dict):

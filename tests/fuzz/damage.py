@@ -1,0 +1,122 @@
+"""What happens to files: strategies of hypothesis, and the judge of what a reader makes of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from hypothesis import strategies as st
+
+from data_pipeline.errors import DataError
+from megatron_patches.errors import MethodError
+from pretrain.errors import UserError
+
+T = TypeVar("T")
+REFUSED: Final = "refused with a sentence"
+LONGEST_SENTENCE = 20_000  # what was typed may be said again
+DEEP = 100_000
+NO_OBJECTS = [
+    b"",
+    b"\x00",
+    b"null",
+    b"[]",
+    b"3",
+    b'"x"',
+    b"{}",
+    b"{",
+    b"[" * DEEP,
+    b'{"a":' * DEEP,
+    b"\xff\xfe{}",
+]
+ODD_VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 7, 0.5, -0.0, 1e308, float("inf"), float("nan")),
+    *(2**31, 2**32 + 1, 2**53 + 1, 2**63, -(2**63), 2**64, 10**30, 10**400),
+    *("", "x", "0", "-1", "1e3", "nan", "\ud800", "\x00", "a/b", "../x", "..", "/etc/passwd", "x" * 300),
+    *([], {}, [[]], [None], [0, 0], [-1], {"": {}}, {"x": None}, [["x", 1]]),
+]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Flip, overwrite, remove, insert, repeat or cut, up to four times."""
+    data = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        stop = min(len(data), start + draw(st.integers(0, 40)))
+        kind = draw(st.sampled_from(["flip", "overwrite", "remove", "insert", "repeat", "cut", "swap"]))
+        if kind == "flip" and start < len(data):
+            data[start] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "overwrite":
+            data[start:stop] = draw(st.binary(min_size=stop - start, max_size=stop - start))
+        elif kind == "remove":
+            del data[start:stop]
+        elif kind == "insert":
+            data[start:start] = draw(st.binary(max_size=40))
+        elif kind == "repeat":
+            data[start:start] = data[start:stop]
+        elif kind == "swap":
+            data[start:stop] = data[start:stop][::-1]
+        else:
+            del data[start:]
+    return bytes(data)
+
+
+@st.composite
+def odd_json(draw: st.DrawFn, value: Any) -> Any:
+    """Replace, remove or add, at one to three places of a JSON value."""
+    root = [copy.deepcopy(value)]
+    for _ in range(draw(st.integers(1, 3))):
+        place: Any = root
+        key: Any = 0
+        while isinstance(place[key], (dict, list)) and place[key] and draw(st.integers(0, 4)):
+            place = place[key]
+            keys = sorted(place) if isinstance(place, dict) else range(len(place))
+            key = draw(st.sampled_from(keys))
+        kind = draw(st.sampled_from(["replace", "replace", "remove", "add", "near"]))
+        if kind == "remove" and place is not root:
+            del place[key]
+            if place is not root and not place:
+                break
+        elif kind == "add" and isinstance(place[key], (dict, list)):
+            _add(place[key], draw(odd_keys), draw(odd_values))
+        elif kind == "near" and type(place[key]) in (int, float):
+            place[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
+        else:
+            place[key] = draw(odd_values)
+    return root[0]
+
+
+def _add(place: Any, key: str, value: Any) -> None:
+    if isinstance(place, dict):
+        place[key] = value
+    else:
+        place.append(value)
+
+
+odd_values = st.one_of(
+    st.sampled_from(ODD_VALUES),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=6),
+    st.lists(st.integers(), max_size=3),
+)
+odd_keys = st.one_of(st.sampled_from(["", "x", "format", "\ud800"]), st.text(max_size=6))
+
+
+def damaged_json(content: bytes) -> st.SearchStrategy[bytes]:
+    """A JSON file after damage to its bytes, with odd values, or something else in its place."""
+    odd = odd_json(json.loads(content)).map(lambda value: json.dumps(value, indent=1).encode())
+    return st.one_of(damaged(content), odd, odd, st.binary(max_size=60), st.sampled_from(NO_OBJECTS))
+
+
+def right_or_refused(action: Callable[[], T]) -> T | str:
+    """Return what a reader returns, or REFUSED if it refuses with one sentence; all else fails the test."""
+    try:
+        return action()
+    except (UserError, DataError, MethodError) as refusal:
+        sentence = str(refusal)
+        assert sentence.strip() and "\n" not in sentence and "Traceback" not in sentence, sentence
+        assert len(sentence) < LONGEST_SENTENCE, f"{len(sentence)} characters: {sentence[:300]}"
+        return REFUSED

@@ -1,0 +1,167 @@
+"""Foreign models and files of initial weights, after damage."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_patches.bank.initial_weights_file import GivenWeights
+from pretrain.config.load import load_config
+from pretrain.export.source_model import import_model, open_source
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.pretrain.export.test_source_model import CONFIG, OVERRIDES, model
+
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16, "vocab_size": 32,
+    "activation_function": "gelu", "tie_word_embeddings": True, "n_inner": 12,
+}  # fmt: skip
+INDEX = {"metadata": {}, "weight_map": {}}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("foreign") / "model"
+    model(directory)
+    return directory
+
+
+def all_weights(directory: Path) -> dict[str, torch.Tensor]:
+    """Everything that an import reads."""
+    opened = open_source(directory)
+    assert all(torch.isfinite(weight).all() for weight in opened.weights.values())
+    assert opened.section["num_layers"] >= 1 and opened.dtype in (torch.float32, torch.bfloat16)
+    return opened.weights
+
+
+def with_header(content: bytes, header: Any) -> bytes:
+    """A safetensors file with another header before the same tensors."""
+    length = int.from_bytes(content[:8], "little")
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
+
+
+def damaged_safetensors(content: bytes) -> st.SearchStrategy[bytes]:
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    odd = odd_json(header).map(lambda value: with_header(content, value))
+    return st.one_of(
+        damaged(content), damaged(content[:600]).map(lambda head: head + content[600:]), odd, odd
+    )
+
+
+@given(st.data())
+def test_config_json(source: Path, data: st.DataObject) -> None:
+    path = source / "config.json"
+    content = path.read_bytes()
+    path.write_bytes(
+        data.draw(damaged_json(data.draw(st.sampled_from([content, json.dumps(GPT2).encode()]))))
+    )
+    try:
+        right_or_refused(lambda: all_weights(source))
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": 2**63},
+        {"hidden_size": 10**30},
+        {"rope_theta": 10**400},
+        {"norm_epsilon": 10**400},
+        {"num_attention_heads": 3},
+        {"vocab_size": True},
+        {"rope_parameters": {"rope_type": []}},
+        {"head_dim": [1]},
+    ],
+)
+def test_settings_that_are_refused(source: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = source / "config.json"
+    content = path.read_bytes()
+    path.write_text(json.dumps(CONFIG | changes))
+    try:
+        action = lambda: import_model(source, tmp_path / "out", "demo", OVERRIDES)  # noqa: E731
+        assert right_or_refused(action) == REFUSED
+        assert not (tmp_path / "out").exists()
+    finally:
+        path.write_bytes(content)
+
+
+@given(st.data())
+def test_safetensors(source: Path, data: st.DataObject) -> None:
+    path = source / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(data.draw(damaged_safetensors(content)))
+    try:
+        right_or_refused(lambda: all_weights(source))
+    finally:
+        path.write_bytes(content)
+
+
+@given(st.data())
+def test_the_index_of_several_files(source: Path, data: st.DataObject) -> None:
+    content = (source / "model.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    names = {name: "model.safetensors" for name in header if name != "__metadata__"}
+    path = source / "model.safetensors.index.json"
+    path.write_bytes(data.draw(damaged_json(json.dumps({"metadata": {}, "weight_map": names}).encode())))
+    try:
+        right_or_refused(lambda: all_weights(source))
+    finally:
+        path.unlink()
+
+
+@pytest.fixture(scope="module")
+def imported(source: Path) -> Path:
+    out = source.with_name("imported")
+    shutil.rmtree(out, ignore_errors=True)
+    import_model(source, out, "demo", OVERRIDES)
+    return out
+
+
+@given(st.data())
+def test_initial_weights(imported: Path, data: st.DataObject) -> None:
+    path = imported / "weights.safetensors"
+    content = path.read_bytes()
+    expected = {role: GivenWeights(path).head(0, role, 1, 4) for role in ("query", "key")}
+    path.write_bytes(data.draw(damaged_safetensors(content)))
+    try:
+        config = right_or_refused(lambda: load_config(str(imported / "config.yaml")))
+        given_weights = GivenWeights(path)
+        right_or_refused(lambda: given_weights.has("norm.weight"))
+        right_or_refused(lambda: given_weights.sha256)
+        for role, rows in expected.items():
+            found = right_or_refused(lambda role=role: given_weights.head(0, role, 1, 4))
+            assert (
+                isinstance(found, str) or torch.equal(found, rows) or changed_digest(given_weights, content)
+            )
+        assert config is not None
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "before_after", [(b"num_layers", b"oum_layers"), (b'"heads"', b'"heat"\x85'), (b"{", b"[")]
+)
+def test_a_header_of_initial_weights(imported: Path, before_after: tuple[bytes, bytes]) -> None:
+    path = imported / "weights.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(*before_after, 1))
+    try:
+        assert right_or_refused(lambda: load_config(str(imported / "config.yaml"))) == REFUSED
+        assert right_or_refused(lambda: GivenWeights(path).has("norm.weight")) in (REFUSED, True)
+    finally:
+        path.write_bytes(content)
+
+
+def changed_digest(given_weights: GivenWeights, content: bytes) -> bool:
+    """Whether the header, and so the file's identity, is another: then the bank is another bank."""
+    length = int.from_bytes(content[:8], "little")
+    return given_weights._header != content[8 : 8 + length]

@@ -1,0 +1,206 @@
+"""Records, TensorBoard's files, checkpoints, locks, and what `compare` reads, after damage."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import threading
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pretrain.checkpoint.format import About, Block, StoredParameter, StoredSlice
+from pretrain.checkpoint.listing import list_checkpoints, verify_all
+from pretrain.checkpoint.loading import StoredCheckpoint
+from pretrain.checkpoint.verify import verify
+from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
+from pretrain.compare.comparison import compare_runs
+from pretrain.runs.directory import RunDirectory
+from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
+from pretrain.runs.position import Position
+from pretrain.telemetry.event_file import FILE_PREFIX, shown_steps
+from tests.fabricated_runs import write_run
+from tests.fuzz.damage import NO_OBJECTS, REFUSED, damaged, damaged_json, odd_json, right_or_refused
+from tests.pretrain.telemetry.records import make_record, open_telemetry
+
+RECORDS = [{"step": step, "tokens": 8 * step, "loss/train": 4.0 / step} for step in range(1, 9)]
+METRICS = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
+odd_records = st.integers(0, 7).flatmap(
+    lambda place: odd_json(RECORDS[place]).map(
+        lambda odd: b"".join(
+            json.dumps(odd if number == place else record).encode() + b"\n"
+            for number, record in enumerate(RECORDS)
+        )
+    )
+)
+
+
+@given(st.one_of(damaged(METRICS), odd_records, st.binary(max_size=200)), st.integers(0, 12))
+@example(b"[" * 100_000 + b"\n", 3)
+@example(b'{"step": true}\n', 3)
+@example(b'{"step": 1, "x": ' + b"9" * 5000 + b"}\n", 3)
+def test_metrics(folder: Path, content: bytes, resume_step: int) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_bytes(content)
+    found = right_or_refused(lambda: list(read_metrics(path)))
+    if found != REFUSED:
+        assert len(found) == content.count(b"\n")
+        steps = [record["step"] for record in found]
+        assert all(type(step) is int and step > 0 for step in steps)
+        assert all(first < second for first, second in pairwise(steps))
+        assert str(last_record(path)) == str(found[-1] if found else {})  # as text: NaN is not itself
+    kept = right_or_refused(lambda: cut_back(path, resume_step, keep=3))
+    left = path.read_bytes()
+    assert left == content if kept == REFUSED else content.startswith(left)
+    if kept != REFUSED:
+        assert all(record["step"] <= resume_step for record in read_metrics(path))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A run of eight steps, and its event file's content."""
+    run = tmp_path_factory.mktemp("events")
+    telemetry = open_telemetry(run, console=Console(file=io.StringIO()))
+    for step in range(1, 9):
+        telemetry.log(make_record(step))
+    telemetry.close()
+    (path,) = (run / "tensorboard").glob(FILE_PREFIX + "*")
+    return path, path.read_bytes()
+
+
+@given(st.data())
+def test_event_files(events: tuple[Path, bytes], data: st.DataObject) -> None:
+    path, content = events
+    changed = data.draw(st.one_of(damaged(content), st.binary(max_size=100)))
+    path.write_bytes(changed)
+    steps, cut = shown_steps(path.parent)
+    assert steps <= set(range(1, 9))
+    if changed != content and len(changed) == len(content):
+        assert cut  # whatever was overwritten is noticed: every record has its checksum
+    if not cut and len(changed) >= len(content):
+        assert steps == set(range(1, 9)) or changed.startswith(content[:12])
+
+
+FULL = torch.arange(30.0).view(6, 5)
+BLOCKS = (Block(0, 0, 2), Block(0, 2, 6))
+
+
+@pytest.fixture(scope="module")
+def whole_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint by two ranks, of one parameter in two blocks."""
+    path = tmp_path_factory.mktemp("whole") / "run" / "checkpoints" / "step_00000004"
+    path.mkdir(parents=True)
+    for rank, block in enumerate(BLOCKS):
+        flat = FULL.narrow(0, block.first, block.last - block.first).flatten()
+        own = StoredSlice(f"rank_{rank:05d}.safetensors", block, 0, len(flat))
+        stored = {"weight": StoredParameter((6, 5), 3, (own,))}
+        write_snapshot(Snapshot(rank, stored, torch.cat([flat, -flat, flat**2])), path, threading.Event())
+    layout = {"world_size": 2, "tensor_model_parallel_size": 2, "data_parallel_size": 1, "zero_stage": 1}
+    about = About({"run.seed": 1}, {"parts": []}, {}, Position(4, 32, 1024), {"steps": 4}, layout)
+    declare_complete(path, join_parts(path, 2, about, 10, threading.Event()))
+    return path
+
+
+def read_everything(path: Path) -> dict[str, Any]:
+    stored = StoredCheckpoint(path)
+    kinds = ("master", "exp_avg", "exp_avg_sq")
+    tensors = {f"{kind}/{name}": stored.full(kind, name) for name in stored.parameters for kind in kinds}
+    parts = [stored.elements("master", "weight", BLOCKS[1], 3, 9)]
+    return {"about": stored.about, "parameters": stored.parameters, "tensors": tensors, "parts": parts}
+
+
+def equal(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    same = all(found[key] == expected[key] for key in ("about", "parameters"))
+    tensors = found["tensors"].keys() == expected["tensors"].keys() and all(
+        torch.equal(found["tensors"][name], values) for name, values in expected["tensors"].items()
+    )
+    return same and tensors and torch.equal(found["parts"][0], expected["parts"][0])
+
+
+@given(st.data())
+@pytest.mark.parametrize("by_hash", [True, False])
+def test_checkpoints(whole_checkpoint: Path, folder: Path, by_hash: bool, data: st.DataObject) -> None:
+    run = folder / "run"
+    shutil.rmtree(run, ignore_errors=True)
+    path = run / "checkpoints" / whole_checkpoint.name
+    shutil.copytree(whole_checkpoint, path)
+    file = path / data.draw(st.sampled_from(sorted(each.name for each in path.iterdir())))
+    content = file.read_bytes()
+    if file.suffix == ".safetensors":
+        changed = data.draw(damaged(content))
+    else:
+        changed = data.draw(damaged_json(content))
+    file.write_bytes(changed)
+    expected = read_everything(whole_checkpoint)
+
+    def resume() -> dict[str, Any]:
+        verify(path, by_hash)
+        return read_everything(path)
+
+    found = right_or_refused(resume)
+    if by_hash and found != REFUSED:
+        assert equal(found, expected)
+    listed = right_or_refused(lambda: list(verify_all(list_checkpoints(run), lambda count: None)))
+    assert listed != REFUSED
+    ((entry, problems),) = listed
+    if found == REFUSED and by_hash:
+        assert problems or not entry.counts
+    for each in listed:
+        json.dumps(each[0].as_json(0.0))
+
+
+@given(st.data())
+def test_what_the_run_directory_says(folder: Path, data: st.DataObject) -> None:
+    run = RunDirectory(folder / "words")
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    for file, valid in ((run.latest, b"step_00000004\n"), (run.state_file, b"finished\n")):
+        file.write_bytes(data.draw(st.one_of(damaged(valid), st.binary(max_size=30))))
+    named = right_or_refused(run.named_latest)
+    assert named == REFUSED or named is None or named.parent == run.checkpoints
+    right_or_refused(run.state)
+
+
+def cut(content: bytes) -> st.SearchStrategy[bytes]:
+    return st.integers(0, len(content)).map(lambda end: content[:end])
+
+
+@pytest.mark.parametrize("content", [b"\x80", b"", b"\xff\xfe\x00", b"[" * 100_000])
+def test_a_state_of_any_bytes(tmp_path: Path, content: bytes) -> None:
+    run = RunDirectory(tmp_path)
+    run.state_file.write_bytes(content)
+    assert isinstance(run.state(), str) and not run.is_finished()
+
+
+RUN_FILES = ("environment.json", "data.json", "audit.json", "summary.json", "config.yaml", "metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
+    """Two comparable runs: the files of the second, with their content."""
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root, "baseline")
+    path = write_run(root, "other", "orthogonal")
+    return {path / name: (path / name).read_bytes() for name in RUN_FILES}
+
+
+@given(st.data())
+def test_runs_that_are_compared(runs: dict[Path, bytes], data: st.DataObject) -> None:
+    file = data.draw(st.sampled_from(sorted(runs)))
+    content = runs[file]
+    file.write_bytes(data.draw(st.one_of(cut(content), st.sampled_from(NO_OBJECTS), st.binary(max_size=60))))
+    try:
+        right_or_refused(lambda: compare_runs([file.parent.with_name("baseline"), file.parent], "vanilla"))
+    finally:
+        file.write_bytes(content)

@@ -1,0 +1,128 @@
+"""Shards, manifests and the notes of `tokenize`, after damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_pipeline.io.files import read_checked_json, to_checked_json
+from data_pipeline.shards.manifest import MANIFEST_NAME, Manifest, check_shards, read_manifest, write_manifest
+from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
+from data_pipeline.shards.verify import find_problems
+from tests.data_pipeline.shards.synthetic import random_shards
+from tests.fuzz.damage import REFUSED, damaged, damaged_json, odd_json, right_or_refused
+
+NOTE = {
+    "format_version": 3,
+    "units": [{"number": 1, "files": ["a", "b"]}],
+    "fraction": 0.05,
+    "text": "é\ud800",
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """Two shards of a few documents, with their true hashes."""
+    made = random_shards(tmp_path_factory.mktemp("shards") / "directory", 9000, 2)
+    true = [
+        replace(s, bin_sha256=hashlib.sha256(Path(f"{made.prefix(s)}.bin").read_bytes()).hexdigest())
+        for s in made.shards
+    ]
+    whole = replace(made, shards=tuple(true))
+    write_manifest(whole)
+    return whole
+
+
+@given(st.data())
+def test_manifests(shards: Manifest, data: st.DataObject) -> None:
+    path = shards.directory / MANIFEST_NAME
+    content = path.read_bytes()
+    path.write_bytes(data.draw(damaged_json(content)))
+    try:
+        found = right_or_refused(lambda: read_manifest(shards.directory))
+    finally:
+        path.write_bytes(content)
+    assert found in (REFUSED, shards)
+
+
+@given(st.data())
+def test_manifests_with_a_checksum_of_their_own(shards: Manifest, data: st.DataObject) -> None:
+    """A manifest that somebody wrote may state anything, with totals and a checksum that fit."""
+    path = shards.directory / MANIFEST_NAME
+    content = path.read_bytes()
+    value = data.draw(odd_json({key: own for key, own in json.loads(content).items() if key != "checksum"}))
+    if isinstance(value, dict):
+        path.write_bytes(to_checked_json(value))
+    try:
+        found = right_or_refused(lambda: read_manifest(shards.directory))
+        if found != REFUSED:
+            right_or_refused(lambda: check_shards(found))
+    finally:
+        path.write_bytes(content)
+
+
+@given(st.data())
+def test_shards(shards: Manifest, data: st.DataObject) -> None:
+    shard = shards.shards[0]
+    path = Path(f"{shards.prefix(shard)}.{data.draw(st.sampled_from(['bin', 'idx']))}")
+    content = path.read_bytes()
+    changed = data.draw(
+        st.one_of(damaged(content), damaged(content[:60]).map(lambda head: head + content[60:]))
+    )
+    path.write_bytes(changed)
+    try:
+        checked = right_or_refused(lambda: check_shards(shards))
+        assert (checked == REFUSED) == (changed != content)
+        if changed != content:
+            assert any(problem.startswith(str(path)) for problem in find_problems(shards))
+        lengths = right_or_refused(lambda: lengths_of(shards, shard))
+        assert lengths is REFUSED or len(lengths) == shard.documents
+        opened = right_or_refused(lambda: open_shard(shards, shard))
+        assert opened is REFUSED or len(opened.tokens) == shard.tokens
+        tokens = right_or_refused(lambda: ShardPool(shards, [shard]).tokens(0))
+        assert tokens is REFUSED or len(tokens) == shard.tokens
+        if path.suffix == ".bin" and opened is not REFUSED:
+            assert np.array_equal(opened.tokens, np.frombuffer(changed, np.uint16))
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("length", [9, 17, 18, 33])
+def test_an_index_that_ends_in_its_header(shards: Manifest, length: int) -> None:
+    path = Path(f"{shards.prefix(shards.shards[0])}.idx")
+    content = path.read_bytes()
+    path.write_bytes(content[:length])
+    try:
+        assert right_or_refused(lambda: open_shard(shards, shards.shards[0])) == REFUSED
+        assert right_or_refused(lambda: lengths_of(shards, shards.shards[0])) == REFUSED
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("changes", [{"dtype": 3}, {"tokenizer": []}, {"shards": 5}, {"fingerprint": None}])
+def test_a_manifest_that_somebody_wrote(shards: Manifest, changes: dict[str, Any]) -> None:
+    path = shards.directory / MANIFEST_NAME
+    content = path.read_bytes()
+    value = json.loads(content) | changes
+    del value["checksum"]
+    path.write_bytes(to_checked_json(value))
+    try:
+        assert right_or_refused(lambda: read_manifest(shards.directory)) == REFUSED
+    finally:
+        path.write_bytes(content)
+
+
+@given(damaged_json(to_checked_json(NOTE)))
+def test_notes_with_a_checksum(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "note.json"
+    path.write_bytes(content)
+    found = right_or_refused(lambda: read_checked_json(path, "delete it"))
+    assert found in (REFUSED, NOTE)
