@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +23,7 @@ from pretrain.errors import UserError
 
 KeyPath = tuple[str, ...]
 OVERRIDE = "override"
+_MOST_VALUES = 100_000
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 FLOAT = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$")
@@ -31,19 +34,9 @@ class YamlProblem(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Resolves scalars as YAML 1.2 does, and repeats no list or mapping by its alias: a few lines of them are
-    billions of values."""
+    """Resolves scalars as YAML 1.2 does."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # PyYAML's own way to configure a loader class
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node, PyYAML's way; refuse an alias of a list or mapping."""
-        alias = self.peek_event() if self.check_event(yaml.AliasEvent) else None
-        node = super().compose_node(parent, index)
-        if alias is not None and not isinstance(node, yaml.ScalarNode):
-            problem = f"*{alias.anchor} repeats a list or mapping; write it out"
-            raise yaml.composer.ComposerError(problem=problem, problem_mark=alias.start_mark)
-        return node
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(~|null|Null|NULL|)$"), None)
@@ -118,9 +111,23 @@ def read_yaml(path: Path, shown_as: str) -> Draft:
 def _compose(text: str) -> yaml.Node | None:
     """Return the node of the one document in `text`, with line numbers; None for an empty text."""
     try:
-        return yaml.compose(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=_Loader)
+        if _values(node, {}) > _MOST_VALUES:
+            raise YamlProblem("repeats itself by aliases without end; write out what they stand for")
+        return node
     except (yaml.YAMLError, RecursionError) as error:
         raise YamlProblem(f"is not valid YAML: {_problem(error)}") from None
+
+
+def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """Count the values in a node, its aliases written out: a few lines can be billions, or within themselves."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    return known[id(node)]
 
 
 def _construct(node: yaml.Node) -> Any:

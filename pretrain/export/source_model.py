@@ -10,6 +10,7 @@ whose model computes anything else (biases that are not zero, another activation
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,9 @@ def open_source(directory: Path) -> SourceModel:
 
     try:
         config: Any = AutoConfig.from_pretrained(str(directory), local_files_only=True)
+        stored = _stored_tensors(directory)
         if config.model_type in MUST_BE:
+            _refuse_oversized(config, stored)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(directory),
                 config=config,
@@ -141,7 +144,7 @@ def open_source(directory: Path) -> SourceModel:
         if not torch.isfinite(weight).all():
             raise UserError(f"{directory}: {name} holds NaN or infinity: it cannot be imported")
         weights[stream] = weight
-    return SourceModel(section, weights, _stored_type(directory))
+    return SourceModel(section, weights, _stored_type(directory, stored))
 
 
 def _starcoder2(directory: Path, config: Any) -> dict[str, Any]:
@@ -216,18 +219,33 @@ def _streams(directory: Path, config: Any, model: Any) -> Iterator[tuple[str, st
             yield stream, f"{name}.weight", rows
 
 
-def _stored_type(directory: Path) -> torch.dtype:
-    """Return bf16 if every tensor is stored in bf16, else fp32. Refuses what fp32 would round."""
-    kinds = set()
+def _stored_tensors(directory: Path) -> dict[str, tuple[str, int]]:
+    """Return {name: (type, number of elements)} of the tensors in the directory's safetensors files."""
+    stored = {}
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            for name in sorted(file.keys()):
-                kinds.add(kind := file.get_slice(name).get_dtype())
-                if kind == "F64":
-                    raise UserError(
-                        f"{directory}: {name} is of type F64; only fp32, bf16 and fp16 can be imported"
-                    )
-    return torch.bfloat16 if kinds == {"BF16"} else torch.float32
+            for name, tensor in ((name, file.get_slice(name)) for name in sorted(file.keys())):
+                stored[name] = (tensor.get_dtype(), math.prod(tensor.get_shape()))
+    return stored
+
+
+def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
+    """Refuse, before memory is taken for it, a model far larger than what its files hold."""
+    from transformers import AutoModelForCausalLM
+
+    if (layers := config.num_hidden_layers) > len(stored):
+        raise ValueError(f"config.json tells of {layers} layers, and the files have {len(stored)} tensors")
+    with torch.device("meta"):
+        wanted = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+    if wanted > 16 * (there := sum(size for _, size in stored.values())):
+        raise ValueError(f"config.json makes {wanted:,} parameters, and the files have {there:,}")
+
+
+def _stored_type(directory: Path, stored: dict[str, tuple[str, int]]) -> torch.dtype:
+    """Return bf16 if every tensor is stored in bf16, else fp32. Refuses what fp32 would round."""
+    if wide := [name for name, (kind, _) in stored.items() if kind == "F64"]:
+        raise UserError(f"{directory}: {wide[0]} is of type F64; only fp32, bf16 and fp16 can be imported")
+    return torch.bfloat16 if {kind for kind, _ in stored.values()} == {"BF16"} else torch.float32
 
 
 def import_model(directory: Path, out: Path, config_name: str, overrides: list[str]) -> Config:

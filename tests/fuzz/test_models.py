@@ -74,6 +74,8 @@ def test_config_json(source: Path, data: st.DataObject) -> None:
         {"num_hidden_layers": 10**9},
         {"num_hidden_layers": 2**63},
         {"hidden_size": 10**30},
+        {"vocab_size": 10**9},
+        {"intermediate_size": 10**7},
         {"rope_theta": 10**400},
         {"norm_epsilon": 10**400},
         {"num_attention_heads": 3},
