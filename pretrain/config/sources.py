@@ -120,7 +120,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def _values(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """Count the values in a node, its aliases written out: a few lines can be billions, or within themselves."""
+    """Count the values in a node, its aliases written out: a few lines can be billions, or have no end."""
     if not isinstance(node, yaml.CollectionNode):
         return 1
     if id(node) not in known:
