@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pretrain.errors import UserError
+from pretrain.export.half_cache import halve_cache
 from pretrain.export.packages import require_transformers
 from pretrain.study.models import require_trust
 
@@ -31,10 +32,13 @@ class Sampling:
 class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
 
-    Raises UserError: transformers is missing, or cannot load the directory.
+    Args:
+        halve: keep keys alone in the cache.
+
+    Raises UserError: transformers is missing, or cannot load the directory; the cache cannot be halved.
     """
 
-    def __init__(self, directory: Path, trust_code: bool) -> None:
+    def __init__(self, directory: Path, trust_code: bool, halve: bool = False) -> None:
         require_transformers("sample")
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -47,6 +51,8 @@ class Sampler:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"transformers cannot load {directory}: {reason}") from error
+        if halve:
+            halve_cache(self.model)
         config = self.model.config
         self.longest: int | None = getattr(config, "max_position_embeddings", None)
         # Learned positions end there; rotary ones continue beyond the lengths seen in training.
