@@ -12,6 +12,7 @@ agreement          the exported model's logits compared with the run's own
 card               README.md of the export
 run_exports        exports kept in the run directory
 model_texts        texts of several runs after the same prompts, without an export
+half_cache         decoding with keys alone in the cache, where W_K is a rotation
 sampling           text from an exported model, token by token
 source_model       the way back: initial weights and a configuration from a directory of transformers
 directories        output directories that are complete or absent

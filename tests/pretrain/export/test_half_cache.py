@@ -1,4 +1,4 @@
-"""A cache of keys alone: the logits of the whole cache, in half of its bytes; refused where that cannot be."""
+"""A cache of keys alone: the logits of the whole cache, in half of its bytes; refused where it cannot."""
 
 from typing import Any
 
