@@ -30,28 +30,13 @@ help: ## list the targets
 
 # --- demo: real text to two trained models, offline, on 4 local processes -------------------------------------------
 DEMO := demo
-demo: $(DEMO)/runs/vanilla/summary.json $(DEMO)/runs/orthogonal/summary.json ## text to two trained models and their comparison, offline, about five minutes
-	@echo "5/5 The comparison: $(DEMO)/comparison/report.md (seconds)."
-	@$(RUN) -m pretrain compare $(DEMO)/runs/vanilla $(DEMO)/runs/orthogonal --baseline vanilla --out $(DEMO)/comparison
+demo: $(VENV)/core ## text to two trained models and their comparison, offline, about five minutes
+	@$(RUN) -m pretrain demo --out $(DEMO)
 	@echo "The commands of the pages need the environment:  source $(VENV)/bin/activate"
 	@echo "Watch both runs:                                 $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
-$(DEMO)/corpus: | $(VENV)/core
-	@echo "1/5 Text from this Python's own documentation (seconds)."
-	@$(RUN) -m data_pipeline demo-corpus $@
-
-$(DEMO)/tokenizer.model: | $(DEMO)/corpus
-	@echo "2/5 A tokenizer of 4,096 pieces (seconds)."
-	@$(RUN) -m data_pipeline train-tokenizer $(DEMO)/corpus --out $(DEMO)/tokenizer --vocab-size 4096
-
-$(DEMO)/shards/manifest.json: $(DEMO)/tokenizer.model
-	@echo "3/5 Text to token shards, and their check (seconds)."
-	@$(RUN) -m data_pipeline tokenize $(DEMO)/corpus --tokenizer $< --out $(DEMO)/shards --name demo --workers 2
-	@$(RUN) -m data_pipeline verify $(DEMO)/shards
-
-$(DEMO)/runs/%/summary.json: $(DEMO)/shards/manifest.json
-	@echo "4/5 Training $* on 4 processes (a minute and a half)."
-	@$(RUN) -m pretrain train demo attention.variant=$* run.name=$* --local-ranks 4
+$(DEMO)/shards/manifest.json: | $(VENV)/core
+	@$(RUN) -m pretrain demo --out $(DEMO) --no-training
 
 demo-clean: ## remove what demo and results made
 	rm -rf $(DEMO)

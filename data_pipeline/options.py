@@ -10,7 +10,7 @@ import typer
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Files, directories or URLs (s3, gs, https, hf): .jsonl (also .zst, .gz, .xz), .parquet, .txt"
+        help="Files, directories or URLs (s3, gs, https, hf): .jsonl (or .zst, .gz, .xz), .parquet, .txt, .md"
     ),
 ]
 TextKey = Annotated[str, typer.Option(help="Key of the text in a JSON record; a dot goes one object down.")]

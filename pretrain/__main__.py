@@ -30,6 +30,7 @@ from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.sweep.verb import sweep
+from pretrain.trial import demo, try_
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
@@ -244,6 +245,8 @@ app.command()(sweep)
 app.command()(export)
 app.command()(sample)
 app.command("import")(import_)
+app.command("try")(try_)
+app.command()(demo)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

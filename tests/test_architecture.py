@@ -59,7 +59,7 @@ FLOORS = {
         ("study",),
         ("telemetry", "model", "data", "compare", "plan"),
         ("checkpoint", "doctor", "sweep"),
-        ("training", "job"),
+        ("training", "job", "trial"),
         ("export",),
         ("finetuning",),
         ("evaluation",),

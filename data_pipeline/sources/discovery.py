@@ -22,21 +22,22 @@ from data_pipeline.sources.stores import WEB, has_pattern, information, listing,
 
 _PLAIN_LINES = (".jsonl", ".ndjson")
 # Endings of the names, whatever their case: what a file holds, and how it is packed.
+_TEXT = (".txt", ".md")
 _PACKED = ("", ".zst", ".zstd", ".gz", ".xz")
 SUFFIXES = (
     *(f"{kind}{packed}" for kind in (".jsonl", ".ndjson") for packed in _PACKED),
     *(f".json{packed}" for packed in _PACKED if packed),
     ".parquet",
-    ".txt",
+    *_TEXT,
 )
 KNOWN_ENDINGS = (
-    ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt"
+    ".jsonl or .ndjson (also .zst, .zstd, .gz, .xz), .json.zst, .json.gz, .json.xz, .parquet, .txt, .md"
 )
 
 # What is beside the data in every download and is not meant to be read; the last ones are our own. A name
-# with an ending of data is data: README.txt is not, readme_corpus.jsonl is.
+# with an ending of data is data, but for texts: README.txt and README_de.md are not, readme_corpus.jsonl is.
 _COMPANIONS = re.compile(
-    rf"(readme|licen[cs]e)(\.txt|(?!.*({'|'.join(map(re.escape, SUFFIXES))})$)[._-].*)?"
+    rf"(readme|licen[cs]e)(\.txt|(?!.*({'|'.join(re.escape(s) for s in SUFFIXES if s != '.md')})$)[._-].*)?"
     r"|(download|download\.unfinished|corpus)\.json",
     re.IGNORECASE,
 )

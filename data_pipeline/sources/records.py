@@ -1,8 +1,8 @@
 """Readers of documents from input files, and of the lines that are none.
 
 Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
-object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt` (one document; a
-long text is cut into several at blank lines). The default keys are SlimPajama's:
+object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt`, `.md` (one
+document; a long text is cut into several at blank lines). The default keys are SlimPajama's:
 `{"text": ..., "meta": {"redpajama_set_name": ...}}`.
 
 A line that is no usable record does not stop the reading: a `Reject` takes its place. Damage of the file
@@ -113,7 +113,9 @@ class RecordReader:
                 with self._piece.file.open() as raw:
                     stream = HashedStream(raw, self._piece)
                     self._position = lambda: self._piece.end if raw.closed else stream.tell()
-                    yield from self._text(stream) if name.endswith(".txt") else self._json_lines(stream)
+                    yield from (
+                        self._text(stream) if name.endswith((".txt", ".md")) else self._json_lines(stream)
+                    )
                     self._sha256 = stream.hexdigest()
             self._piece.file.check_unchanged()
         self._position = lambda: self._piece.end

@@ -1,0 +1,338 @@
+"""The verbs `try` and `demo`: text to two trained models and a page that compares them, in one command.
+
+Every step is a command that a user could give: train-tokenizer, tokenize, verify, sweep, compare. Each redoes
+nothing that is finished, so a trial that was stopped or killed goes on when it is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pretrain.errors import UserError
+
+if TYPE_CHECKING:
+    from pretrain.sweep.running import SignalRelay
+
+LEAST_BYTES = 200_000
+"""With less text hardly a document is held out, and there is nothing to learn beyond the words."""
+BATCH, LENGTH = 8, 128
+PARAMETERS_TOKENS = 5e9
+"""Parameters × tokens that one core of a server trains on in a second, of models of these sizes."""
+OTHER_SECONDS = 75.0
+"""Of a trial, for what is not training: imports, tokenizer, shards, the comparison."""
+MOST_EPOCHS = 10
+FEW_TOKENS = 20_000_000
+"""So many take seconds to make; of a longer text, only what is needed is taken."""
+SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
+"""(layers, hidden size, heads), by size."""
+PACKED = {".zst": 4.0, ".zstd": 4.0, ".gz": 3.0, ".xz": 4.0, ".parquet": 2.0}
+"""Bytes of text in a byte of such files, about."""
+DESIGNS = "demo_frozen_designs"
+"""The grid whose entries are the designs; the first is the baseline."""
+PROMPTS, PROMPT_TOKENS = 2, 12
+
+Out = Annotated[Path, typer.Option(help="Directory for all that is made; the same one goes on.")]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the steps are told. `settings` are those of both runs, over the config `demo`."""
+
+    texts: tuple[str, ...]
+    name: str
+    designs: tuple[str, ...]
+    vocab_size: int
+    jobs: int
+    local_ranks: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    validation_fraction: float = 0.05
+    max_tokens: int = 0
+    text_key: str = "text"
+
+
+def try_(
+    texts: Annotated[
+        list[str],
+        typer.Argument(help="Files or directories of text: .txt, .md, .jsonl (also packed), .parquet."),
+    ],
+    out: Out = Path("trial"),
+    minutes: Annotated[float, typer.Option(min=1, help="About how long it may take on this machine.")] = 4,
+    design: Annotated[
+        str, typer.Option(help=f"What is tried beside vanilla: an entry of the grid {DESIGNS}.")
+    ] = "shared_conv4",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of both runs; repeatable."),
+    ] = None,
+    text_key: Annotated[str, typer.Option(help="Key of the text in a JSON record.")] = "text",
+) -> None:
+    """Try it on your own text: tokenizer, two models, trained side by side, and a page that compares them.
+
+    Size and length follow from the text, the cores and --minutes, and are said first.
+
+    Example: ora-pretrain try novels/ --minutes 10
+    """
+    from data_pipeline.sources.discovery import find_all_inputs
+    from data_pipeline.tokenizing.verbs import refuse_out
+    from pretrain.config.sources import parse_overrides
+
+    refuse_out(texts, out / "shards")
+    files = find_all_inputs(texts).files
+    size = sum(int(file.size * PACKED.get(Path(file.name).suffix.lower(), 1)) for file in files)
+    if size < LEAST_BYTES:
+        raise UserError(
+            f"{', '.join(texts)}: {size / 1e6:.2f} MB of text are too little; "
+            f"give {LEAST_BYTES / 1e6:g} MB at least"
+        )
+    cores = len(os.sched_getaffinity(0))
+    own = dict(parse_overrides(settings or []))
+    trial = plan_trial(tuple(texts), size, cores, minutes, design, own, text_key)
+    amount = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e6:,.1f} MB"
+    run_trial(trial, out, f"{amount}; {cores} cores, about {minutes:g} minutes")
+
+
+def demo(
+    out: Out = Path("demo"),
+    training: Annotated[
+        bool, typer.Option("--training/--no-training", help="Train, or stop when the shards are there.")
+    ] = True,
+) -> None:
+    """Do what `try` does with text of this Python installation, on four processes: see README.
+
+    Example: ora-pretrain demo
+    """
+    placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
+    trial = Trial((str(out / "corpus"),), "demo", _baseline_and_dense(), 4096, 1, 4, placed)
+    run_trial(trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training)
+
+
+def plan_trial(
+    texts: tuple[str, ...],
+    size: int,
+    cores: int,
+    minutes: float,
+    design: str,
+    own: Mapping[str, Any],
+    text_key: str = "text",
+) -> Trial:
+    """Return the largest model of SIZES that sees a token a parameter in the time, or the smallest.
+
+    Args:
+        size: bytes of text.
+        own: {key: value} over the settings that are chosen here.
+    """
+    from pretrain.ranks.devices import MACHINE, nvidia_devices
+
+    vocab_size = 4096 if size >= 1_000_000 else 1024
+    documents = size / 16_384  # of texts that are cut; of others there are mostly more
+    held_out = min(0.5, max(0.05, 8 / documents))
+    text_tokens = size * (1 - held_out) / (3.5 if vocab_size == 4096 else 2.7)
+    work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
+    shapes = [(parameters(layers, width, vocab_size), layers, width, heads) for layers, width, heads in SIZES]
+    most = MOST_EPOCHS * text_tokens
+    fitting = (shape for shape in shapes if shape[0] <= min(work / shape[0], most))
+    count, layers, width, heads = max(fitting, default=shapes[0])
+    tokens = min(work / count, most)
+    steps = max(20, round(tokens / (BATCH * LENGTH)))
+    settings: dict[str, Any] = {
+        "model.num_layers": layers,
+        "model.hidden_size": width,
+        "model.num_attention_heads": heads,
+        "model.vocab_size": vocab_size,
+        "data.sequence_length": LENGTH,
+        "data.micro_batch_size": BATCH,
+        "data.global_batch_size": BATCH,
+        "data.validate_every": -(-steps // 4),
+        "parallel.tensor_model_parallel_size": 1,
+        "schedule.steps": steps,
+        "schedule.warmup_steps": steps // 8,
+        "checkpoint.every": -(-steps // 4),
+    }
+    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
+    enough = int(1.2 * tokens / (1 - held_out))
+    enough = 0 if 1.5 * text_tokens < max(enough, FEW_TOKENS) else max(enough, FEW_TOKENS)
+    chosen = (_designs()[0]["name"], design)
+    return Trial(texts, "text", chosen, vocab_size, jobs, 1, settings | dict(own), held_out, enough, text_key)
+
+
+def parameters(layers: int, width: int, vocab_size: int) -> int:
+    """Return about how many parameters a model has, its embedding once."""
+    return 12 * layers * width**2 + vocab_size * width
+
+
+def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None:
+    """Say what will be done, then do what is not done yet.
+
+    Raises:
+        UserError: a package or a design is missing, or `out` holds another trial.
+        typer.Exit: a step failed, which has said why, or was stopped.
+    """
+    import pretrain.study.packages  # noqa: F401
+    from pretrain.sweep.running import SignalRelay
+
+    grid, runs = _grid(trial, out), [out / "runs" / name for name in trial.designs]
+    said = _said(trial, grid)
+    _write_plan(trial, grid, out)
+    typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command goes on in {out}/")
+    signals = SignalRelay().install()
+    shards, tokenizer, keys = out / "shards", f"{out / 'tokenizer'}", ("--text-key", trial.text_key)
+    if trial.name == "demo":
+        _step("text", signals, "data_pipeline", "demo-corpus", *trial.texts)
+    vocabulary = ("--vocab-size", str(trial.vocab_size), "--sample-bytes", "20000000")
+    _step(
+        "1/4 tokenizer",
+        signals,
+        "data_pipeline",
+        "train-tokenizer",
+        *trial.texts,
+        "--out",
+        tokenizer,
+        *vocabulary,
+        *keys,
+    )
+    held_out = (
+        "--validation-fraction",
+        f"{trial.validation_fraction:.3f}",
+        "--max-tokens",
+        str(trial.max_tokens),
+    )
+    into = ("--tokenizer", f"{tokenizer}.model", "--out", str(shards), "--name", trial.name, "--workers", "2")
+    _step("2/4 tokens", signals, "data_pipeline", "tokenize", *trial.texts, *into, *held_out, *keys)
+    _step("", signals, "data_pipeline", "verify", str(shards))
+    if not training:
+        return
+    prompts = [f"--prompt={text}" for text in _prompts(shards)]
+    ranks = ("--jobs", str(trial.jobs), "--local-ranks", str(trial.local_ranks))
+    _step("3/4 training", signals, "pretrain", "sweep", str(out / "sweep.yaml"), *ranks)
+    page = out / "comparison"
+    against = ("--baseline", trial.designs[0], "--out", str(page))
+    _step("4/4 comparison", signals, "pretrain", "compare", *map(str, runs), *against, *prompts)
+    typer.echo(f"the page: {page / 'report.html'}")
+
+
+def _designs() -> list[dict[str, Any]]:
+    """Return the entries of the grid DESIGNS, every one with its name."""
+    from pretrain.sweep.grid import expand, read_grid
+
+    grid = read_grid(DESIGNS)
+    names = [run.name.partition("-seed_")[0] for run in expand(grid)]
+    return [{"name": name} | entry for name, entry in zip(names, grid.content.entries or [], strict=False)]
+
+
+def _baseline_and_dense() -> tuple[str, str]:
+    """Return the baseline and the first design without adapters that freezes."""
+    from megatron_patches.recipe.policy import VARIANTS
+
+    plain = [entry for entry in _designs() if "attention.adapters" not in entry]
+    frozen = (each for each in plain if not VARIANTS[each["attention.variant"]].trainable)
+    return plain[0]["name"], next(frozen)["name"]
+
+
+def _grid(trial: Trial, out: Path) -> dict[str, Any]:
+    """Return the sweep of both runs. Raises UserError for a design that is not known."""
+    from pretrain.config.sources import did_you_mean
+
+    entries = {entry["name"]: entry for entry in _designs()}
+    for name in trial.designs:
+        if trial.designs.count(name) > 1:
+            raise UserError(f"--design {name} is what the others are compared with; choose another")
+        if name not in entries:
+            known = did_you_mean(name, entries) or f"; they are {', '.join(entries)}"
+            raise UserError(f"--design {name} is none of the grid {DESIGNS}{known}")
+    settings = {"data.directory": str(out / "shards"), **trial.settings} if trial.settings else {}
+    return {
+        "base": "demo",
+        "directory": str(out / "runs"),
+        "set": settings,
+        "list": [entries[name] for name in trial.designs],
+    }
+
+
+def _write_plan(trial: Trial, grid: Mapping[str, Any], out: Path) -> None:
+    """Write OUT/trial.json and OUT/sweep.yaml; refuse a directory with those of another trial."""
+    import json
+
+    from pretrain.config.sources import dump_yaml
+    from pretrain.runs.directory import write_json, write_text_atomically
+
+    wanted, path = json.loads(json.dumps(asdict(trial))), out / "trial.json"
+    try:
+        before = json.loads(path.read_text()) if path.is_file() else wanted
+        differ = [key for key in wanted if before.get(key) != wanted[key]]
+        if differ:
+            raise UserError(
+                f"{out} holds a trial of other text, settings or cores (trial.json: {', '.join(differ)}); "
+                "give another --out, or delete it"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(out / "sweep.yaml", dump_yaml(grid))
+        write_json(path, wanted)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"--out {out} cannot be used: {error}; give another") from error
+
+
+def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
+    """Return what will be trained, in one sentence."""
+    from pretrain.config.load import load_config
+    from pretrain.config.sources import override_text
+
+    config = load_config(grid["base"], [override_text(key, value) for key, value in grid["set"].items()])
+    model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
+    count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
+    return (
+        f"{' beside '.join(trial.designs)}: {model.num_layers} layers of {model.hidden_size}, about "
+        f"{count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
+    )
+
+
+def _prompts(shards: Path) -> list[str]:
+    """Return the first words of a few held-out documents. Raises UserError where none is held out."""
+    import numpy as np
+
+    from data_pipeline.shards.documents import Documents
+    from data_pipeline.shards.manifest import read_manifest
+    from data_pipeline.tokenizer.tokenizer import open_tokenizer
+
+    manifest = read_manifest(shards)
+    if manifest.tokens("validation") <= LENGTH or manifest.tokens("train") <= BATCH * LENGTH:
+        raise UserError(
+            f"{shards} has {manifest.tokens('train'):,} training and {manifest.tokens('validation'):,} "
+            "held-out tokens, which are too few; give more text, or more documents (a long .txt is cut), "
+            "and another --out"
+        )
+    documents = Documents(manifest, "validation")
+    begins = documents.addresses[:-1][np.diff(documents.addresses) > PROMPT_TOKENS][:PROMPTS]
+    tokenizer = open_tokenizer(manifest.tokenizer_path)
+    rows = documents.read(documents.in_order(), begins, PROMPT_TOKENS)
+    texts = [tokenizer.decode(row.tolist()).replace("\0", "") for row in rows]
+    return [text for text in texts if text.strip()]
+
+
+def _step(title: str, signals: SignalRelay, *arguments: str) -> None:
+    """Run `python -m ARGUMENTS`; a signal goes on to it, and ends the trial with it."""
+    from pretrain.ranks.launch import prepare_child
+
+    if title:
+        typer.echo(f"\n{title}")
+    command = [sys.executable, "-m", *arguments]
+    process = subprocess.Popen(command, preexec_fn=prepare_child)
+    while process.poll() is None:
+        signals.pass_on([process])
+        time.sleep(0.05)
+    if signals.received:
+        typer.echo(f"{signal.Signals(signals.received[0]).name}: stopped; the same command goes on from here")
+        raise typer.Exit(128 + signals.received[0])
+    if process.returncode:
+        typer.echo(f"this step failed: python {shlex.join(command[1:])}", err=True)
+        raise typer.Exit(process.returncode if process.returncode > 0 else 1)

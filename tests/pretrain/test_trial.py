@@ -1,0 +1,122 @@
+"""`try` and `demo`: what follows from the text, the cores and the time, and what is refused at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from data_pipeline.errors import DataError
+from pretrain.__main__ import app
+from pretrain.config.load import load_config
+from pretrain.config.sources import override_text
+from pretrain.errors import UserError
+from pretrain.sweep.grid import expand, read_grid
+from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_plan, parameters, plan_trial
+
+WORDS = "It was the best of times, it was the worst of times.\n\n"
+
+
+def text_file(path: Path, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text((WORDS * (size // len(WORDS) + 1))[:size])
+    return path
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert isinstance(result.exception, (UserError, DataError)), result.output
+    return str(result.exception)
+
+
+def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
+    return plan_trial(("x",), size, cores, minutes, "shared_conv4", own)
+
+
+def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_read_for_ever() -> None:
+    steps = [
+        planned(size, cores, minutes).settings["schedule.steps"]
+        for size, cores, minutes in ((10**7, 2, 4), (10**7, 2, 20), (10**7, 8, 20), (400_000, 8, 20))
+    ]
+    assert steps[0] < steps[1] < steps[2] > steps[3]
+    few = planned(LEAST_BYTES, 64, 600)
+    assert few.settings["schedule.steps"] * 8 * 128 < 11 * LEAST_BYTES / 2.7 * (1 - few.validation_fraction)
+    assert planned(10**9, 64, 24 * 60).settings["model.hidden_size"] == SIZES[-1][1]
+    assert few.settings["model.hidden_size"] == SIZES[0][1]
+
+
+def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
+    """About eight of texts that are cut, at most half; of a long text no more is read than needed."""
+    fractions = [planned(size, 2, 4).validation_fraction for size in (LEAST_BYTES, 10**6, 10**7)]
+    assert fractions == [0.5, 8 * 16_384 / 10**6, 0.05]
+    assert [planned(size, 2, 4).max_tokens for size in (10**7, 10**9)] == [0, 20_000_000]
+
+
+def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_speed() -> None:
+    """`make demo` trained 2 × 491,520 tokens of 1.3 M parameters in about 150 s: 6.5e3 tokens a second."""
+    trial = planned(3_000_000, 2, 4)
+    tokens = 2 * trial.settings["schedule.steps"] * 8 * 128
+    assert parameters(4, 128, 4096) == 1_310_720
+    assert tokens / 6.5e3 < 5 * 60 - 75
+
+
+def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
+    trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
+    grid = _grid(trial, tmp_path)
+    _write_plan(trial, grid, tmp_path)
+    runs = expand(read_grid(str(tmp_path / "sweep.yaml")))
+    assert [run.name for run in runs] == ["vanilla", "shared_conv4"]
+    configs = [load_config("demo", run.overrides()) for run in runs]
+    assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
+    assert all(config.total_steps == 7 for config in configs)
+    assert configs[0].policy().trainable and not configs[1].policy().trainable
+    assert configs[1].attention.adapters == ("short_convolution", "query_key_bias", "channel_scale")
+    assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
+    assert _said(trial, grid).startswith(
+        "vanilla beside shared_conv4: 4 layers of 128, about 1.3 M parameters, 7 "
+    )
+    _write_plan(trial, grid, tmp_path)  # again: goes on
+    with pytest.raises(UserError, match=r"holds a trial of other text.*trial.json: settings.*another --out"):
+        _write_plan(planned(10**6, 2, 9), grid, tmp_path)
+
+
+def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs are those that pages name, so what an older `make demo` has trained is not trained again."""
+    monkeypatch.chdir(tmp_path)
+    trials: list[Trial] = []
+    monkeypatch.setattr("pretrain.trial.run_trial", lambda trial, *_: trials.append(trial))
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
+    (trial,) = trials
+    _write_plan(trial, _grid(trial, Path("demo")), Path("demo"))
+    runs = expand(read_grid("demo/sweep.yaml"))
+    for run, variant in zip(runs, ("vanilla", "orthogonal"), strict=True):
+        plain = [override_text("attention.variant", variant), f"run.name={variant}"]
+        assert load_config("demo", run.overrides()).resolved() == load_config("demo", plain).resolved()
+
+
+def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
+    short, text, out = (
+        text_file(tmp_path / "s.txt", 50_000),
+        text_file(tmp_path / "in/t.md", 400_000),
+        tmp_path / "out",
+    )
+    assert refused("try", str(short), "--out", str(out)).endswith(
+        "s.txt: 0.05 MB of text are too little; give 0.2 MB at least"
+    )
+    assert "did you mean 'shared_conv4'?" in refused(
+        "try", str(text), "--design", "shared_conv", "--out", str(out)
+    )
+    assert "choose another" in refused("try", str(text), "--design", "vanilla", "--out", str(out))
+    assert "schedule.step" in refused("try", str(text), "--set", "schedule.step=5", "--out", str(out))
+    assert "lies inside the input directory" in refused(
+        "try", str(text.parent), "--out", str(text.parent / "out")
+    )
+    assert "unknown ending" in refused("try", str(text_file(tmp_path / "x.docx", 10)), "--out", str(out))
+    assert "does not exist" in refused("try", str(tmp_path / "none.txt"), "--out", str(out))
+    assert not out.exists()
+    out.mkdir()
+    (out / "trial.json").write_text(json.dumps(["torn"]))
+    assert "cannot be used" in refused("try", str(text), "--out", str(out))
