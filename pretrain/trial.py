@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,8 +112,11 @@ def demo(
 
     Example: ora-pretrain demo
     """
+    from pretrain.config.load import load_config
+
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
-    trial = Trial((str(out / "corpus"),), "demo", _baseline_and_dense(), 4096, 1, 4, placed)
+    designs = (_designs()[0]["name"], load_config("demo").attention.variant)
+    trial = Trial((str(out / "corpus"),), "demo", designs, 4096, 1, 4, placed)
     run_trial(trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training)
 
 
@@ -182,8 +185,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     from pretrain.sweep.running import SignalRelay
 
     grid, runs = _grid(trial, out), [out / "runs" / name for name in trial.designs]
-    said = _said(trial, grid)
-    _write_plan(trial, grid, out)
+    said, plan = _said(trial, grid), _write_grid(grid, out)
     typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command goes on in {out}/")
     signals = SignalRelay().install()
     shards, tokenizer, keys = out / "shards", f"{out / 'tokenizer'}", ("--text-key", trial.text_key)
@@ -214,7 +216,7 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
         return
     prompts = [f"--prompt={text}" for text in _prompts(shards)]
     ranks = ("--jobs", str(trial.jobs), "--local-ranks", str(trial.local_ranks))
-    _step("3/4 training", signals, "pretrain", "sweep", str(out / "sweep.yaml"), *ranks)
+    _step("3/4 training", signals, "pretrain", "sweep", str(plan), *ranks)
     page = out / "comparison"
     against = ("--baseline", trial.designs[0], "--out", str(page))
     _step("4/4 comparison", signals, "pretrain", "compare", *map(str, runs), *against, *prompts)
@@ -228,15 +230,6 @@ def _designs() -> list[dict[str, Any]]:
     grid = read_grid(DESIGNS)
     names = [run.name.partition("-seed_")[0] for run in expand(grid)]
     return [{"name": name} | entry for name, entry in zip(names, grid.content.entries or [], strict=False)]
-
-
-def _baseline_and_dense() -> tuple[str, str]:
-    """Return the baseline and the first design without adapters that freezes."""
-    from megatron_patches.recipe.policy import VARIANTS
-
-    plain = [entry for entry in _designs() if "attention.adapters" not in entry]
-    frozen = (each for each in plain if not VARIANTS[each["attention.variant"]].trainable)
-    return plain[0]["name"], next(frozen)["name"]
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
@@ -259,27 +252,23 @@ def _grid(trial: Trial, out: Path) -> dict[str, Any]:
     }
 
 
-def _write_plan(trial: Trial, grid: Mapping[str, Any], out: Path) -> None:
-    """Write OUT/trial.json and OUT/sweep.yaml; refuse a directory with those of another trial."""
-    import json
-
+def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
+    """Write OUT/sweep.yaml and return its path. Raises UserError where that is of another trial."""
     from pretrain.config.sources import dump_yaml
-    from pretrain.runs.directory import write_json, write_text_atomically
+    from pretrain.runs.directory import write_text_atomically
 
-    wanted, path = json.loads(json.dumps(asdict(trial))), out / "trial.json"
+    path, text = out / "sweep.yaml", dump_yaml(grid)
     try:
-        before = json.loads(path.read_text()) if path.is_file() else wanted
-        differ = [key for key in wanted if before.get(key) != wanted[key]]
-        if differ:
+        if path.is_file() and path.read_text() != text:
             raise UserError(
-                f"{out} holds a trial of other text, settings or cores (trial.json: {', '.join(differ)}); "
-                "give another --out, or delete it"
+                f"{path} is of another size of text, design, setting, time or number of cores; give another "
+                f"--out, or delete {out}"
             )
         out.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(out / "sweep.yaml", dump_yaml(grid))
-        write_json(path, wanted)
-    except (OSError, ValueError, AttributeError) as error:
+        write_text_atomically(path, text)
+    except (OSError, ValueError) as error:
         raise UserError(f"--out {out} cannot be used: {error}; give another") from error
+    return path
 
 
 def _said(trial: Trial, grid: Mapping[str, Any]) -> str:

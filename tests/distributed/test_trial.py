@@ -46,4 +46,4 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     page = (tmp_path / "trial/comparison/report.html").read_text()
     assert "Text of the models" in page and page.count("<svg") >= 5
     other = tried("--minutes", "9")
-    assert other.returncode == 2 and other.stderr.startswith("error: trial holds a trial of other text")
+    assert other.returncode == 2 and other.stderr.startswith("error: trial/sweep.yaml is of another")

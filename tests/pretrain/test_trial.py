@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.errors import UserError
 from pretrain.sweep.grid import expand, read_grid
-from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_plan, parameters, plan_trial
+from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_trial
 
 WORDS = "It was the best of times, it was the worst of times.\n\n"
 
@@ -66,8 +65,7 @@ def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_spee
 def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     trial = planned(10**6, 2, 4, **{"schedule.steps": 7, "schedule.warmup_steps": 1})
     grid = _grid(trial, tmp_path)
-    _write_plan(trial, grid, tmp_path)
-    runs = expand(read_grid(str(tmp_path / "sweep.yaml")))
+    runs = expand(read_grid(str(_write_grid(grid, tmp_path))))
     assert [run.name for run in runs] == ["vanilla", "shared_conv4"]
     configs = [load_config("demo", run.overrides()) for run in runs]
     assert [config.run_path for config in configs] == [tmp_path / "runs" / run.name for run in runs]
@@ -78,9 +76,9 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     assert _said(trial, grid).startswith(
         "vanilla beside shared_conv4: 4 layers of 128, about 1.3 M parameters, 7 "
     )
-    _write_plan(trial, grid, tmp_path)  # again: goes on
-    with pytest.raises(UserError, match=r"holds a trial of other text.*trial.json: settings.*another --out"):
-        _write_plan(planned(10**6, 2, 9), grid, tmp_path)
+    _write_grid(grid, tmp_path)  # again: goes on
+    with pytest.raises(UserError, match=r"sweep.yaml is of another size of text.*; give another --out"):
+        _write_grid(_grid(planned(10**6, 2, 9), tmp_path), tmp_path)
 
 
 def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +88,7 @@ def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("pretrain.trial.run_trial", lambda trial, *_: trials.append(trial))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     (trial,) = trials
-    _write_plan(trial, _grid(trial, Path("demo")), Path("demo"))
-    runs = expand(read_grid("demo/sweep.yaml"))
+    runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))
     for run, variant in zip(runs, ("vanilla", "orthogonal"), strict=True):
         plain = [override_text("attention.variant", variant), f"run.name={variant}"]
         assert load_config("demo", run.overrides()).resolved() == load_config("demo", plain).resolved()
@@ -117,6 +114,5 @@ def test_what_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert "unknown ending" in refused("try", str(text_file(tmp_path / "x.docx", 10)), "--out", str(out))
     assert "does not exist" in refused("try", str(tmp_path / "none.txt"), "--out", str(out))
     assert not out.exists()
-    out.mkdir()
-    (out / "trial.json").write_text(json.dumps(["torn"]))
+    out.write_text("a file")
     assert "cannot be used" in refused("try", str(text), "--out", str(out))
