@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,8 +37,8 @@ FEW_TOKENS = 20_000_000
 """So many take seconds to make; of a longer text, only what is needed is taken."""
 SIZES = ((4, 128, 4), (6, 256, 8), (8, 512, 8))
 """(layers, hidden size, heads), by size."""
-PACKED = {".zst": 4.0, ".zstd": 4.0, ".gz": 3.0, ".xz": 4.0, ".parquet": 2.0}
-"""Bytes of text in a byte of such files, about."""
+PLAIN, PACKED = (".txt", ".md", ".jsonl", ".ndjson"), 3
+"""Endings of files that are not packed, and about how many bytes of text are in a byte of the others."""
 DESIGNS = "demo_frozen_designs"
 """The grid whose entries are the designs; the first is the baseline."""
 PROMPTS, PROMPT_TOKENS = 2, 12
@@ -47,18 +48,16 @@ Out = Annotated[Path, typer.Option(help="Directory for all that is made; the sam
 
 @dataclass(frozen=True)
 class Trial:
-    """What the steps are told. `settings` are those of both runs, over the config `demo`."""
+    """What the steps are told: options of theirs, and `settings` of both runs, over the config `demo`."""
 
     texts: tuple[str, ...]
     name: str
     designs: tuple[str, ...]
-    vocab_size: int
     jobs: int
     local_ranks: int
+    of_tokenizer: tuple[str, ...]
+    of_shards: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    validation_fraction: float = 0.05
-    max_tokens: int = 0
-    text_key: str = "text"
 
 
 def try_(
@@ -86,18 +85,23 @@ def try_(
     from data_pipeline.sources.discovery import find_all_inputs
     from data_pipeline.tokenizing.verbs import refuse_out
     from pretrain.config.sources import parse_overrides
+    from pretrain.ranks.devices import MACHINE, nvidia_devices
 
     refuse_out(texts, out / "shards")
     files = find_all_inputs(texts).files
-    size = sum(int(file.size * PACKED.get(Path(file.name).suffix.lower(), 1)) for file in files)
+    size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in files)
     if size < LEAST_BYTES:
         raise UserError(
             f"{', '.join(texts)}: {size / 1e6:.2f} MB of text are too little; "
             f"give {LEAST_BYTES / 1e6:g} MB at least"
         )
     cores = len(os.sched_getaffinity(0))
-    own = dict(parse_overrides(settings or []))
-    trial = plan_trial(tuple(texts), size, cores, minutes, design, own, text_key)
+    planned, *options = plan_sizes(size, cores, minutes)
+    of_tokenizer, of_shards = ((*each, f"--text-key={text_key}") for each in options)
+    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
+    both = planned | dict(parse_overrides(settings or []))
+    designs = (next(iter(_designs())), design)
+    trial = Trial(tuple(texts), "text", designs, jobs, 1, of_tokenizer, of_shards, both)
     amount = f"{len(files)} file{'s' if len(files) > 1 else ''}, {size / 1e6:,.1f} MB"
     run_trial(trial, out, f"{amount}; {cores} cores, about {minutes:g} minutes")
 
@@ -115,38 +119,28 @@ def demo(
     from pretrain.config.load import load_config
 
     placed = {} if out == Path("demo") else {"data.directory": str(out / "shards")}
-    designs = (_designs()[0]["name"], load_config("demo").attention.variant)
-    trial = Trial((str(out / "corpus"),), "demo", designs, 4096, 1, 4, placed)
+    designs = (next(iter(_designs())), load_config("demo").attention.variant)
+    trial = Trial((str(out / "corpus"),), "demo", designs, 1, 4, ("--vocab-size=4096",), settings=placed)
     run_trial(trial, out, "the documentation in this Python, 2.4 MB; three minutes on two cores", training)
 
 
-def plan_trial(
-    texts: tuple[str, ...],
-    size: int,
-    cores: int,
-    minutes: float,
-    design: str,
-    own: Mapping[str, Any],
-    text_key: str = "text",
-) -> Trial:
-    """Return the largest model of SIZES that sees a token a parameter in the time, or the smallest.
+def plan_sizes(
+    size: int, cores: int, minutes: float
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Return settings of the runs, options of train-tokenizer, and options of tokenize, for `size` bytes.
 
-    Args:
-        size: bytes of text.
-        own: {key: value} over the settings that are chosen here.
+    The model is the largest of SIZES that sees a token a parameter in the time, or the smallest.
     """
-    from pretrain.ranks.devices import MACHINE, nvidia_devices
-
     vocab_size = 4096 if size >= 1_000_000 else 1024
     documents = size / 16_384  # of texts that are cut; of others there are mostly more
     held_out = min(0.5, max(0.05, 8 / documents))
     text_tokens = size * (1 - held_out) / (3.5 if vocab_size == 4096 else 2.7)
     work = PARAMETERS_TOKENS * cores / 2 * max(30.0, 60 * minutes - OTHER_SECONDS)
     shapes = [(parameters(layers, width, vocab_size), layers, width, heads) for layers, width, heads in SIZES]
-    most = MOST_EPOCHS * text_tokens
-    fitting = (shape for shape in shapes if shape[0] <= min(work / shape[0], most))
+    epochs = MOST_EPOCHS * text_tokens
+    fitting = (shape for shape in shapes if shape[0] <= min(work / shape[0], epochs))
     count, layers, width, heads = max(fitting, default=shapes[0])
-    tokens = min(work / count, most)
+    tokens = min(work / count, epochs)
     steps = max(20, round(tokens / (BATCH * LENGTH)))
     settings: dict[str, Any] = {
         "model.num_layers": layers,
@@ -162,11 +156,13 @@ def plan_trial(
         "schedule.warmup_steps": steps // 8,
         "checkpoint.every": -(-steps // 4),
     }
-    jobs = 2 if cores > 1 and not nvidia_devices(MACHINE) else 1
-    enough = int(1.2 * tokens / (1 - held_out))
-    enough = 0 if 1.5 * text_tokens < max(enough, FEW_TOKENS) else max(enough, FEW_TOKENS)
-    chosen = (_designs()[0]["name"], design)
-    return Trial(texts, "text", chosen, vocab_size, jobs, 1, settings | dict(own), held_out, enough, text_key)
+    enough = max(FEW_TOKENS, int(1.2 * tokens / (1 - held_out)))
+    most = enough if text_tokens > enough else 0
+    return (
+        settings,
+        (f"--vocab-size={vocab_size}", "--sample-bytes=20000000"),
+        (f"--validation-fraction={held_out:.3f}", f"--max-tokens={most}"),
+    )
 
 
 def parameters(layers: int, width: int, vocab_size: int) -> int:
@@ -184,59 +180,45 @@ def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None
     import pretrain.study.packages  # noqa: F401
     from pretrain.sweep.running import SignalRelay
 
-    grid, runs = _grid(trial, out), [out / "runs" / name for name in trial.designs]
+    grid, texts, shards = _grid(trial, out), trial.texts, str(out / "shards")
     said, plan = _said(trial, grid), _write_grid(grid, out)
     typer.echo(f"text: {what}\n{said}\nCtrl-C stops; the same command goes on in {out}/")
-    signals = SignalRelay().install()
-    shards, tokenizer, keys = out / "shards", f"{out / 'tokenizer'}", ("--text-key", trial.text_key)
+    step, prefix = partial(_step, SignalRelay().install()), out / "tokenizer"
     if trial.name == "demo":
-        _step("text", signals, "data_pipeline", "demo-corpus", *trial.texts)
-    vocabulary = ("--vocab-size", str(trial.vocab_size), "--sample-bytes", "20000000")
-    _step(
-        "1/4 tokenizer",
-        signals,
-        "data_pipeline",
-        "train-tokenizer",
-        *trial.texts,
-        "--out",
-        tokenizer,
-        *vocabulary,
-        *keys,
-    )
-    held_out = (
-        "--validation-fraction",
-        f"{trial.validation_fraction:.3f}",
-        "--max-tokens",
-        str(trial.max_tokens),
-    )
-    into = ("--tokenizer", f"{tokenizer}.model", "--out", str(shards), "--name", trial.name, "--workers", "2")
-    _step("2/4 tokens", signals, "data_pipeline", "tokenize", *trial.texts, *into, *held_out, *keys)
-    _step("", signals, "data_pipeline", "verify", str(shards))
+        step("text", "data_pipeline demo-corpus", *texts)
+    step("1/4 tokenizer", "data_pipeline train-tokenizer", *texts, f"--out={prefix}", *trial.of_tokenizer)
+    into = (f"--tokenizer={prefix}.model", f"--out={shards}", f"--name={trial.name}", "--workers=2")
+    step("2/4 tokens", "data_pipeline tokenize", *texts, *into, *trial.of_shards)
+    step("", "data_pipeline verify", shards)
     if not training:
         return
-    prompts = [f"--prompt={text}" for text in _prompts(shards)]
-    ranks = ("--jobs", str(trial.jobs), "--local-ranks", str(trial.local_ranks))
-    _step("3/4 training", signals, "pretrain", "sweep", str(plan), *ranks)
-    page = out / "comparison"
-    against = ("--baseline", trial.designs[0], "--out", str(page))
-    _step("4/4 comparison", signals, "pretrain", "compare", *map(str, runs), *against, *prompts)
+    prompts = [f"--prompt={text}" for text in _prompts(out / "shards")]
+    step(
+        "3/4 training",
+        "pretrain sweep",
+        str(plan),
+        f"--jobs={trial.jobs}",
+        f"--local-ranks={trial.local_ranks}",
+    )
+    page, runs = out / "comparison", [str(out / "runs" / name) for name in trial.designs]
+    against = (f"--baseline={trial.designs[0]}", f"--out={page}")
+    step("4/4 comparison", "pretrain compare", *runs, *against, *prompts)
     typer.echo(f"the page: {page / 'report.html'}")
 
 
-def _designs() -> list[dict[str, Any]]:
-    """Return the entries of the grid DESIGNS, every one with its name."""
-    from pretrain.sweep.grid import expand, read_grid
+def _designs() -> dict[str, dict[str, Any]]:
+    """Return {name: entry} of the grid DESIGNS."""
+    from pretrain.sweep.grid import read_grid
 
-    grid = read_grid(DESIGNS)
-    names = [run.name.partition("-seed_")[0] for run in expand(grid)]
-    return [{"name": name} | entry for name, entry in zip(names, grid.content.entries or [], strict=False)]
+    entries = read_grid(DESIGNS).content.entries or []
+    return {entry.get("name", entry["attention.variant"]): entry for entry in entries}
 
 
 def _grid(trial: Trial, out: Path) -> dict[str, Any]:
     """Return the sweep of both runs. Raises UserError for a design that is not known."""
     from pretrain.config.sources import did_you_mean
 
-    entries = {entry["name"]: entry for entry in _designs()}
+    entries = _designs()
     for name in trial.designs:
         if trial.designs.count(name) > 1:
             raise UserError(f"--design {name} is what the others are compared with; choose another")
@@ -308,13 +290,13 @@ def _prompts(shards: Path) -> list[str]:
     return [text for text in texts if text.strip()]
 
 
-def _step(title: str, signals: SignalRelay, *arguments: str) -> None:
-    """Run `python -m ARGUMENTS`; a signal goes on to it, and ends the trial with it."""
+def _step(signals: SignalRelay, title: str, verb: str, *arguments: str) -> None:
+    """Run `python -m VERB ARGUMENTS`; a signal goes on to it, and ends the trial with it."""
     from pretrain.ranks.launch import prepare_child
 
     if title:
         typer.echo(f"\n{title}")
-    command = [sys.executable, "-m", *arguments]
+    command = [sys.executable, "-m", *verb.split(), *arguments]
     process = subprocess.Popen(command, preexec_fn=prepare_child)
     while process.poll() is None:
         signals.pass_on([process])

@@ -14,7 +14,7 @@ from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.errors import UserError
 from pretrain.sweep.grid import expand, read_grid
-from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_trial
+from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_sizes
 
 WORDS = "It was the best of times, it was the worst of times.\n\n"
 
@@ -32,7 +32,8 @@ def refused(*words: str) -> str:
 
 
 def planned(size: int, cores: int, minutes: float, **own: Any) -> Trial:
-    return plan_trial(("x",), size, cores, minutes, "shared_conv4", own)
+    settings, of_tokenizer, of_shards = plan_sizes(size, cores, minutes)
+    return Trial(("x",), "text", ("vanilla", "shared_conv4"), 2, 1, of_tokenizer, of_shards, settings | own)
 
 
 def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_read_for_ever() -> None:
@@ -42,16 +43,17 @@ def test_more_time_and_more_cores_train_on_more_tokens_but_few_texts_are_not_rea
     ]
     assert steps[0] < steps[1] < steps[2] > steps[3]
     few = planned(LEAST_BYTES, 64, 600)
-    assert few.settings["schedule.steps"] * 8 * 128 < 11 * LEAST_BYTES / 2.7 * (1 - few.validation_fraction)
+    assert few.settings["schedule.steps"] * 8 * 128 < 11 * LEAST_BYTES / 2.7 / 2
     assert planned(10**9, 64, 24 * 60).settings["model.hidden_size"] == SIZES[-1][1]
     assert few.settings["model.hidden_size"] == SIZES[0][1]
 
 
 def test_the_fewer_the_documents_the_more_of_them_are_held_out() -> None:
     """About eight of texts that are cut, at most half; of a long text no more is read than needed."""
-    fractions = [planned(size, 2, 4).validation_fraction for size in (LEAST_BYTES, 10**6, 10**7)]
-    assert fractions == [0.5, 8 * 16_384 / 10**6, 0.05]
-    assert [planned(size, 2, 4).max_tokens for size in (10**7, 10**9)] == [0, 20_000_000]
+    options = [planned(size, 2, 4).of_shards[:2] for size in (LEAST_BYTES, 10**6, 10**7, 10**9)]
+    fractions = [float(fraction.partition("=")[2]) for fraction, _ in options]
+    assert fractions == [0.5, round(8 * 16_384 / 10**6, 3), 0.05, 0.05]
+    assert [most for _, most in options] == [*["--max-tokens=0"] * 3, "--max-tokens=20000000"]
 
 
 def test_the_default_is_done_in_five_minutes_on_two_cores_at_half_the_demos_speed() -> None:
