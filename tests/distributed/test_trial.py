@@ -38,11 +38,10 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     assert said[1].startswith("vanilla beside shared_conv4: 2 layers of 32") and "6 steps" in said[1]
     assert said[-1] == "the page: trial/comparison/report.html"
     content = json.loads((tmp_path / "trial/comparison/comparison.json").read_text())
-    assert [text["variant"] for text in content["texts"]] == [
-        each["name"] for each in content["variants"]
-    ] * 2
+    names = [variant["name"] for variant in content["variants"]]
+    assert [text["variant"] for text in content["texts"]] == [name for name in names for _ in range(2)]
     prompts = [text["prompt"] for text in content["texts"]]
-    assert prompts[0] == prompts[1] != prompts[2] == prompts[3]
+    assert prompts[:2] == prompts[2:] and prompts[0] != prompts[1]
     page = (tmp_path / "trial/comparison/report.html").read_text()
     assert "Text of the models" in page and page.count("<svg") >= 5
     other = tried("--minutes", "9")
