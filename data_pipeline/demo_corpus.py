@@ -48,9 +48,7 @@ class Corpus:
 def build_corpus(directory: Path, num_files: int) -> Corpus:
     """Write `num_files` files to `directory`, unless the same ones are there.
 
-    Raises:
-        DataError: the installation lacks the pydoc topics, or has under 1.5 MB of usable text; the directory
-            holds something else.
+    DataError: the installation has too little text, or the directory holds something else.
     """
     if num_files < 1:
         raise DataError(f"--files {num_files} must be at least 1")
@@ -112,11 +110,7 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
 
 
 def collect_documents(library: Path) -> list[tuple[str, str]]:
-    """Collect (source, text) of every document in the standard library at `library`, in a fixed order.
-
-    Raises:
-        DataError: the pydoc topics are missing.
-    """
+    """Collect (source, text) of every document in the standard library at `library`, in a fixed order."""
     topics_path = library / "pydoc_data" / "topics.py"
     if not topics_path.is_file():
         raise DataError(

@@ -133,9 +133,7 @@ class Lease:
     def __enter__(self) -> Lease:
         """Create the lease, after removing one whose holder is gone.
 
-        Raises:
-            BusyError: another process holds the lease, and has not let go while this one waited.
-            OSError: the file cannot be written.
+        BusyError: another process holds the lease, and has not let go while this one waited.
         """
         deadline = time.monotonic() + self._wait
         pause = 0.01
@@ -173,20 +171,12 @@ class Lease:
         return self._lost
 
     def holder(self) -> Holder | None:
-        """Return the present holder, if there is one.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the present holder, if there is one."""
         seen = self._look()
         return seen.holder if seen is not None else None
 
     def age(self) -> float | None:
-        """Return the seconds since the last renewal, by the file server's clock; None without a holder.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the seconds since the last renewal, by the file server's clock; None without a holder."""
         try:
             return self._server_time() - os.stat(self._path).st_mtime
         except FileNotFoundError:

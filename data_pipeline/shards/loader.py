@@ -31,11 +31,7 @@ class Loader:
     """
 
     def __init__(self, samples: Samples, workers: int) -> None:
-        """Start the threads.
-
-        Args:
-            workers: threads; with 0, blocks are read when they are asked for.
-        """
+        """Start the threads; with 0 workers, blocks are read when they are asked for."""
         self._samples = samples
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "loader") if workers else None
@@ -46,9 +42,6 @@ class Loader:
 
         Args:
             following: the numbers of the next calls; earlier announcements beside them are dropped.
-
-        Raises:
-            DataError: reading raised it, in this call or in a thread.
         """
         if self._pool is None:
             return self._samples.blocks(numbers)

@@ -140,11 +140,7 @@ class Manifest:
         return shards
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
-        """Return the shards of a split, or of one source of the split.
-
-        Raises:
-            DataError: no such split.
-        """
+        """Return the shards of a split, or of one source of the split; DataError if none is called so."""
         _check_split(split)
         if source is not None:
             return self._by_source.get((split, source), [])
@@ -199,8 +195,7 @@ def write_manifest(manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a finished shard directory.
 
-    Raises:
-        DataError: the directory or its manifest is missing, unreadable or of another format version.
+    DataError: the directory or its manifest is missing, unreadable or of another format version.
     """
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
@@ -238,11 +233,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def shard_from_json(value: dict[str, Any]) -> Shard:
-    """Make a shard of the value that `asdict` and JSON made of it.
-
-    Raises:
-        TypeError, KeyError: the value is no shard.
-    """
+    """Make a shard of the value that `asdict` and JSON made of it; TypeError or KeyError if it is none."""
     lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
     if not all(type(number) is int for numbers in lists.values() for number in numbers):
         raise TypeError("units should be numbers")
@@ -250,11 +241,7 @@ def shard_from_json(value: dict[str, Any]) -> Shard:
 
 
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
-    """Make a flat dataclass of a JSON object; every field must be there with its type, and no other.
-
-    Raises:
-        TypeError: a field is missing, unknown or of another type.
-    """
+    """Make a flat dataclass of a JSON object; TypeError unless it has just the fields, with their types."""
     result = kind(**value)
     for entry in fields(kind):  # type: ignore[arg-type]
         if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
@@ -266,10 +253,8 @@ def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
     """Check cheaply that the directory is what its manifest says, as training does at its start.
 
     Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too
-    where the token files are under 256 MiB together, or under `hash_everything`.
-
-    Raises:
-        DataError: names the first file that differs.
+    where the token files are under 256 MiB together, or under `hash_everything`. DataError names the first
+    file that differs.
     """
     for file in expected_files(manifest, hash_everything):
         if problem := file_problem(*file):

@@ -24,11 +24,7 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
-    """Turn weights into shares that sum to 1; a float counts as the short fraction that it is written as.
-
-    Raises:
-        DataError: a weight is not above 0 and finite.
-    """
+    """Turn weights above 0, else DataError, into shares that sum to 1; a float counts as it is written."""
     for weight in weights:
         if not (weight > 0 and math.isfinite(weight)):
             raise DataError(f"weight {weight} must be a number above 0")
@@ -48,14 +44,7 @@ class Proportions:
     """Endless order of a blend's members."""
 
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
-        """Make the table.
-
-        Args:
-            weights: of each member, in any unit.
-
-        Raises:
-            DataError: a weight is not above 0.
-        """
+        """Make the table of members with these weights, in any unit."""
         self.quotas = _quotas(exact_shares(weights))
         """Of every sum(quotas) samples each member gives this many."""
         self._members = _earliest_deadline_first(self.quotas)

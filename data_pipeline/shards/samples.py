@@ -52,9 +52,6 @@ class TrainingSamples:
             source: only this source's documents; None: all.
             salt: makes the order another one; members of a blend have different salts.
             forget_after: reads of documents after which their pages leave the process's memory.
-
-        Raises:
-            DataError: the split has too few tokens for one sample, or a shard cannot be opened.
         """
         self.sequence_length = sequence_length
         self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
@@ -83,11 +80,7 @@ class TrainingSamples:
         return result
 
     def epoch(self, number: int) -> Epoch:
-        """Return the order of epoch `number`: from memory, from the cache, or made now.
-
-        Raises:
-            DataError: the cache cannot be written.
-        """
+        """Return the order of epoch `number`: from memory, from the cache, or made now."""
         with self._lock:
             if number not in self._epochs:
                 # A batch may cross into the next epoch; more than two at once are never needed.
@@ -122,11 +115,7 @@ class ValidationSamples:
         max_samples: int,
         split: str = "validation",
     ) -> None:
-        """Open the shards.
-
-        Raises:
-            DataError: unknown source, or too few tokens for one block.
-        """
+        """Open the shards; DataError if a directory lacks the source, or tokens for one block of it."""
         manifests = manifest if isinstance(manifest, list) else [manifest]
         if max_samples < 1:
             raise DataError(f"max_samples {max_samples} must be at least 1")
@@ -151,11 +140,7 @@ class ValidationSamples:
         return int(self._first[-1])
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers below len() -> [n, sequence_length + 1] ids, int64.
-
-        Raises:
-            IndexError: a number is not below len().
-        """
+        """Read samples: [n] numbers below len(), else IndexError -> [n, sequence_length + 1] ids, int64."""
         if len(sample_numbers) and int(sample_numbers.max()) >= len(self):
             raise IndexError(f"validation sample {int(sample_numbers.max())} of {len(self)}")
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)

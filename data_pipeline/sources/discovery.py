@@ -77,22 +77,13 @@ class InputFile:
         return self.path.version if isinstance(self.path, RemoteObject) else ""
 
     def open(self) -> BinaryIO:
-        """Open the bytes, unbuffered.
-
-        Raises:
-            OSError: the file cannot be opened.
-            DataError: the object cannot be read, or has changed.
-        """
+        """Open the bytes, unbuffered; DataError if an object has changed."""
         if isinstance(self.path, RemoteObject):
             return cast(BinaryIO, self.path.open())
         return cast(BinaryIO, open(self.path, "rb", buffering=0))
 
     def check_unchanged(self) -> None:
-        """Check that an object has not changed. (A file's bytes are hashed when they are read.)
-
-        Raises:
-            DataError: the object has changed.
-        """
+        """Raise DataError if an object has changed. (A file's bytes are hashed when they are read.)"""
         if isinstance(self.path, RemoteObject):
             self.path.check_unchanged()
 
@@ -185,11 +176,7 @@ def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
 
 
 def parse_chunks(text: str) -> frozenset[int]:
-    """Read a list of chunks: `1,3-5` -> {1, 3, 4, 5}.
-
-    Raises:
-        DataError: not such a list.
-    """
+    """Read a list of chunks, `1,3-5` -> {1, 3, 4, 5}; DataError if it is none."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)

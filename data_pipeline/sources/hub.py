@@ -86,11 +86,7 @@ class Wanted:
     fraction: float = 1.0
 
     def choose(self, files: list[RemoteFile], source: HubSource, where: str) -> list[RemoteFile]:
-        """Return the wanted files, sorted by name.
-
-        Raises:
-            DataError: a pattern matches nothing, a chunk is missing, or the fraction is impossible.
-        """
+        """Return the wanted files, sorted by name; DataError if a pattern or a chunk has none."""
         if not 0 < self.fraction <= 1:
             raise DataError(f"--fraction {self.fraction} must be above 0 and at most 1")
         patterns = self.include or tuple(
@@ -190,10 +186,7 @@ def take_from_mirror(
     """Link, not copy, the wanted files from a directory that has them under the hub's names.
 
     If the mirror has a download.json, its files are checked against that and its commit is kept; otherwise
-    their hashes are recorded as they are.
-
-    Raises:
-        DataError: the mirror lacks the files, or has others than its own download.json says.
+    their hashes are recorded as they are. DataError: the mirror lacks files, or has others than it says.
     """
     source = _source(name, None, directory, workers)
     if not mirror.is_dir():
@@ -248,11 +241,7 @@ def write_download(directory: Path, download: Download, finished: bool) -> None:
 
 
 def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None:
-    """Read DIR/download.json; None if there is none.
-
-    Raises:
-        DataError: the file is no such record.
-    """
+    """Read DIR/download.json; None if there is none, DataError if it is damaged."""
     path = directory / name
     if not path.is_file():
         return None

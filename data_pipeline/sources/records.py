@@ -73,8 +73,7 @@ class Reject:
 class RecordReader:
     """Iterable over one piece: `Document`s and `Reject`s, in order. Blank lines are skipped.
 
-    Raises:
-        DataError: the file cannot be read at all (a failing disk is not a hostile line).
+    A file that cannot be read at all is a DataError: a failing disk is not a hostile line.
     """
 
     def __init__(self, piece: Piece, keys: RecordKeys) -> None:
@@ -94,9 +93,6 @@ class RecordReader:
         """Return the SHA-256 of the piece's bytes.
 
         After everything has been read this costs no second reading, except of a parquet file on disk.
-
-        Raises:
-            DataError: the file cannot be read.
         """
         if self._sha256 is None:
             self._sha256 = hash_of(self._piece)
@@ -257,11 +253,7 @@ def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
-    """Iterate over the usable documents of a piece; rejects are skipped.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Iterate over the usable documents of a piece; rejects are skipped."""
     return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
 
 

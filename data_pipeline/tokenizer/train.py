@@ -63,11 +63,7 @@ _SAMPLED_ONE_IN = 4
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Options that decide a tokenizer, besides the text.
-
-    Raises:
-        DataError: a setting has an impossible value.
-    """
+    """Options that decide a tokenizer, besides the text; DataError if a value is impossible."""
 
     vocab_size: int
     model_type: str = "bpe"

@@ -50,9 +50,6 @@ class TokenizeOptions:
     shard_bytes: whole units make a shard up to this size, .bin and .idx together.
     allow_lossy: the tokenizer may lose text.
     eod_token: the token that ends documents; empty: the one that the tokenizer itself names.
-
-    Raises:
-        DataError: an option has an impossible value.
     """
 
     name: str
@@ -104,11 +101,7 @@ class TokenizeOptions:
 
 @dataclass(frozen=True)
 class Task:
-    """Share of the work that one job does: task `index` (from 0) of `count`.
-
-    Raises:
-        DataError: not one of `count` tasks.
-    """
+    """Share of the work that one job does: task `index` (from 0) of `count`; DataError if there is none."""
 
     index: int
     count: int
@@ -201,11 +194,7 @@ def plan_units(
 def begin(
     directory: Path, inputs: Inputs, options: TokenizeOptions, model: Path, tokenizer: TokenizerIdentity
 ) -> None:
-    """Write the plan and a copy of the tokenizer, or check that the directory was begun with this very plan.
-
-    Raises:
-        DataError: the directory was begun with another plan, or holds other things.
-    """
+    """Write the plan and a copy of the tokenizer; DataError if the directory was begun with another plan."""
     root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
     remote = {"source": root, "repository": "", "revision": ""}
     plan = {
@@ -266,11 +255,8 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
 def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
     """Return (the plan of a directory, its units), from the directory alone.
 
-    Args:
-        inputs: the directory or prefix of the inputs, if their paths matter.
-
-    Raises:
-        DataError: there is no plan, or it is damaged or of another version.
+    `inputs` is the directory or prefix of the inputs, if their paths matter. DataError: there is no plan, or
+    it is damaged or of another version.
     """
     path = directory / PLAN_NAME
     if not path.exists():

@@ -98,11 +98,7 @@ def merge_manifests(
 
 
 def _finished(directory: Path, hash_files: bool = False) -> Manifest:
-    """Return the manifest of a finished directory, after checking its files and cleaning up.
-
-    Raises:
-        DataError: a file is damaged; `verify` names all that are.
-    """
+    """Return the manifest of a finished directory, after checking its files and cleaning up."""
     manifest = read_manifest(directory)
     check_shards(manifest, hash_files)
     if not rejects_intact(manifest):

@@ -53,9 +53,6 @@ def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str
     """Return the task that the options, or a Slurm array's environment, name; None without --num-tasks.
 
     Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
-
-    Raises:
-        DataError: --task without --num-tasks, or --num-tasks with nothing that says which.
     """
     from data_pipeline.tokenizing.plan import Task
 
@@ -180,11 +177,7 @@ def tokenize(
 
 
 def refuse_out(inputs: list[str], out: Path) -> None:
-    """Refuse an --out below the inputs or not on this machine.
-
-    Raises:
-        DataError: it is one of these.
-    """
+    """Raise DataError for an --out below the inputs or not on this machine."""
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
         raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
     for entry in (Path(place) for place in inputs if not is_url(place)):

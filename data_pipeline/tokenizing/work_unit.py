@@ -138,11 +138,7 @@ def _identity(unit: Unit) -> Record:
 
 
 def read_record(unit: Unit) -> Record:
-    """Read the record of a unit that has been made.
-
-    Raises:
-        DataError: it is damaged, or of another run.
-    """
+    """Read the record of a unit that has been made; DataError if it is damaged, or of another run."""
     record = read_checked_json(unit.record_path, _REMEDY)
     if any(record.get(key) != value for key, value in _identity(unit).items()):
         raise DataError(f"{unit.record_path} belongs to another run; choose another --out")
@@ -164,11 +160,7 @@ def _is_incomplete(job: UnitJob, record: Record) -> bool:
 
 
 def _check_inputs(unit: Unit, known: list[dict[str, Any]]) -> None:
-    """Check that the inputs are those that the unit was made from.
-
-    Raises:
-        DataError: names an input that is another.
-    """
+    """Raise DataError if an input is not the one that the unit was made from."""
     for piece, old in zip(unit.pieces, known, strict=True):
         stated = old["name"], old["size"], old["start"], old["end"]
         same = stated == (piece.file.name, piece.file.size, piece.start, piece.end)

@@ -256,11 +256,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows, queries then keys, anew on the CPU in the compute dtype.
-
-        Returns:
-            The contents of the buffers: the rows, or their two factors.
-        """
+        """Make this rank's frozen rows, or their two factors, anew on the CPU in the compute dtype."""
         frozen = self.heads.frozen
         if self.recipe is None:
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
@@ -284,10 +280,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
 
-        The rows of a structured bank are multiplied out for this from the factors in memory.
-
-        Args:
-            exact: multiply the factors of a structured bank in float64, where no product is rounded.
+        The rows of a structured bank are multiplied out for this from the factors in memory; if `exact`, in
+        float64, where no product is rounded.
         """
         rows = self.frozen()
         if isinstance(rows, Factors):

@@ -49,11 +49,9 @@ def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = N
 def add_input_grad(
     grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
 ) -> torch.Tensor:
-    """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
+    """Add the gradient of `project`'s input to `total` `[tokens, a * b]`, in place unless by the kernel.
 
-    Args:
-        grad: `[..., m * a]`, of the output.
-        total: `[tokens, a * b]`, contiguous.
+    `grad` is that of the output, `[..., m * a]`; `total` is contiguous.
     """
     right, left = factors
     if tile is not None:
@@ -64,12 +62,7 @@ def add_input_grad(
 
 
 def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> Factors:
-    """Return the gradients of the factors of `project`, in their shapes.
-
-    Args:
-        grad: `[..., m * a]`, of the output.
-        inputs: `[tokens, a * b]`.
-    """
+    """Return the gradients of the factors of `project` of `inputs` `[tokens, a * b]`, from `[..., m * a]`."""
     right, left = factors
     pieces, blocks, width = right.shape
     by_piece = inputs.reshape(-1, pieces, width)

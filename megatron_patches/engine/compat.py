@@ -38,14 +38,7 @@ TESTED_TORCH = ("2.9", "2.15")
 
 
 def check_megatron_core_version(installed: str | None = None) -> None:
-    """Refuse a megatron-core whose internals this package has not been tested with.
-
-    Args:
-        installed: its version; None: that of the installed one.
-
-    Raises:
-        MethodError: it is older or newer than those that were tested.
-    """
+    """Raise MethodError for a megatron-core older or newer than those whose internals were tested."""
     installed = installed or version("megatron-core")
     oldest, newest = TESTED_MEGATRON_CORE
     if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
@@ -58,8 +51,7 @@ def check_megatron_core_version(installed: str | None = None) -> None:
 def untested_torch(installed: str = torch.__version__) -> str | None:
     """Return a sentence for the user if torch `installed` is newer than any that was tested, else None.
 
-    Raises:
-        MethodError: torch is older than any that was tested.
+    MethodError: torch is older than any that was tested.
     """
     oldest, newest = TESTED_TORCH
     tested = f"this program was tested with torch {oldest} to {newest}"

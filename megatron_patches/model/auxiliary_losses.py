@@ -12,11 +12,9 @@ import torch
 
 
 def take_auxiliary_losses(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Collect the terms of the last forward, and clear them in their modules.
+    """Collect the terms of the last forward as {name: sum over the modules}, and clear them in their modules.
 
-    Returns:
-        {name: sum over the modules}, scalars with gradients, with the same names on every rank; empty for a
-        model without such terms.
+    The sums are scalars with gradients, with the same names on every rank.
     """
     losses: dict[str, torch.Tensor] = {}
     for module in model.modules():

@@ -40,15 +40,13 @@ def gpt_block_spec(
     phase: int = 0,
     rotary: RotaryAngles | None = None,
 ) -> TransformerBlockSubmodules:
-    """Return the spec of a pre-LN GPT block whose attention follows `policy`, for `GPTModel`.
+    """Return the spec of a pre-LN GPT block whose attention follows `policy` in a phase of its schedule.
+
+    MethodError: the policy names layers or heads that the model does not have.
 
     Args:
-        phase: phase of the policy's schedule of unfreezing; 0: before its first entry.
         rotary: the rotation of queries and keys by their positions, if the model has one. It takes the place
             of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
-
-    Raises:
-        MethodError: the policy names layers or heads that the model does not have.
     """
     layers = [
         ModuleSpec(

@@ -90,9 +90,7 @@ class Layer(TransformerLayer):
     ) -> tuple[torch.Tensor, None]:
         """Apply attention and MLP: `[seq(/tp), batch, hidden]` -> the same shape, and no context.
 
-        Args:
-            attention_mask: in the form of the core attention. The arguments after it are megatron-core's and
-                unused.
+        The mask has the form of the core attention's. The arguments after it are megatron-core's and unused.
         """
         assert context is None and rotary_pos_emb is None and attention_bias is None
         assert inference_context is None and packed_seq_params is None and padding_mask is None

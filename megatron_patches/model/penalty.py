@@ -25,12 +25,7 @@ NAME = "orthogonal_penalty"
 
 
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
-    """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
-
-    The arguments, apart from `penalty`, are those that megatron-core's SelfAttention gives to `linear_qkv`.
-
-    Args:
-        penalty: λ.
+    """megatron-core's fused QKV projection with the orthogonality penalty of its weight, times `penalty` (λ).
 
     Attributes:
         auxiliary_loss: (name, this rank's part of the penalty) of the last forward that had gradients, until
@@ -99,10 +94,8 @@ class OrthogonalityPenalty(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and P.
 
-        Args:
-            weight: megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
-                for every group its query heads, its key head, its value head.
-            penalty: λ.
+        The weight has megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
+        for every group its query heads, its key head, its value head.
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT

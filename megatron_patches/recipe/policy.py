@@ -313,12 +313,7 @@ class QKPolicy:
     def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
         """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
 
-        Args:
-            phase: phase of the schedule `unfreeze`; 0: before its first entry.
-
-        Raises:
-            MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of
-                heads.
+        MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of heads.
         """
         if self.trainable or self.synthesizer:
             return [()] * num_layers
@@ -391,12 +386,8 @@ ORDINARY = "vanilla"
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """Return the policy of a named variant, with the given axes (not None) replaced.
 
-    Args:
-        axes: values by the names of AXES. They are checked and replaced in the order of AXES, each against
-            the policy with those before it.
-
-    Raises:
-        MethodError: unknown variant, or axes that contradict each other.
+    Axes are checked and replaced in the order of AXES, each against the policy with those before it.
+    MethodError: unknown variant, or axes that contradict each other.
     """
     if variant not in VARIANTS:
         raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")

@@ -25,13 +25,9 @@ class ScoreRecipe:
     """Seed and sizes of the initial score matrices: with (layer, head) they determine every entry.
 
     Attributes:
-        seed: not negative.
         num_attention_heads: heads of a layer, each with its own scores.
         sequence_length: T, the longest input.
         rank: k of factorized scores; None: full matrices.
-
-    Raises:
-        MethodError: an impossible size, named in the message.
     """
 
     seed: int
@@ -85,12 +81,8 @@ def bank_recipe(
 ) -> BankRecipe | None:
     """Return the recipe of the policy's Q and K rows, or None where they start like every other weight.
 
-    Args:
-        given: the file of a `pretrained` bank.
-
-    Raises:
-        MethodError: `pretrained` without a file or with one that cannot be read; the policy is impossible at
-            these sizes.
+    MethodError: `pretrained` without its file `given` or with one that cannot be read; the policy is
+    impossible at these sizes.
     """
     if policy.init in ("default", "low_rank"):
         return None
@@ -115,11 +107,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys.
-
-    Raises:
-        MethodError: the policy is impossible at these sizes.
-    """
+    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys."""
     if not policy.synthesizer:
         return None
     return ScoreRecipe(
