@@ -56,28 +56,20 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
     record_path = directory / RECORD_NAME
     if record_path.exists():
         record = read_json(record_path)
-        if _is_current(directory, record, made_from):
+        same = all(record.get(key) == value for key, value in made_from.items())
+        paths = {directory / name: digest for name, digest in record["outputs"].items()}
+        if same and all(path.is_file() and sha256_file(path) == digest for path, digest in paths.items()):
             return Corpus(record["bytes"], record["documents"], built=False)
     elif directory.is_dir():
-        _refuse_foreign_files(directory)
+        ours = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
+        for name in (path.name for path in directory.iterdir()):
+            if not ours.fullmatch(name):
+                raise DataError(
+                    f"{directory} holds {name}, which demo-corpus did not make; choose another directory"
+                )
     made = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
     write_atomically(record_path, to_json(made_from | made))
     return Corpus(made["bytes"], made["documents"], built=True)
-
-
-def _is_current(directory: Path, record: dict[str, Any], made_from: dict[str, Any]) -> bool:
-    return all(record.get(key) == value for key, value in made_from.items()) and all(
-        (directory / name).is_file() and sha256_file(directory / name) == digest
-        for name, digest in record["outputs"].items()
-    )
-
-
-def _refuse_foreign_files(directory: Path) -> None:
-    for path in directory.iterdir():
-        if not re.fullmatch(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp", path.name):
-            raise DataError(
-                f"{directory} holds {path.name}, which demo-corpus did not make; choose another directory"
-            )
 
 
 def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:

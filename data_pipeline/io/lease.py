@@ -16,7 +16,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import temporary_path
@@ -156,9 +155,7 @@ class Lease:
         self._renewal.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._renewal.join()
         with contextlib.suppress(OSError):

@@ -124,8 +124,7 @@ class Manifest:
 
     def sources(self, split: str) -> list[str]:
         """Return the names of the sources that have documents in this split, sorted."""
-        _check_split(split)
-        return sorted(source for of, source in self._by_source if of == split)
+        return sorted({shard.source for shard in self.shards_of(split)})
 
     @property
     def damaged(self) -> list[str]:
@@ -141,7 +140,8 @@ class Manifest:
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
         """Return the shards of a split, or of one source of the split; DataError if none is called so."""
-        _check_split(split)
+        if split not in SPLITS:
+            raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
         if source is not None:
             return self._by_source.get((split, source), [])
         return [shard for shard in self.shards if shard.split == split]
@@ -158,11 +158,6 @@ class Manifest:
     def prefix(self, shard: Shard) -> Path:
         """Return the path of a shard without its ending, as megatron-core's readers want it."""
         return self.directory / shard.name
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
 
 
 def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:

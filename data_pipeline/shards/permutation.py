@@ -63,10 +63,10 @@ class ArrayCache:
     def get(
         self, key: str, names: Sequence[str], build: Callable[[], Sequence[IndexArray]]
     ) -> list[IndexArray]:
-        """Return the arrays of `key` from the cache if they are there and whole, else build and keep them.
+        """Return the arrays of `key`, from the cache if they are there and whole, else made now and kept.
 
-        Of several processes that want the same arrays, one builds them and the others wait, for half an hour at
-        most. DataError: the directory cannot be written.
+        Of several processes that want the same arrays, one builds them and the others wait, for half an hour
+        at most. DataError: the directory cannot be written.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
         paths = [self._directory / f"{digest}-{name}.npy" for name in names]

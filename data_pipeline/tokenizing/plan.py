@@ -132,18 +132,13 @@ class Unit:
 
     @property
     def record_path(self) -> Path:
-        """Return the path of the unit's record."""
+        """Return the path of the unit's record; what else belongs to the unit lies beside it."""
         return self.directory / UNITS_NAME / f"{self.options.name}_{self.number:05d}.json"
 
     @property
     def data_path(self) -> Path:
         """Return the path of the unit's ids, which wait there for their shards."""
         return self.record_path.with_suffix(".ids")
-
-    @property
-    def lock_path(self) -> Path:
-        """Return the path of the lock that a worker holds while it makes the unit."""
-        return self.record_path.with_suffix(".lock")
 
     @property
     def rejects_path(self) -> Path:

@@ -82,7 +82,9 @@ class UnitWorker:
         try:
             if (outcome := _there_already(job, report)) is not None:
                 return outcome
-            with Lease(unit.lock_path, f"making unit {unit.number} of {unit.directory}"):
+            with Lease(
+                unit.record_path.with_suffix(".lock"), f"making unit {unit.number} of {unit.directory}"
+            ):
                 # Another may have finished it a moment ago.
                 return _there_already(job, report) or self._make(job, report)
         except BusyError as error:

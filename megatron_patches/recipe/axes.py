@@ -51,7 +51,7 @@ class Axis:
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
-        """Raise MethodError, with the sentence of the first rule that does not hold, for a value that does not fit."""
+        """Refuse a value that does not fit: MethodError, with the sentence of the first rule broken."""
         if value == ():
             return
         for rule in self.rules:

@@ -36,11 +36,6 @@ class ScoreRecipe:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise MethodError(f"seed={self.seed} is negative; the score matrices need a seed of 0 or more")
-        for name in ("num_attention_heads", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise MethodError(f"{name}={getattr(self, name)} must be at least 1")
         if self.rank is not None and not 1 <= self.rank <= self.sequence_length:
             raise MethodError(
                 f"attention.synthesizer_rank={self.rank} is not between 1 and the sequence length "
@@ -58,11 +53,6 @@ class ScoreRecipe:
     def std(self) -> float:
         """Standard deviation of the initial entries of every matrix."""
         return 1.0 if self.rank is None else self.rank**-0.25
-
-    @property
-    def elements_per_layer(self) -> int:
-        """Entries of all matrices of a layer: H T² or 2 H T k."""
-        return self.num_attention_heads * self.sequence_length * sum(self.matrices.values())
 
     def as_dict(self) -> dict[str, int | None]:
         """Return the fields as plain values, from which `ScoreRecipe(**values)` makes an equal recipe."""
