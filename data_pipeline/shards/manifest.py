@@ -1,11 +1,6 @@
 """Manifest of a shard directory: its contents, and the cheap check that they are unchanged.
 
-DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
-DIR/tokenizer.model, or .json            the tokenizer the ids belong to
-DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
-DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
-DIR/plan.json, location.json             for a rerun and for `verify`; readers ignore them
-DIR/units/                               work under way; gone when the directory is finished
+Written last: no manifest, not finished. docs/data-format.md lists the files of a shard directory.
 """
 
 from __future__ import annotations
@@ -41,13 +36,9 @@ _T = TypeVar("_T")
 class InputRecord:
     """Input as it was when it was tokenised: a file, or bytes [start, end) of one.
 
-    size: bytes of the whole file.
-    sha256: hash of the bytes from start to end.
-    lines: lines that begin in these bytes.
-    documents: documents taken from these bytes, in all splits and sources.
-    rejected, unusual: lines that rejects.jsonl names as left out, and as kept.
-    damaged: a sentence on the part that could not be read; empty if all could.
-    version: the store's name for the content, of an input that is not on this machine.
+    `size` is of the whole file, `sha256` and the counts of what lies in these bytes: lines that begin there,
+    documents of all splits and sources, lines that rejects.jsonl names as left out (rejected) and as kept
+    (unusual). `damaged` is a sentence on what could not be read, `version` the store's name for the content.
     """
 
     name: str
@@ -91,12 +82,7 @@ class Shard:
 class Manifest:
     """Content of manifest.json: a finished shard directory. Shards are ordered by split, source and number.
 
-    rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
-    excluded_documents: by source, those that the options left out.
-    passed_over: entries beside the inputs that were not read, each with its name and the reason.
-    rejects_sha256: of rejects.jsonl; empty if there is none.
-    encoding: documents by the program that encoded them, those that two did, and those that lost text.
-    origin: source, repository and commit or URL of the inputs, if they are known.
+    The keys are explained in docs/data-format.md.
     """
 
     directory: Path

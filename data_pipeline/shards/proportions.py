@@ -1,11 +1,9 @@
 """Order of a blend's members: the member of sample n is a function of the weights and n.
 
 The rule is earliest-deadline-first over proportionate-fair windows (Baruah, Cohen, Plaxton and Varvel,
-"Proportionate progress", Algorithmica 15, 1996). Sample j of a member with share w may come at position
-floor(j / w) at the earliest and must come before position (j + 1) / w. Shares that sum to 1 always allow such
-an order, and earliest-deadline-first finds it, so at every position n each member has given fewer than one
-sample more or less than w n. Rational shares with denominator D repeat after D samples: the order is one
-table of D entries, and position n needs no walk through those before it.
+"Proportionate progress", Algorithmica 15, 1996), as docs/samples.md describes it. Rational shares with
+denominator D repeat after D samples: the order is one table of D entries, and position n needs no walk
+through those before it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Training and validation samples, in an order that is a function of (data, seed, sample number) only.
 
-A split's documents form one stream, each ended by the end-of-document id, and the stream is cut into blocks
-of sequence_length + 1 ids: inputs are the first sequence_length, targets the last. A block may hold several
-documents (GPT-2 style packing; what attention makes of their boundaries is the model's affair). Neighbouring
-blocks share one id, so every id but the stream's first is a target once; the tail too short for a block is
-dropped. For training, every epoch permutes the documents, then the blocks, anew.
-
-There is no state: the ids of a sample follow from its number, so the order does not depend on data- or
-tensor-parallel size, and resuming at any number is exact.
+docs/samples.md says how documents become blocks of sequence_length + 1 ids, and in which order. There is no
+state: the ids of a sample follow from its number, so the order does not depend on data- or tensor-parallel
+size, and resuming at any number is exact.
 
 These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of the
 shards (a replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files

@@ -35,16 +35,16 @@ _Report = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class HubSource:
-    """Corpus on the hub. `patterns` are those of fnmatch, where * goes over / too."""
+    """Corpus on the hub. `pattern` is one of fnmatch, where * goes over / too."""
 
     repository: str
-    patterns: tuple[str, ...]
+    pattern: str
 
 
 SOURCES = {
-    "slimpajama": HubSource("cerebras/SlimPajama-627B", ("{split}/*.jsonl.zst",)),
-    "openwebtext": HubSource("Skylion007/openwebtext", ("*{split}*.parquet",)),
-    "tinystories": HubSource("roneneldan/TinyStories", ("data/{split}-*.parquet",)),
+    "slimpajama": HubSource("cerebras/SlimPajama-627B", "{split}/*.jsonl.zst"),
+    "openwebtext": HubSource("Skylion007/openwebtext", "*{split}*.parquet"),
+    "tinystories": HubSource("roneneldan/TinyStories", "data/{split}-*.parquet"),
 }
 
 
@@ -89,9 +89,7 @@ class Wanted:
         """Return the wanted files, sorted by name; DataError if a pattern or a chunk has none."""
         if not 0 < self.fraction <= 1:
             raise DataError(f"--fraction {self.fraction} must be above 0 and at most 1")
-        patterns = self.include or tuple(
-            pattern.format(split=split) for pattern in source.patterns for split in self.splits
-        )
+        patterns = self.include or [source.pattern.format(split=split) for split in self.splits]
         chosen: dict[str, RemoteFile] = {}
         for pattern in patterns:
             matching = {file.name: file for file in files if fnmatch.fnmatchcase(file.name, pattern)}

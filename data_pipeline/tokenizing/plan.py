@@ -41,15 +41,10 @@ _REMEDY = "restore it, or delete {} and run the same tokenize command again"
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """Options that decide the shards, besides the inputs and the tokenizer.
+    """Options that decide the shards, besides the inputs and the tokenizer; DataError if one is impossible.
 
-    max_tokens: at most this many, end-of-document ids included; 0 for all. Every input gives a share by its
-        size on disk (where sources are chosen, by its text of these), a sample of its documents by hash.
-    sources, exclude_sources: only these, if there are any; and never those.
-    range_bytes: a larger plain .jsonl is read in parts of this size.
-    shard_bytes: whole units make a shard up to this size, .bin and .idx together.
-    allow_lossy: the tokenizer may lose text.
-    eod_token: the token that ends documents; empty: the one that the tokenizer itself names.
+    max_tokens: 0 for all. Every input gives a share by its size on disk (where sources are chosen, by its
+        text of these), a sample of its documents by hash.
     """
 
     name: str

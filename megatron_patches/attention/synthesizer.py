@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from megatron.core.inference.contexts import BaseInferenceContext
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
@@ -94,25 +92,13 @@ class SynthesizerSelfAttention(MegatronModule):
         )
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        inference_context: BaseInferenceContext | None = None,
-        rotary_pos_emb: torch.Tensor | None = None,
-        rotary_pos_cos: torch.Tensor | None = None,
-        rotary_pos_sin: torch.Tensor | None = None,
-        rotary_pos_cos_sin: torch.Tensor | None = None,
-        attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        sequence_len_offset: int | None = None,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias; MethodError as `logits`.
 
-        Rotary embeddings are accepted, because the layer passes them, and have no effect. The mask is
-        `[batch, 1, seq, seq]` bool, True where a position must not see another (the future included); None:
-        causal.
+        The mask is `[batch, 1, seq, seq]` bool, True where a position must not see another (the future
+        included); None: causal.
         """
-        assert inference_context is None and attention_bias is None and packed_seq_params is None
         value, _ = self.linear_v(hidden_states)
         value = value.unflatten(-1, (-1, self.hidden_size_per_attention_head))
         return self.linear_proj(self.core_attention(value, attention_mask))

@@ -7,9 +7,7 @@ With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
 
 and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to another order:
 the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the matrices of both products
-directly, and results are written to their final places. Gradients need the factors only.
-
-All products with structured rows use these two functions. Given a `Tile`, each is one kernel instead
+directly, and results are written to their final places. Given a `Tile`, each product is one kernel instead
 (`monarch_kernel`), which keeps the intermediate result on chip.
 """
 
