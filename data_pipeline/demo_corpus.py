@@ -128,11 +128,11 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
 
 def _topics(path: Path) -> list[str]:
     """Read the strings of `topics = {...}`, sorted by name, as a literal that is not executed."""
-    for node in ast.parse(path.read_bytes()).body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            topics = ast.literal_eval(node.value)
-            return [topics[name] for name in sorted(topics)]
-    raise DataError(f"{path} has no topics; install this Python's complete standard library")
+    nodes = (n for n in ast.parse(path.read_bytes()).body if isinstance(n, (ast.Assign, ast.AnnAssign)))
+    topics: dict[str, str] = next(
+        (ast.literal_eval(node.value) for node in nodes if node.value is not None), {}
+    )
+    return [topics[name] for name in sorted(topics)]
 
 
 def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
+from data_pipeline.shards.blend import BlendedSamples
 from data_pipeline.shards.permutation import Int64Array
-
-
-class Samples(Protocol):
-    """Numbered samples that several threads may read."""
-
-    def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers -> [n, sequence_length + 1] ids."""
-        ...
+from data_pipeline.shards.samples import TrainingSamples
 
 
 class Loader:
@@ -30,7 +23,7 @@ class Loader:
     The blocks depend on the sample numbers only, never on the number of threads or on the announcements.
     """
 
-    def __init__(self, samples: Samples, workers: int) -> None:
+    def __init__(self, samples: BlendedSamples | TrainingSamples, workers: int) -> None:
         """Start the threads; with 0 workers, blocks are read when they are asked for."""
         self._samples = samples
         self._workers = workers

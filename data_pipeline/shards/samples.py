@@ -32,7 +32,6 @@ class TrainingSamples:
         manifest: Manifest,
         sequence_length: int,
         seed: int,
-        split: str = "train",
         cache_directory: Path | None = None,
         source: str | None = None,
         salt: str = "",
@@ -50,16 +49,18 @@ class TrainingSamples:
         """
         self.sequence_length = sequence_length
         self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
-        what = f"split {split} of {manifest.directory}"
+        what = f"split train of {manifest.directory}"
         self.samples_per_epoch = block_count(
-            manifest.tokens(split, source), sequence_length, f"source {source} of {what}" if source else what
+            manifest.tokens("train", source),
+            sequence_length,
+            f"source {source} of {what}" if source else what,
         )
-        data = (manifest.fingerprint, split, source)
+        data = (manifest.fingerprint, "train", source)
         layout = self._cache = None
         if cache_directory is not None:
             layout = ArrayCache(cache_directory, repr(data))
             self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
-        self._documents = Documents(manifest, split, source, forget_after, layout)
+        self._documents = Documents(manifest, "train", source, forget_after, layout)
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
@@ -103,15 +104,9 @@ class ValidationSamples:
     """
 
     def __init__(
-        self,
-        manifest: Manifest | list[Manifest],
-        source: str,
-        sequence_length: int,
-        max_samples: int,
-        split: str = "validation",
+        self, manifests: list[Manifest], source: str, sequence_length: int, max_samples: int
     ) -> None:
         """Open the shards; DataError if a directory lacks the source, or tokens for one block of it."""
-        manifests = manifest if isinstance(manifest, list) else [manifest]
         if max_samples < 1:
             raise DataError(f"max_samples {max_samples} must be at least 1")
         self.sequence_length = sequence_length
@@ -119,14 +114,14 @@ class ValidationSamples:
         self._parts: list[tuple[Documents, Epoch]] = []
         counts = []
         for one, share in zip(manifests, reversed(shares), strict=True):
-            if source not in one.sources(split):
+            if source not in (there := one.sources("validation")):
                 raise DataError(
-                    f"{one.directory} has no {split} documents of source {source!r}; "
-                    f"it has {', '.join(one.sources(split)) or 'none at all'}"
+                    f"{one.directory} has no validation documents of source {source!r}; "
+                    f"it has {', '.join(there) or 'none at all'}"
                 )
-            what = f"source {source} of split {split} of {one.directory}"
-            counts.append(min(block_count(one.tokens(split, source), sequence_length, what), share))
-            documents = Documents(one, split, source)
+            what = f"source {source} of split validation of {one.directory}"
+            counts.append(min(block_count(one.tokens("validation", source), sequence_length, what), share))
+            documents = Documents(one, "validation", source)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
 

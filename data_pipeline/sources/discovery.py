@@ -120,6 +120,11 @@ class PassedOver:
     name: str
     reason: str
 
+    @property
+    def expected(self) -> bool:
+        """Return whether nobody may have meant the entry to be read."""
+        return self.reason == COMPANION
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -190,16 +195,6 @@ def chunk_of(name: str) -> int | None:
     """Return N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
     match = re.search(r"(?:^|/)chunk(\d+)/", name)
     return int(match[1]) if match else None
-
-
-def unread(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
-    """Return the entries that somebody may have meant to be read."""
-    return [entry for entry in passed_over if entry.reason != COMPANION]
-
-
-def companions(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
-    """Return the entries that nobody expects to be read."""
-    return [entry for entry in passed_over if entry.reason == COMPANION]
 
 
 def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:

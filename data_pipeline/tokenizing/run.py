@@ -29,7 +29,7 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe, unread
+from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
 from data_pipeline.tokenizing.assemble import Assembler, clean
@@ -138,7 +138,8 @@ class Run:
     ) -> None:
         if workers < 1:
             raise DataError(f"--workers {workers} must be at least 1")
-        if limits.strict and (entries := unread(inputs.passed_over)):
+        entries = [entry for entry in inputs.passed_over if not entry.expected]
+        if limits.strict and entries:
             raise DataError(
                 f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
             )

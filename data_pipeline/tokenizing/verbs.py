@@ -21,14 +21,7 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources.discovery import (
-    PassedOver,
-    RecordKeys,
-    companions,
-    describe,
-    find_all_inputs,
-    unread,
-)
+from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_all_inputs
 from data_pipeline.sources.remote import is_url
 from data_pipeline.tokenizing.rejects import Limits, notes
 
@@ -187,9 +180,9 @@ def refuse_out(inputs: list[str], out: Path) -> None:
 
 def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
     """Print the entries that are not read: on stderr those that somebody may have meant to be read."""
-    for entries, loud in ((unread(passed_over), True), (companions(passed_over), False)):
-        for line in describe(entries):
-            typer.echo(f"  {line}", err=loud)
+    for expected in (False, True):
+        for line in describe(entry for entry in passed_over if entry.expected is expected):
+            typer.echo(f"  {line}", err=not expected)
 
 
 def _show_damage(damaged: Sequence[str]) -> None:

@@ -32,7 +32,7 @@ from megatron_patches.attention.adapters import HeadAdapters, Heads
 from megatron_patches.attention.convolution import Reach, reach_of
 from megatron_patches.attention.products import column_parallel_products
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.head_split import HeadSplit, split_heads
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
@@ -170,7 +170,11 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
         self.dtype = config.params_dtype
-        self.heads = self._split_heads(config, frozen_groups, policy.frozen_row_roles)
+        sizes, place = (
+            (config.num_attention_heads, config.num_query_groups),
+            (tp_group.rank(), tp_group.size()),
+        )
+        self.heads = split_heads(*sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared)
         self.num_groups = config.num_query_groups // tp_group.size()
         self.tile: Tile | None = None
         device = torch.cuda.current_device()
@@ -180,13 +184,6 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.value_weight = self._sharded((self.num_groups * self.head_dim, input_size), device)
         self._add_trainable_heads(policy, config.num_layers, device)
         self._add_adapters(policy, config, device)
-
-    def _split_heads(
-        self, config: TransformerConfig, frozen_groups: tuple[int, ...], roles: tuple[Role, ...]
-    ) -> HeadSplit:
-        heads, groups = config.num_attention_heads, config.num_query_groups
-        rank, size = self.tp_group.rank(), self.tp_group.size()
-        return split_heads(heads, groups, frozen_groups, rank, size, roles, self.shared)
 
     def _sharded(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))

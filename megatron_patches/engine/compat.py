@@ -5,12 +5,8 @@ megatron-core asks for a CUDA device and a CUDA random-number tracker even where
 `prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
 on CUDA nothing is replaced. The limits of torch.compile are set here too.
 
-The supported versions of megatron-core differ in
-
-    the argument `name`                from 0.18 on every module gets one: None, unless the model has a name.
-                                       Ours accept the argument and do not use it.
-    marks of tensor-parallel weights   `mark_tensor_parallel`
-    the spec of the MLP                `mlp_spec`
+Its supported versions differ in `mark_tensor_parallel`, in `mlp_spec`, and in the argument `name` that every
+module gets from 0.18 on: None, unless the model has a name. Ours accept the argument and do not use it.
 
 Version-sensitive, like every file of this package that imports megatron-core: each states after this word
 which internals it relies on. To support another version, read them all.
@@ -68,15 +64,12 @@ def _minor_version(text: str) -> tuple[int, ...]:
 def silence_expected_warnings() -> None:
     """Silence the warnings of megatron-core's import and use on which no user can act.
 
-    Call this before megatron-core is imported. The warnings say that Apex and Transformer Engine, which this
-    program does not use, are absent; that a default of megatron-core's own config is deprecated; that
-    collectives that megatron-core calls will be renamed in a later torch; and, in the log of megatron-core
-    0.19, that GPTModel gets no new features.
+    Call this before megatron-core is imported.
     """
     for message, category in (
-        (".*(Apex|Transformer Engine).*not installed", UserWarning),
-        ("full scope is deprecated", UserWarning),
-        (".*torch.distributed.*is deprecated", FutureWarning),
+        (".*(Apex|Transformer Engine).*not installed", UserWarning),  # this program uses neither
+        ("full scope is deprecated", UserWarning),  # a default of megatron-core's own config
+        (".*torch.distributed.*is deprecated", FutureWarning),  # megatron-core calls it
     ):
         warnings.filterwarnings("ignore", message=message, category=category)
     logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(_is_no_notice)
