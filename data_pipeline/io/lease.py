@@ -114,11 +114,9 @@ class _Seen:
 
 
 class Lease:
-    """Context in which this process holds the lease `path`.
+    """Context in which this process holds the lease `path`, for some work (`what`, in messages: "making x").
 
-    Args:
-        what: the work under the lease, for messages: "making x".
-        wait_seconds: longest wait for another holder.
+    Another holder is waited for so many seconds.
     """
 
     def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:

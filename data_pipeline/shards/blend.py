@@ -200,9 +200,8 @@ class BlendedSamples:
 def make_blend(members: Sequence[Member]) -> Blend:
     """Check that shard directories go together, and work out each part's share of the samples.
 
-    Raises:
-        DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same
-            text in different splits, or different tokenizers; names both where two disagree.
+    DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same text
+    in different splits, or different tokenizers; names both where two disagree.
     """
     if not members:
         raise DataError("a blend needs at least one shard directory")

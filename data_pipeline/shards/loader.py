@@ -33,8 +33,7 @@ class Loader:
     def blocks(self, numbers: Int64Array, following: Sequence[Int64Array] = ()) -> Int64Array:
         """Read samples: [n] numbers -> [n, sequence_length + 1] ids.
 
-        Args:
-            following: the numbers of the next calls; earlier announcements beside them are dropped.
+        `following` are the numbers of the next calls; earlier announcements beside them are dropped.
         """
         if self._pool is None:
             return self._samples.blocks(numbers)

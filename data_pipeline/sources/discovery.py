@@ -140,14 +140,10 @@ def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
 
 
 def find_all_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
-    """Find the files among `inputs` and below the directories, prefixes and patterns among them.
+    """Find the files among `inputs`, below directories, prefixes and patterns, of these chunks or of all.
 
-    Args:
-        chunks: take only the files of these, as for `parse_chunks`; empty: all.
-
-    Raises:
-        DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
-            several places; there is none at all, or none of a chunk; the store does not answer.
+    DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
+    several places; there is none at all, or none of a chunk; the store does not answer.
     """
     urls = [str(entry) for entry in inputs if is_url(entry)]
     if urls and len(urls) < len(inputs):

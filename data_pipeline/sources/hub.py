@@ -122,12 +122,9 @@ def download(
 ) -> Download:
     """Fetch the wanted files of a source, check them against the hub's listing, write DIR/download.json.
 
-    Args:
-        revision: a branch, tag or commit; None is the commit that the directory was begun with, else `main`.
-            It is resolved to a commit once, and all is fetched from that.
-
-    Raises:
-        DataError: no network or repository, a file that is not what the hub lists, or no room.
+    `revision` is a branch, tag or commit; None is the commit that the directory was begun with, else `main`.
+    It is resolved to a commit once, and all is fetched from that. DataError: no network or repository, a file
+    that is not what the hub lists, or no room.
     """
     source = _source(name, hub_id, directory, workers)
     with needs_extra("download", "hub"):

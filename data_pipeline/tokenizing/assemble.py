@@ -129,11 +129,8 @@ class Assembler:
     def make_shards(self) -> list[Shard]:
         """Return every shard, in the order of the plan; those that are not finished are made now.
 
-        Threads make them: reading, hashing and writing let go of Python's lock.
-
-        Raises:
-            DataError: there is no usable text, a unit's ids are damaged, or something cannot be written; the
-            shards under way are finished first.
+        Threads make them: reading, hashing and writing let go of Python's lock. DataError: there is no usable
+        text, a unit's ids are damaged, or something cannot be written; shards under way are finished first.
         """
         tokenizer = self._units[0].tokenizer
         if sha256_file(self._directory / tokenizer.stored_as) != tokenizer.sha256:

@@ -222,9 +222,8 @@ class UnitEncoder:
     def encode(self, batch: list[Document], texts: list[bytes]) -> Encoded:
         """Encode documents; `texts` are their texts as UTF-8.
 
-        Raises:
-            DataError: the two programs differ, or a document would lose text (unless that is allowed), or an
-            end-of-document id would cut a document in two.
+        DataError: the two programs differ, or a document would lose text (unless that is allowed), or an
+        end-of-document id would cut a document in two.
         """
         quick = self._encoder.quick(texts)
         encoded = self._encoder.encode(texts, self._eod_id, quick)

@@ -69,9 +69,8 @@ def merge_manifests(
 ) -> Manifest:
     """Return the manifest of a directory in which all tasks are done, after making what shards are missing.
 
-    Raises:
-        DataError: a unit is missing, or the records belong to different runs; too many lines were rejected;
-        the directory is finished and damaged.
+    DataError: a unit is missing, or the records belong to different runs; too many lines were rejected; the
+    directory is finished and damaged.
     """
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
@@ -178,8 +177,7 @@ class Run:
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
         """Make the units of a task; in a finished directory only check that the inputs are what they were.
 
-        Raises:
-            DataError: too many lines were rejected; a worker failed; another process is at it.
+        DataError: too many lines were rejected; a worker failed; another process is at it.
         """
         jobs = self._jobs(self._units[task.index :: task.count])
         if self._finished is not None:

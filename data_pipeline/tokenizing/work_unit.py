@@ -74,8 +74,7 @@ class UnitWorker:
     def __call__(self, job: UnitJob, report: Report) -> Outcome:
         """Make a unit's ids and record, unless they are there or somebody else is making them.
 
-        Raises:
-            DataError: an unreadable input or one that changed, a reject under `strict`, or a failed write.
+        DataError: an unreadable input or one that changed, a reject under `strict`, or a failed write.
         """
         unit = job.unit
         report(Progress(unit.pieces[0].file.name))
