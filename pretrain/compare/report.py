@@ -100,7 +100,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         "measures a ratio of speeds side by side."
     )
     tables = (quality_summary(comparison), cost_summary(comparison))
-    sentences = [*_gap_sentences(comparison), warning, *comparison.notes]
+    sentences = [*_gap_sentences(comparison), *comparison.seals, warning, *comparison.notes]
     show((*_headlines(comparison), *tables, sentences), console, lines=True)
 
 
@@ -112,7 +112,7 @@ def report_page(
         "# Comparison of runs",
         *_headlines(comparison),
         "## In short",
-        [*_gap_sentences(comparison), *comparison.notes],
+        [*_gap_sentences(comparison), *comparison.seals, *comparison.notes],
         *_quality(comparison),
         *_texts(texts),
         *_compute(comparison),

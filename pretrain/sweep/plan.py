@@ -14,9 +14,10 @@ from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
-from pretrain.data.inputs import check_inputs
+from pretrain.data.inputs import check_inputs, read_blend
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
+from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal
 from pretrain.sweep.grid import Grid, GridRun, expand, select
 
 Standing = Literal["new", "partial", "finished"]
@@ -79,6 +80,38 @@ def plan_sweep(
             )
         planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, standing))
     return planned
+
+
+def seal_plan(
+    grid: Grid,
+    base: str | None,
+    overrides: Sequence[tuple[str, Any]],
+    runs: Sequence[PlannedRun],
+    hypotheses: Sequence[Hypothesis],
+    stopping_rule: str,
+    seeds: Sequence[int] | None = None,
+) -> Seal | None:
+    """Seal hypotheses about the planned runs, beside them; None where one of these has begun unsealed.
+
+    Args:
+        seeds: those that the runs may grow to; None: exactly those of `runs`.
+
+    Raises:
+        UserError: a hypothesis names no design of theirs.
+    """
+    own = [run.config.run.seed for run in runs]
+    blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
+    return write_seal(
+        runs[0].config.run.directory,
+        hypotheses,
+        stopping_rule,
+        {"file": str(grid.path), "sha256": file_hash(grid.path), "base": base, "overrides": [*overrides]},
+        {design_of(run.name, run.config.run.seed): design_settings(run.config.resolved()) for run in runs},
+        sorted({*own}) if seeds is None else seeds,
+        [read_blend(config).fingerprint for config in blends.values()],
+        fixed_n=seeds is None,
+        begun=[run.name for run in runs if run.standing != "new"],
+    )
 
 
 def _configuration(run: GridRun, base: str) -> Config:

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pretrain.errors import UserError
+
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun
     from pretrain.sweep.running import Outcome
 
+FIXED_N = "judged once, when all runs are finished"
+"""Stopping rule of a sweep."""
 MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
 
 
@@ -44,6 +48,12 @@ def sweep(
         list[str] | None,
         typer.Option(help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"),
     ] = None,
+    seal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Seal a hypothesis before the first run: 'orthogonal within 5% of vanilla'; repeatable."
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the runs, what each has done, and their overrides.")
     ] = False,
@@ -59,14 +69,29 @@ def sweep(
     signals = SignalRelay().install()  # first of all: a signal while the plan is made must not be lost
     from data_pipeline.tokenizing.verbs import which_task
     from pretrain.config.sources import parse_overrides
+    from pretrain.study.seal import Hypothesis
     from pretrain.sweep.grid import read_grid
-    from pretrain.sweep.plan import plan_sweep
+    from pretrain.sweep.plan import plan_sweep, seal_plan
 
     chosen = which_task(task, num_tasks, os.environ)
     given = parse_overrides(overrides or [])
-    runs = plan_sweep(
-        read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run, only=only or ()
-    )
+    hypotheses = [Hypothesis.parse(text) for text in seal or ()]
+    if hypotheses and (only or chosen is not None):
+        raise UserError(
+            "--seal is for the whole grid: give it once with --dry-run and without --only and --num-tasks, "
+            "then train without --seal"
+        )
+    read = read_grid(grid)
+    check = not dry_run or bool(hypotheses)
+    runs = plan_sweep(read, base, given, lambda _: local_ranks, check_data=check, only=only or ())
+    if hypotheses:
+        sealed = seal_plan(read, base, given, runs, hypotheses, FIXED_N)
+        if sealed is None:
+            raise UserError(
+                "a run of this grid has begun, and a hypothesis is sealed before the first one; leave --seal "
+                "out, or choose another `directory`"
+            )
+        typer.echo(f"sealed: {sealed.path}")
     if chosen is not None:
         runs = runs[chosen.index :: chosen.count]
     if dry_run:
