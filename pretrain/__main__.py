@@ -29,6 +29,9 @@ from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
+from pretrain.replay.diff import diff
+from pretrain.replay.verb import replay
+from pretrain.sweep.trial import trial
 from pretrain.sweep.verb import sweep
 
 if TYPE_CHECKING:
@@ -241,6 +244,9 @@ def doctor(
 
 app.command()(plan)
 app.command()(sweep)
+app.command()(trial)
+app.command()(replay)
+app.command()(diff)
 app.command()(export)
 app.command()(sample)
 app.command("import")(import_)

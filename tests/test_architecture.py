@@ -60,7 +60,7 @@ FLOORS = {
         ("telemetry", "model", "data", "compare", "plan"),
         ("checkpoint", "doctor", "sweep"),
         ("training", "job"),
-        ("export",),
+        ("export", "replay"),
         ("finetuning",),
         ("evaluation",),
         ("__main__",),

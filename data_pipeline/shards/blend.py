@@ -191,6 +191,13 @@ class BlendedSamples:
             result[rows] = self.members[member].blocks(numbers[rows])
         return result
 
+    def origins(self, sample_number: int) -> list[str]:
+        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        if len(self.members) == 1:
+            return self.members[0].origins(sample_number)
+        (member,), (number,) = self._proportions.locate(np.array([sample_number]))
+        return self.members[member].origins(int(number))
+
     def prepare(self, sample_number: int) -> None:
         """Make or load the orders of the epochs into which this sample number falls."""
         for member, consumed in zip(self.members, self._proportions.before(sample_number), strict=True):

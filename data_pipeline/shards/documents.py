@@ -78,6 +78,14 @@ class Documents:
         documents = np.arange(self.count, dtype=np.int64)
         return Epoch(documents, self.addresses, documents[:0])
 
+    def names(self, documents: IndexArray) -> list[str]:
+        """Return the shard's name, and the document's number in the shard, of each document."""
+        first = np.cumsum([0] + [shard.documents for shard in self._shards])
+        shards = np.searchsorted(first, documents, side="right") - 1
+        numbers = np.asarray(documents, dtype=np.int64) - first[shards]
+        pairs = zip(shards.tolist(), numbers.tolist(), strict=True)
+        return [f"{self._shards[shard].name}, document {number}" for shard, number in pairs]
+
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
         """Read pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
 

@@ -75,6 +75,14 @@ class TrainingSamples:
             result[rows] = self._documents.read(epoch, starts, self.sequence_length + 1)
         return result
 
+    def origins(self, sample_number: int) -> list[str]:
+        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        number, within = divmod(sample_number, self.samples_per_epoch)
+        epoch = self.epoch(number)
+        start = int(epoch.blocks[within]) * self.sequence_length
+        places = np.arange(start, start + self.sequence_length + 1)
+        return self._documents.names(epoch.documents[np.searchsorted(epoch.ends, places, side="right") - 1])
+
     def epoch(self, number: int) -> Epoch:
         """Return the order of epoch `number`: from memory, from the cache, or made now."""
         with self._lock:

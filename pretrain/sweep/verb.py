@@ -99,12 +99,12 @@ def sweep(
             typer.echo(f"{run.name}  ({run.standing})\n    {run.base} {shlex.join(run.overrides)}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
-    outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
+    outcomes = run_sweep(runs, jobs, local_ranks, signals, SweepLines(runs))
     _print_table(outcomes)
-    raise typer.Exit(_conclusion(outcomes, signals.received))
+    raise typer.Exit(conclude(outcomes, signals.received))
 
 
-class _Report:
+class SweepLines:
     """Console lines of a sweep: one when a run starts and one when a run has ended."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
@@ -160,7 +160,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
     Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
 
 
-def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
+def conclude(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
     """Say what failed and what is left; returns the exit code."""
     for outcome in outcomes:
         if outcome.ending in ("failed", "busy"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.shards.manifest import read_manifest
 from pretrain.compare.comparison import compare_runs
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.errors import UserError
@@ -15,7 +14,7 @@ from pretrain.runs.environment import git_commit
 from pretrain.study.seal import Hypothesis, Seal, read_seals
 from pretrain.sweep.grid import Grid, read_grid
 from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
-from tests.fabricated_runs import write_run
+from tests.fabricated_runs import write_planned_run
 from tests.tiny import tiny_overrides
 
 SEEDS = [1, 2, 3, 4, 5]
@@ -42,11 +41,7 @@ def finish(runs: list[PlannedRun], shards: Path, gap: float) -> list[Path]:
     for run in runs:
         seed, variant = run.config.run.seed, run.config.attention.variant
         loss = 4.0 + 0.1 * seed + (variant != "vanilla") * (gap + 0.001 * (-1) ** seed)
-        facts = {"git_commit": git_commit(), "started": "2099-01-01T00:00:00+0000"}
-        changes = {f"environment.{key}": value for key, value in facts.items()}
-        changes["data.fingerprint"] = read_manifest(shards).fingerprint
-        paths.append(write_run(run.path.parent, run.name, variant, seed=seed, loss=loss, changes=changes))
-        (paths[-1] / "config.yaml").write_text(run.config.to_yaml())
+        paths.append(write_planned_run(run, shards, loss))
     return paths
 
 
