@@ -29,10 +29,8 @@ from pretrain.plan.verb import plan
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
-from pretrain.replay.diff import diff
-from pretrain.replay.verb import replay
-from pretrain.sweep.trial import trial
-from pretrain.sweep.verb import sweep
+from pretrain.replay.verb import diff, replay
+from pretrain.sweep.verb import sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison

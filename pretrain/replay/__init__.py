@@ -2,6 +2,6 @@
 
 prepare   the settings a step had, the checkpoint to begin from, and the start of the ranks
 __main__  one rank: train up to the step, and look into it
-verb      the verb `replay`, and its page
-diff      the verb `diff`: records, checkpoints, then both runs' steps made again
+report    the page of a replayed step; two runs' first difference
+verb      the verbs `replay` and `diff`
 """

@@ -4,6 +4,6 @@ grid     the file: axes, filters, the product
 names    names of the runs
 plan     every run's resolved configuration, and the state of its directory
 running  trainings, several at a time
-verb     the command line of `sweep`
 trial    pairs of runs of two designs until a question is answered
+verb     the command line
 """
