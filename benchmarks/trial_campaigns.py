@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,11 @@ from pretrain.study.sequential import EXPONENT, FIRST, KAPPA, LAST, NO, YES, fix
 Floats = NDArray[np.float64]
 N = np.arange(1, LAST + 1)
 LOOKS = (5, 10, 20, 50, LAST)
+CASES = (
+    *(("better", 0.0, "yes"), ("better", -1.0, "no"), ("within", 1.0, "yes"), ("within", 0.5, "yes")),
+    *(("within", 1.0, "no"), ("within", 0.2, "no")),
+)
+"""(question, true gap in standard deviations, false answer); a margin of its size, of 1 where it is 0."""
 
 
 def running(differences: Floats) -> tuple[Floats, Floats]:
@@ -55,11 +61,6 @@ def kappa(level: float, random: np.random.Generator, campaigns: int) -> float:
     return float(np.quantile((special.stdtr(n - 1, -mean / error) * n**EXPONENT).min(1), level))
 
 
-def fixed_pairs(level: float, power: float) -> int:
-    """Return the pairs of one fixed t-test with this level (one-sided) and power at d_z = 1."""
-    return next(n for n in range(3, 200) if fixed_power(n, level, 1.0) >= power)
-
-
 def main() -> None:
     """Print everything."""
     parser = argparse.ArgumentParser(description="Simulated campaigns of `pretrain trial`.")
@@ -68,32 +69,25 @@ def main() -> None:
     random = np.random.default_rng(25)
     for level, used in KAPPA.items():
         again = kappa(level, random, 20 * campaigns)
-        print(f"κ({level}) used {used}, from {20 * campaigns:,} other sequences {again:.4f}")
-    print(f"\nfalse answers among {campaigns:,} campaigns, % by pairs: {', '.join(map(str, LOOKS))}")
+        print(f"κ({level}) used {used}, from {20 * campaigns:,} simulated sequences {again:.4f}")
+    error = 100 * math.sqrt(YES * (1 - YES) / campaigns)
+    print(f"\nfalse answers among {campaigns:,} campaigns, % by {LOOKS} pairs (5 % ± {error:.2f})")
     normal = random.standard_normal((campaigns, LAST))
     skewed = (random.exponential(size=(campaigns, LAST)) - 1) * random.choice([-1, 1], size=(campaigns, 1))
-    for name, noise in (("normal", normal), ("exponential", skewed)):
-        for question, true, margin, wrong in (
-            ("better", 0.0, 1.0, "yes"), ("better", -1.0, 1.0, "no"), ("within", 1.0, 1.0, "yes"),
-            ("within", 0.5, 0.5, "yes"), ("within", 1.0, 1.0, "no"), ("within", 0.2, 0.2, "no"),
-        ):  # fmt: skip
-            at = answers(noise + true, question, margin)[wrong == "no"]
-            shares = ", ".join(f"{100 * float((at <= look).mean()):.2f}" for look in LOOKS)
-            print(f"  {name:<12}{question} (margin {margin} sd), truth {true:+}, '{wrong}': {shares}")
-    error = 100 * math.sqrt(YES * (1 - YES) / campaigns)
-    print(f"  (standard error of a share of 5 %: {error:.2f})\n\npairs at d_z = 1, 'better' by the margin:")
+    for (name, noise), (question, true, wrong) in product((("normal", normal), ("skewed", skewed)), CASES):
+        margin = abs(true) or 1.0
+        at = answers(noise + true, question, margin)[wrong == "no"]
+        shares = ", ".join(f"{100 * float((at <= look).mean()):.2f}" for look in LOOKS)
+        print(f"  {name}: {question} by {margin} sd, truth {true:+}, '{wrong}': {shares}")
     at_yes, at_no = answers(normal - 1, "better", 1.0)
     pairs, power = np.minimum(np.minimum(at_yes, at_no), LAST), float(np.isfinite(at_yes).mean())
-    print(
-        f"  the trial: mean {pairs.mean():.2f}, median {np.median(pairs):.0f}; 'yes' in {100 * power:.1f} %"
-    )
-    rows = [(level, p) for level in (YES, NO) for p in (0.8, 0.9, 0.95, 1 - NO, power)]
-    for level, wanted in rows:
-        fixed = fixed_pairs(level, wanted)
-        print(f"  one t-test, one-sided {100 * level:g} %, power {100 * wanted:.1f} %: {fixed} pairs; "
-              f"the trial's mean is {share(pairs.mean() / fixed)} of that")  # fmt: skip
     null = np.minimum(np.minimum(*answers(normal, "better", 1.0)), LAST)
-    print(f"  without any difference the trial takes {null.mean():.2f} pairs (median {np.median(null):.0f})")
+    print(f"\nd_z = 1: mean {pairs.mean():.2f} pairs, median {np.median(pairs):.0f}, 'yes' in {power:.3f}")
+    print(f"no difference: mean {null.mean():.2f} pairs, median {np.median(null):.0f}\nof one fixed t-test:")
+    for level, wanted in product((YES, NO), (0.8, 0.9, 0.95, 1 - NO, power)):
+        fixed = next(n for n in range(3, 200) if fixed_power(n, level, 1.0) >= wanted)
+        ratio = share(pairs.mean() / fixed)
+        print(f"  one-sided {100 * level:g} %, power {100 * wanted:.1f} %, {fixed} pairs: {ratio}")
 
 
 if __name__ == "__main__":

@@ -19,37 +19,33 @@ if TYPE_CHECKING:
 
 
 def main(request: Path, answer: Path) -> None:
-    """Replay what the request asks for."""
+    """Replay what the request asks for: {config: path, step, keep: steps to save a checkpoint after}."""
+    from pretrain.ranks.signals import StopSignals
+
+    signals = StopSignals().install()
+    from megatron_patches.engine.compat import silence_expected_warnings
     from pretrain.config.load import load_config
     from pretrain.ranks.devices import ask_for
-    from pretrain.ranks.signals import StopSignals
     from pretrain.runs.directory import write_json
 
     asked = json.loads(request.read_text())
-    signals = StopSignals().install()
     config = load_config(asked["config"])
-    ask_for(config.run.device)
-    from megatron_patches.engine.compat import silence_expected_warnings
-
+    ask_for(config.run.device)  # before anything looks for GPUs
     silence_expected_warnings()
     from pretrain.training.loop import train_step
     from pretrain.training.open_run import open_run
 
     with open_run(config) as run:
         position, trace, found = run.position, [], {}
+        samples, tokens = config.data.global_batch_size, config.tokens_per_step
         while position.step < asked["step"]:
             run.enter_phase_of(position.step + 1)
             probe = Probe(run, position) if position.step + 1 == asked["step"] else None
             result, _ = train_step(run, position, signals)
-            found = probe.answer(result.gradient_norm) if probe is not None else {}
-            position = position.after_step(
-                config.data.global_batch_size,
-                config.tokens_per_step,
-                result.loss,
-                result.gradient_norm,
-                updated=result.updated,
-            )
-            trace.append([position.step, result.loss, result.gradient_norm])
+            loss, norm = result.loss, result.gradient_norm
+            found = probe.answer(norm) if probe is not None else {}
+            position = position.after_step(samples, tokens, loss, norm, updated=result.updated)
+            trace.append([position.step, loss, norm])
             if position.step in asked["keep"]:
                 run.save(position, in_background=False)
                 run.commit(good=True)
@@ -68,15 +64,14 @@ class Probe:
         self._squares: dict[str, float] = {}
         # Before the step: while DeepSpeed steps AdamW, some of its groups are out of sight.
         self._slices = slices_of_rank(run.engine)
+        keep = lambda module, inputs, losses: self._losses.append(losses.detach().float().cpu())  # noqa: E731
         self._hooks = [
-            run.engine.module.register_forward_hook(
-                lambda module, inputs, losses: self._losses.append(losses.detach().float().cpu())
-            ),
+            run.engine.module.register_forward_hook(keep),
             run.engine.basic_optimizer.register_step_pre_hook(self._take_gradients),
         ]
 
     def _take_gradients(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
-        """Add the squares of the slices whose gradient is there now: ZeRO steps group by group."""
+        """Keep the squares of the slices whose gradient is there now: ZeRO steps group by group."""
         for own in self._slices:
             if own.flat.grad is not None:
                 part = own.flat.grad.detach().view(-1).narrow(0, own.offset, own.length)
@@ -89,27 +84,24 @@ class Probe:
         for hook in self._hooks:
             hook.remove()
         run, context = self._run, self._run.context
-        weights = dict(run.engine.module.named_parameters())
-        replicated = run.engine.zero_optimization_stage() == 0 and context.data_parallel_rank > 0
+        weights, first = dict(run.engine.module.named_parameters()), context.tensor_parallel_rank == 0
+        counted = run.engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
         own = {
             name: square
             for name, square in self._squares.items()
-            if not replicated
-            and (context.tensor_parallel_rank == 0 or getattr(weights[name], "tensor_model_parallel", False))
+            if counted and (first or getattr(weights[name], "tensor_model_parallel", False))
         }
-        losses = [] if context.tensor_parallel_rank else self._sample_losses()
         gathered: list[Any] = [None] * context.world_size
-        dist.all_gather_object(gathered, (own, losses))
+        dist.all_gather_object(gathered, (own, self._sample_losses() if first else []))
         squares: dict[str, float] = {}
         for part, _ in gathered:
-            for name, square in part.items():
-                squares[name] = squares.get(name, 0.0) + square
+            squares |= {name: squares.get(name, 0.0) + square for name, square in part.items()}
         total = sum(squares.values())  # after clipping, where DeepSpeed has clipped; hence the norm beside it
         norms = {name: gradient_norm * (square / total) ** 0.5 for name, square in squares.items() if total}
-        documents = self._documents(dict(pair for _, part in gathered for pair in part))
-        return {"gradient_norms": norms, "documents": documents}
+        losses = dict(sorted(pair for _, part in gathered for pair in part))
+        return {"gradient_norms": norms, "documents": self._documents(losses)}
 
-    def _sample_losses(self) -> list[tuple[int, Any]]:
+    def _sample_losses(self) -> list[tuple[int, list[float]]]:
         """Return (sample number, losses [sequence_length]) of this rank's samples."""
         from pretrain.data.batches import rank_samples
 
@@ -121,29 +113,27 @@ class Probe:
             data_parallel_rank=context.data_parallel_rank,
             data_parallel_size=context.data_parallel_size,
         )
-        rows = [row for losses in self._losses for row in losses.numpy()]
+        rows = [row for losses in self._losses for row in losses.tolist()]
         return list(zip(numbers.ravel().tolist(), rows, strict=True))
 
-    def _documents(self, losses: dict[int, Any]) -> list[dict[str, Any]]:
+    def _documents(self, losses: dict[int, list[float]]) -> list[dict[str, Any]]:
         """Return the batch's documents by falling share of the loss; one may come in several samples."""
         import numpy as np
 
         from data_pipeline.tokenizer.tokenizer import open_tokenizer
 
         data, found = self._run.data, dict[str, dict[str, Any]]()
-        for number, values in sorted(losses.items()):
+        for number, values in losses.items():
             (ids,) = data.samples.blocks(np.array([number]))
-            names = data.samples.origins(number)
-            counted = np.ones(len(values), bool) if data.boundary is None else ids[:-1] != data.boundary
-            for name in dict.fromkeys(names[1:]):
-                mine = np.array([other == name for other in names[1:]])
-                entry = found.setdefault(
-                    name, {"document": name, "samples": [], "loss": 0.0, "tokens": 0, "ids": []}
-                )
-                entry["samples"].append(number)
-                entry["loss"] += float(values[mine & counted].sum(dtype=np.float64))
-                entry["tokens"] += int((mine & counted).sum())
-                entry["ids"] += ids[1:][mine].tolist()
+            names = data.samples.origins(number)[1:]
+            for name, token, before, loss in zip(names, ids[1:], ids[:-1], values, strict=True):
+                new = {"document": name, "samples": [], "loss": 0.0, "tokens": 0, "ids": []}
+                entry = found.setdefault(name, new)
+                entry["samples"] = sorted({*entry["samples"], number})
+                entry["ids"].append(int(token))
+                if before != data.boundary:  # else the prediction does not count
+                    entry["loss"] += loss
+                    entry["tokens"] += 1
         total = sum(entry["loss"] for entry in found.values())
         tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
         for entry in found.values():

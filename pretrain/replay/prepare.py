@@ -76,23 +76,16 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
         raise UserError(f"{path} has no step {step}: its records go from 1 to {last}")
     environment = json.loads(run.environment.read_text())
     segments = environment.get("segments") or [environment]
-    branched = segments[0].get("branched_from")
     if step < segments[0].get("first_step", 1):
-        raise UserError(f"{path} is a branch that begins later; replay step {step} of its trunk, {branched}")
-    settings: dict[str, Any] = {}
-    for segment in reversed(segments):
-        if segment.get("first_step", 1) > step:
-            changes = segment.get("changes", {})
-            settings |= {key: change["was"] for key, change in changes.items() if key in KEYS}
+        trunk = segments[0].get("branched_from")
+        raise UserError(f"{path} is a branch that begins later; replay step {step} of its trunk, {trunk}")
+    then = [own for own in segments if own.get("first_step", 1) <= step]
+    later = [own.get("changes", {}).items() for own in reversed(segments[len(then) :])]
+    was = {key: change["was"] for changes in later for key, change in changes if key in KEYS}
+    settings = tuple(override_text(key, value) for key, value in was.items())
     checkpoints = [own for own in run.complete_checkpoints() if step_of(own) < (before or step)]
-    return Past(
-        run,
-        step,
-        tuple(override_text(key, value) for key, value in settings.items()),
-        [own for own in segments if own.get("first_step", 1) <= step][-1],
-        next((record for record in records if record["step"] == step), {}),
-        checkpoints[0] if checkpoints else None,
-    )
+    record = next((record for record in records if record["step"] == step), {})
+    return Past(run, step, settings, then[-1], record, next(iter(checkpoints), None))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,23 +44,19 @@ class Hypothesis:
     margin: float
     baseline: str
 
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < 100:
+            raise UserError(f"a margin of {self.margin:g} % must be above 0 and below 100 percent")
+
     @classmethod
     def parse(cls, text: str) -> Hypothesis:
         """Read `DESIGN better|worse|within 2% than|of BASELINE`; UserError where the text is none."""
-        match = _SENTENCE.fullmatch(" ".join(text.split()))
-        if match is None:
-            raise UserError(
-                f"'{text}' is no hypothesis; write it as 'DESIGN better|worse|within 2% than|of BASELINE', "
-                "such as 'orthogonal within 5% of vanilla'"
-            )
-        return cls.of(match[1], match[2], float(match[3]), match[4])
-
-    @classmethod
-    def of(cls, design: str, question: str, margin: float, baseline: str) -> Hypothesis:
-        """Check the margin. Raises UserError: it is not above 0 and below 100 percent."""
-        if not 0 < margin < 100:
-            raise UserError(f"a margin of {margin:g} % must be above 0 and below 100 percent of perplexity")
-        return cls(design, question, margin, baseline)
+        if match := _SENTENCE.fullmatch(" ".join(text.split())):
+            return cls(match[1], match[2], float(match[3]), match[4])
+        raise UserError(
+            f"'{text}' is no hypothesis; write it as 'DESIGN better|worse|within 2% than|of BASELINE', as "
+            "'orthogonal within 5% of vanilla'"
+        )
 
     def __str__(self) -> str:
         link = "of" if self.question == "within" else "than"
@@ -100,18 +96,16 @@ class Seal:
 
     def runs_of(self, design: str, runs: Iterable[FinishedRun]) -> list[FinishedRun]:
         """Return the runs beside the seal that are of this design and of a sealed seed."""
-        seeds = set(self.content["seeds"])
-        own = (run for run in runs if run.path.resolve().parent == self.path.resolve().parent.parent)
-        return [run for run in own if design_of(_own_name(run), run.seed) == design and run.seed in seeds]
+        place, seeds = self.path.resolve().parent.parent, self.content["seeds"]
+        beside = [run for run in runs if run.path.resolve().parent == place and run.seed in seeds]
+        return [run for run in beside if design_of(run.config["run"]["name"], run.seed) == design]
 
     def changes(self, runs: Sequence[FinishedRun]) -> list[str]:
         """Return, as clauses, what is not as it was sealed: file, grid, settings, code, data, time."""
         sealed, found = self.content, [] if self.intact else [f"{self.path} no longer has its own hash"]
         grid = Path(sealed["grid"]["file"])
-        if not grid.is_file():
-            found.append(f"the grid file {grid} is not there")
-        elif file_hash(grid) != sealed["grid"]["sha256"]:
-            found.append(f"the grid file {grid} has changed")
+        if not grid.is_file() or file_hash(grid) != sealed["grid"]["sha256"]:
+            found.append(f"the grid file {grid} has changed or is gone")
         began = datetime.strptime(sealed["sealed"], _TIME)
         own = [(name, run) for name in sealed["settings"] for run in self.runs_of(name, runs)]
         lacking = len(sealed["settings"]) * len(sealed["seeds"]) - len(own)
@@ -127,20 +121,17 @@ class Seal:
             if run.data_fingerprint not in sealed["data"]:
                 found.append(f"{run.name} has other data")
         commits = sorted({str(run.environment.get("git_commit")) for _, run in own})
-        for commit in commits:
-            if commit != sealed["commit"]:
-                found.append(f"runs are of commit {commit[:12]}, sealed at {str(sealed['commit'])[:12]}")
+        others = [commit[:12] for commit in commits if commit != sealed["commit"]]
+        found += [f"runs are of commit {commit}, sealed at {str(sealed['commit'])[:12]}" for commit in others]
         if any(commit.endswith("+") for commit in (*commits, str(sealed["commit"]))):
             found.append("a checkout had uncommitted changes")
         return found
 
     def statement(self, runs: Sequence[FinishedRun]) -> str:
         """Return the seal's time, hash and changes as one sentence."""
-        changes = self.changes(runs)
-        since = f"changed since: {'; '.join(changes)}" if changes else "nothing has changed since"
-        return (
-            f"Sealed {self.content['sealed']} as {self.path.stem}, {self.content['stopping_rule']}; {since}."
-        )
+        changes, sealed = "; ".join(self.changes(runs)), self.content
+        since = f"changed since: {changes}" if changes else "nothing has changed since"
+        return f"Sealed {sealed['sealed']} as {self.path.stem}, {sealed['stopping_rule']}; {since}."
 
 
 def design_of(name: str, seed: int) -> str:
@@ -154,47 +145,20 @@ def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps({key: pairs[key] for key in sorted(_SETTINGS & pairs.keys())}, default=str))
 
 
-def write_seal(
-    directory: Path,
-    hypotheses: Sequence[Hypothesis],
-    stopping_rule: str,
-    grid: Mapping[str, Any],
-    settings: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    data: Sequence[str],
-    *,
-    fixed_n: bool,
-    begun: Sequence[str],
-) -> Seal | None:
+def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
     """Write a seal beside the runs, or return the one of the same content that is there already.
 
     Args:
-        grid: file, sha256, base and overrides, as the command had them.
-        settings: {design: `design_settings`}.
+        content: hypotheses, stopping_rule, fixed_n, grid, seeds, settings {design: `design_settings`}, data.
         begun: names of those of the runs that are there; with any, nothing can be sealed and None comes back.
-
-    Raises:
-        UserError: a hypothesis names a design that is none of the grid's.
     """
-    for name in (name for each in hypotheses for name in (each.design, each.baseline)):
-        if name not in settings:
-            raise UserError(f"the hypothesis names '{name}', which is none of {', '.join(settings)}")
-    content = {
-        "hypotheses": [asdict(each) for each in hypotheses],
-        "stopping_rule": stopping_rule,
-        "fixed_n": fixed_n,
-        "grid": dict(grid),
-        "seeds": list(seeds),
-        "settings": dict(settings),
-        "data": sorted(set(data)),
-    }
     content = json.loads(json.dumps(content))
     for seal in read_seals([directory]):
         if {key: seal.content.get(key) for key in content} == content:
             return seal
     if begun:
         return None
-    content |= {"commit": git_commit(), "sealed": datetime.now().astimezone().strftime(_TIME)}
+    content = {**content, "commit": git_commit(), "sealed": datetime.now().astimezone().strftime(_TIME)}
     digest = _hash(content)
     path = directory / SEALS / f"{digest[:12]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,10 +183,6 @@ def read_seals(directories: Iterable[Path]) -> list[Seal]:
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _own_name(run: FinishedRun) -> str:
-    return str(run.config["run"]["name"])  # where two runs share it, `compare` calls them by their paths
 
 
 def _hash(content: Any) -> str:

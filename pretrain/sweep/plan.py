@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,19 +99,22 @@ def seal_plan(
     Raises:
         UserError: a hypothesis names no design of theirs.
     """
-    own = [run.config.run.seed for run in runs]
+    settings = {design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs}
+    named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
+    if unknown := sorted(named - settings.keys()):
+        raise UserError(f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}")
     blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
-    return write_seal(
-        runs[0].config.run.directory,
-        hypotheses,
-        stopping_rule,
-        {"file": str(grid.path), "sha256": file_hash(grid.path), "base": base, "overrides": [*overrides]},
-        {design_of(run.name, run.config.run.seed): design_settings(run.config.resolved()) for run in runs},
-        sorted({*own}) if seeds is None else seeds,
-        [read_blend(config).fingerprint for config in blends.values()],
-        fixed_n=seeds is None,
-        begun=[run.name for run in runs if run.standing != "new"],
-    )
+    content = {
+        "hypotheses": [asdict(claim) for claim in hypotheses],
+        "stopping_rule": stopping_rule,
+        "fixed_n": seeds is None,
+        "grid": {"file": str(grid.path), "sha256": file_hash(grid.path), "base": base, "set": [*overrides]},
+        "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
+        "settings": settings,
+        "data": sorted({read_blend(config).fingerprint for config in blends.values()}),
+    }
+    begun = [run.name for run in runs if run.standing != "new"]
+    return write_seal(runs[0].config.run.directory, content, begun)
 
 
 def _configuration(run: GridRun, base: str) -> Config:

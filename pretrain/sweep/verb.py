@@ -171,7 +171,7 @@ def trial(
     if len(runs) != 2 * FIRST:
         raise UserError(f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two")
     baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
-    claim = Hypothesis.of(design, question.value, margin, baseline)
+    claim = Hypothesis(design, question.value, margin, baseline)
     seal = seal_plan(whole, base, given, runs, [claim], STOPPING_RULE, whole.content.seeds)
     share = slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
     decision, needed, runs = carry_out(planned, train, claim, max_pairs, share)

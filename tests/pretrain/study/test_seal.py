@@ -77,7 +77,7 @@ def test_all_that_changed_since_is_named(tiny_shards: Path, tmp_path: Path) -> N
     (sentence,) = compare_runs(paths, "vanilla").seals
     for change in (
         f"{seal.path} no longer has its own hash",
-        "has changed; ",
+        "has changed or is gone; ",
         "1 of the sealed runs are not among these",
         f"optimizer.learning_rate is 0.002 in {other[5].name}, sealed 0.001",
         f"{runs[0].name} began before",
