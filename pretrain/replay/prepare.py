@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from pretrain.checkpoint.branching import take_records
 from pretrain.config.keys import KEYS
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
@@ -118,6 +119,7 @@ def replayed(
             for file in past.checkpoint.iterdir():
                 (linked / file.name).symlink_to(file.resolve())
             (linked / GOOD).touch()  # else the replay would mark the run's own
+            take_records(past.run, run, step_of(past.checkpoint))
         request, answer = Path(place, "request.json"), Path(place, "answer.json")
         write_json(request, {"config": str(Path(place, "config.yaml")), "step": past.step, "keep": [*keep]})
         if threads := past.segment.get("cpu_threads"):

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from pretrain.checkpoint.format import KINDS
-from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.config.keys import KEYS
 from pretrain.replay.prepare import Past, look_up, replayed
 from pretrain.reporting.tables import Table
@@ -213,6 +212,8 @@ def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
 
 def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | None:
     """Compare two checkpoints of a step tensor by tensor, of whatever layouts; None: all bits are equal."""
+    from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
+
     one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
     shapes = [{name: own.shape for name, own in each.parameters.items()} for each in (one, other)]
     common = [name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)]

@@ -114,7 +114,7 @@ def trial_document(
     for n, difference in enumerate(differences, start=1):
         pair = done[2 * n - 2 : 2 * n]
         losses = (f"{run.result.validation_loss:.4f}" for run in pair)
-        ends = (f"{end:+.4f}" for end in bounds(differences[:n], YES))
+        ends = ("–" if n < FIRST else f"{end:+.4f}" for end in bounds(differences[:n], YES))
         rows.append((str(n), str(pair[0].seed), *losses, f"{difference:+.4f}", *ends))
     table = Table(("pair", "seed", claim.baseline, claim.design, "difference", "gap from", "to"), rows, ())
     content = {

@@ -191,6 +191,6 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(tiny_shards: Path, tm
     again = warm_cli([*command, "--max-pairs", "5"])
     assert again.returncode == 0 and "written: " in again.stdout
     assert files_under(tmp_path) == before
-    of_three = write_grid(tmp_path, tiny_shards, fixed, list=[*entries, {"name": "third", "run.seed": 9}])
-    refused = warm_cli(["trial", of_three])
-    assert refused.returncode == 2 and "'run.seed' is given in `list` and in `seeds`" in refused.stderr
+    third = {"name": "third", "optimizer.learning_rate": 2e-3}
+    refused = warm_cli(["trial", write_grid(tmp_path, tiny_shards, fixed, list=[*entries, third])])
+    assert refused.returncode == 2 and "has 3 runs a seed; a trial needs two" in refused.stderr
