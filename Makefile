@@ -72,8 +72,9 @@ test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 # Real runs are killed, suspended, starved of disk and damaged at random, and must come out as if nothing had been.
 FAULTS ?= 60
 SEED ?= 1
-faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, half an hour; FAULTS=60 SEED=1
-	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --into docs/reliability.md
+RECORD ?= build/faults.jsonl
+faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, an hour; goes on where it was interrupted; FAULTS=60 SEED=1 RECORD=FILE
+	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
 
 # The fast suite and the golden loss curves with the lowest versions that pyproject.toml allows, and with the newest there
 # are, each in an environment of its own for every Python. The newest megatron-core needs Python >= 3.12:

@@ -43,6 +43,7 @@ from pretrain.runs.position import Position  # noqa: E402
 from pretrain.training.phase_engine import PhasedEngine  # noqa: E402
 
 WARM_UP_ROUNDS = 1
+WAITED, STALL = "a save that training waits for", "a save behind training: the stall"
 PLAIN_STEPS = 3
 ASSUMED = {"copy": 20e9, "hash": 1.0e9, "disk": 1.0e9}
 """Bytes per second of a rank: device to pinned memory, SHA-256 on a core, its share of the file system."""
@@ -53,10 +54,14 @@ def main() -> None:
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, 1, timeout_seconds=600)
     with own_directory(arguments.directory, context) as directory:
-        report = Bench(arguments.shape, arguments.deepspeed, directory, context).measure(arguments.rounds)
+        bench = Bench(arguments.shape, arguments.deepspeed, directory, context)
+        rounds = [bench.round() for _ in range(arguments.rounds + WARM_UP_ROUNDS)][WARM_UP_ROUNDS:]
+        size = sum(file.stat().st_size for file in bench.checkpoints.run.checkpoint(bench.number).iterdir())
+        dist.barrier()  # all have counted
     if context.is_first:
-        report["large"] = by_formula(load_config("large"), arguments.ranks, ASSUMED)
-        print_report(report)
+        print(f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, {len(rounds)} rounds")
+        print_medians(rounds)
+        print_formula(load_config("large"), ranks=64)
     shutdown_distributed(context)
 
 
@@ -70,7 +75,6 @@ def parse_arguments() -> argparse.Namespace:
         "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
     )
     parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
-    parser.add_argument("--ranks", type=int, default=64, help="of the formula for `large`")
     return parser.parse_args()
 
 
@@ -124,24 +128,6 @@ class Bench:
         self.checkpoints.commit(good=True)
         return time.perf_counter() - started
 
-    def measure(self, rounds: int) -> dict[str, Any]:
-        """Measure on this rank; the other ranks do the same beside it."""
-        found = [self.round() for _ in range(rounds + WARM_UP_ROUNDS)][WARM_UP_ROUNDS:]
-        ratios = [of_round["stall"] / of_round["synchronous"] for of_round in found]
-        files = self.checkpoints.run.checkpoint(self.number).iterdir()
-        total = sum(file.stat().st_size for file in files)
-        dist.barrier()  # all have counted
-        return {
-            "device": str(self.context.device),
-            "ranks": self.context.world_size,
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "rounds": rounds,
-            "bytes": total,
-            "seconds": {name: statistics.median(each[name] for each in found) for name in found[0]},
-            "stall / synchronous": statistics.quantiles(ratios, n=4, method="inclusive"),
-        }
-
     def round(self) -> dict[str, float]:
         plain = [self.step() for _ in range(PLAIN_STEPS)]
         synchronous = self.save(behind=False)
@@ -154,52 +140,35 @@ class Bench:
         written = self.checkpoints.take_written()
         assert written is not None
         return {
-            "synchronous": synchronous,
-            "stall": stall,
-            "write": written.write,
-            "step": statistics.median(plain),
-            "step beside a save": statistics.median(beside),
+            WAITED: synchronous,
+            STALL: stall,
+            "a save behind training: written after": written.write,
+            "a step": statistics.median(plain),
+            "a step beside a save": statistics.median(beside),
         }
 
     def is_writing(self) -> bool:
         return self.checkpoints.newest() != self.checkpoints.run.checkpoint(self.number)
 
 
-def by_formula(config: Config, ranks: int, rates: dict[str, float]) -> dict[str, float]:
-    """Bytes and seconds of a checkpoint of `config`, if every rank has the same share of it."""
+def print_medians(rounds: list[dict[str, float]]) -> None:
+    """Print the median of every number, and of the ratio within a round, with its quartiles."""
+    for what in rounds[0]:
+        print(f"{what:42}{statistics.median(each[what] for each in rounds):9.3f} s")
+    ratios = [each[STALL] / each[WAITED] for each in rounds]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    print(f"{'stall / the save that is waited for':42}{median:9.1%}   ({low:.1%} – {high:.1%})")
+
+
+def print_formula(config: Config, ranks: int) -> None:
+    """Print bytes and seconds of a checkpoint of `config`, if every rank has the same share of it."""
     total = count_parameters(config.shape(), config.policy()).checkpoint_bytes
     own = total / ranks
-    return {
-        "ranks": ranks,
-        "bytes": total,
-        "bytes_of_a_rank": own,
-        "stall_seconds": own / rates["copy"],
-        "write_seconds": own * (1 / rates["hash"] + 1 / rates["disk"]),
-    }
-
-
-def print_report(report: dict[str, Any]) -> None:
-    seconds = report["seconds"]
-    print(
-        f"{report['bytes'] / 1e6:.0f} MB by {report['ranks']} rank{'s' if report['ranks'] > 1 else ''} on "
-        f"{report['device']}, {report['threads']} thread, {report['rounds']} rounds; medians"
-    )
-    low, median, high = report["stall / synchronous"]
-    for what, value in (
-        ("a save that training waits for", f"{seconds['synchronous']:9.3f} s"),
-        ("a save behind training: the stall", f"{seconds['stall']:9.3f} s"),
-        ("stall / the save that is waited for", f"{median:9.1%}   ({low:.1%} – {high:.1%})"),
-        ("a save behind training: written after", f"{seconds['write']:9.3f} s"),
-        ("a step", f"{seconds['step']:9.3f} s"),
-        ("a step beside a save", f"{seconds['step beside a save']:9.3f} s"),
-    ):
-        print(f"{what:42}{value}")
-    large = report["large"]
+    stall, write = own / ASSUMED["copy"], own * (1 / ASSUMED["hash"] + 1 / ASSUMED["disk"])
     rates = ", ".join(f"{name} {rate / 1e9:g} GB/s" for name, rate in ASSUMED.items())
     print(
-        f"\nby formula, `large` on {large['ranks']} GPUs: {large['bytes'] / 1e9:.2f} GB, "
-        f"{large['bytes_of_a_rank'] / 1e6:.0f} MB a rank: stall {large['stall_seconds']:.3f} s, written "
-        f"{large['write_seconds']:.2f} s later, if a rank has {rates}"
+        f"\nby formula, `large` on {ranks} GPUs: {total / 1e9:.2f} GB, {own / 1e6:.0f} MB a rank: stall "
+        f"{stall:.3f} s, written {write:.2f} s later, if a rank has {rates}"
     )
 
 

@@ -48,9 +48,7 @@ class Corpus:
 def build_corpus(directory: Path, num_files: int) -> Corpus:
     """Write `num_files` files to `directory`, unless the same ones are there.
 
-    Raises:
-        DataError: the installation lacks the pydoc topics, or has under 1.5 MB of usable text; the directory
-            holds something else.
+    DataError: the installation has too little text, or the directory holds something else.
     """
     if num_files < 1:
         raise DataError(f"--files {num_files} must be at least 1")
@@ -58,28 +56,20 @@ def build_corpus(directory: Path, num_files: int) -> Corpus:
     record_path = directory / RECORD_NAME
     if record_path.exists():
         record = read_json(record_path)
-        if _is_current(directory, record, made_from):
+        same = all(record.get(key) == value for key, value in made_from.items())
+        paths = {directory / name: digest for name, digest in record["outputs"].items()}
+        if same and all(path.is_file() and sha256_file(path) == digest for path, digest in paths.items()):
             return Corpus(record["bytes"], record["documents"], built=False)
     elif directory.is_dir():
-        _refuse_foreign_files(directory)
+        ours = re.compile(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp")
+        for name in (path.name for path in directory.iterdir()):
+            if not ours.fullmatch(name):
+                raise DataError(
+                    f"{directory} holds {name}, which demo-corpus did not make; choose another directory"
+                )
     made = _write(directory, num_files, collect_documents(Path(sysconfig.get_path("stdlib"))))
     write_atomically(record_path, to_json(made_from | made))
     return Corpus(made["bytes"], made["documents"], built=True)
-
-
-def _is_current(directory: Path, record: dict[str, Any], made_from: dict[str, Any]) -> bool:
-    return all(record.get(key) == value for key, value in made_from.items()) and all(
-        (directory / name).is_file() and sha256_file(directory / name) == digest
-        for name, digest in record["outputs"].items()
-    )
-
-
-def _refuse_foreign_files(directory: Path) -> None:
-    for path in directory.iterdir():
-        if not re.fullmatch(r"demo-\d{5}\.jsonl\.zst(\..*\.tmp)?|corpus\.json\..*\.tmp", path.name):
-            raise DataError(
-                f"{directory} holds {path.name}, which demo-corpus did not make; choose another directory"
-            )
 
 
 def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) -> dict[str, Any]:
@@ -112,11 +102,7 @@ def _write(directory: Path, num_files: int, documents: list[tuple[str, str]]) ->
 
 
 def collect_documents(library: Path) -> list[tuple[str, str]]:
-    """Collect (source, text) of every document in the standard library at `library`, in a fixed order.
-
-    Raises:
-        DataError: the pydoc topics are missing.
-    """
+    """Collect (source, text) of every document in the standard library at `library`, in a fixed order."""
     topics_path = library / "pydoc_data" / "topics.py"
     if not topics_path.is_file():
         raise DataError(
@@ -142,11 +128,11 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
 
 def _topics(path: Path) -> list[str]:
     """Read the strings of `topics = {...}`, sorted by name, as a literal that is not executed."""
-    for node in ast.parse(path.read_bytes()).body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            topics = ast.literal_eval(node.value)
-            return [topics[name] for name in sorted(topics)]
-    raise DataError(f"{path} has no topics; install this Python's complete standard library")
+    nodes = (n for n in ast.parse(path.read_bytes()).body if isinstance(n, (ast.Assign, ast.AnnAssign)))
+    topics: dict[str, str] = next(
+        (ast.literal_eval(node.value) for node in nodes if node.value is not None), {}
+    )
+    return [topics[name] for name in sorted(topics)]
 
 
 def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -12,11 +12,7 @@ class DataError(ValueError):
 
 @contextlib.contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import into the sentence that `what` needs the extra.
-
-    Raises:
-        DataError: a package of the extra is missing.
-    """
+    """Turn a failed import into the DataError that `what` needs the extra."""
     try:
         yield
     except ImportError as error:

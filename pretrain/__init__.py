@@ -3,9 +3,10 @@
 evaluation   experiments on trained models: heads, lengths, approximation, downstream tasks
 finetuning   trained models, and a BERT, fine-tuned on tasks with frozen rows
 export       trained models as Hugging Face directories, and back; text from them
+replay       steps of a run made again; the first difference between two runs
 training     a run, from opening to its last step
 job          answers to the Slurm scripts
-trial        text to two trained models and their comparison, in one command
+quickstart   text to two trained models and their comparison, in one command
 checkpoint   save, verify, resume at any layout
 doctor       the preflight of every node
 sweep        many runs from one grid

@@ -26,11 +26,12 @@ from pretrain.errors import UserError
 from pretrain.evaluation.verbs import evaluate
 from pretrain.export.verb import export, import_, sample
 from pretrain.plan.verb import plan
+from pretrain.quickstart import demo, try_
 from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
-from pretrain.sweep.verb import sweep
-from pretrain.trial import demo, try_
+from pretrain.replay.verb import diff, replay
+from pretrain.sweep.verb import sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
@@ -242,6 +243,9 @@ def doctor(
 
 app.command()(plan)
 app.command()(sweep)
+app.command()(trial)
+app.command()(replay)
+app.command()(diff)
 app.command()(export)
 app.command()(sample)
 app.command("import")(import_)

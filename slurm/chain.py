@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = ("download", "tokenizer", "tokenize", "merge", "pretrain", "compare")
@@ -40,11 +41,7 @@ class Job:
 
 
 def plan(options: argparse.Namespace) -> list[Job]:
-    """All jobs, in an order in which each comes after those it waits for.
-
-    Raises:
-        SubmitError: options that do not go together.
-    """
+    """Return all jobs, each after those it waits for; SubmitError if the options do not go together."""
     first, last = STEPS.index(getattr(options, "from")), STEPS.index(options.until)
     if first > last:
         raise SubmitError(f"--from {STEPS[first]} comes after --until {STEPS[last]}; swap them")
@@ -164,27 +161,17 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("config", type=_path, help="small, base, large, demo, or a YAML file")
     parser.add_argument("overrides", nargs="*", help="section.key=value for every run")
     parser.add_argument("--variants", default="vanilla,orthogonal", help="one run each; default: %(default)s")
-    parser.add_argument(
-        "--from", choices=STEPS, default=STEPS[0], help="first step; what is before it is there"
-    )
+    parser.add_argument("--from", choices=STEPS, default=STEPS[0], help="first step; those before are done")
     parser.add_argument("--until", choices=STEPS, default=STEPS[-1], help="last step")
     parser.add_argument("--source", help="corpus to download; default: the config's")
     parser.add_argument("--corpus", type=_path, help="directory of the text; default: data/SOURCE-text")
     parser.add_argument("--tokenizer", type=_path, help="default: data/SOURCE.model")
-    parser.add_argument(
-        "--shards", type=_path, help="directory of the tokens; default: the config's data.directory"
-    )
-    parser.add_argument(
-        "--runs", type=_path, default="runs", help="directory of the runs; default: %(default)s"
-    )
-    parser.add_argument(
-        "--tasks", type=_positive, default=32, help="array tasks of tokenize; default: %(default)s"
-    )
+    parser.add_argument("--shards", type=_path, help="directory of the tokens; default: data.directory")
+    parser.add_argument("--runs", type=_path, default="runs", help="their directory; default: %(default)s")
+    parser.add_argument("--tasks", type=_positive, default=32, help="of tokenize's array (%(default)s)")
     parser.add_argument("--throttle", type=_positive, help="of them, at most this many at a time")
-    for option, words, meaning in (
-        ("--sbatch", "STEP=OPTIONS", "options of sbatch; STEP all: every job"),
-        ("--args", "STEP=WORDS", "arguments of a step's script"),
-    ):
-        parser.add_argument(option, action="append", default=[], metavar=words, help=meaning)
+    several: dict[str, Any] = {"action": "append", "default": [], "metavar": "STEP=WORDS"}
+    parser.add_argument("--sbatch", **several, help="options of sbatch; STEP all: every job")
+    parser.add_argument("--args", **several, help="arguments of a step's script")
     parser.add_argument("--dry-run", action="store_true", help="print every command, run none")
     return parser

@@ -51,11 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def site_settings() -> dict[str, str]:
-    """SBATCH_* variables of the site file: partition, account ... Jobs read the file themselves.
-
-    Raises:
-        SubmitError: the file fails.
-    """
+    """Return SBATCH_* variables of the site file (partition, account); SubmitError if the file fails."""
     given = os.environ.get("ORA_SITE")
     path = Path(given) if given else ROOT / "slurm" / "site.sh"
     if not path.exists():
@@ -73,11 +69,7 @@ def site_settings() -> dict[str, str]:
 
 
 def submit(jobs: Sequence[Job], site: dict[str, str]) -> dict[str, str]:
-    """Submit in order; job name -> id.
-
-    Raises:
-        SubmitError: sbatch refused one; those submitted before it are cancelled.
-    """
+    """Submit in order: job name -> id. If sbatch refuses one, cancel those before and raise SubmitError."""
     ids: dict[str, str] = {}
     for job in jobs:
         done = _call(["sbatch", "--parsable", *_sbatch_words(job, ids)], job, site)

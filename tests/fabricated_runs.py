@@ -12,10 +12,13 @@ from typing import Any
 
 import yaml
 
+from data_pipeline.shards.manifest import read_manifest
 from pretrain.config.load import parse_config
 from pretrain.runs import tags
 from pretrain.runs.directory import FINISHED, MARKER, RunDirectory
+from pretrain.runs.environment import git_commit
 from pretrain.runs.tags import METRICS, Metric, When
+from pretrain.sweep.plan import PlannedRun
 
 BATCH, LENGTH = 16, 128
 _YAML = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -107,6 +110,17 @@ def write_run(
     records = _records(files, last | dict(columns or {}))
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     run.write_state(FINISHED)
+    return path
+
+
+def write_planned_run(run: PlannedRun, shards: Path, loss: float) -> Path:
+    """Leave a run of a plan as if trained on `shards` by this commit, in the far future."""
+    facts = {"git_commit": git_commit(), "started": "2099-01-01T00:00:00+0000"}
+    changes = {f"environment.{key}": value for key, value in facts.items()}
+    changes["data.fingerprint"] = read_manifest(shards).fingerprint
+    seed, variant = run.config.run.seed, run.config.attention.variant
+    path = write_run(run.path.parent, run.name, variant, seed=seed, loss=loss, changes=changes)
+    RunDirectory(path).config.write_text(run.config.to_yaml())
     return path
 
 

@@ -182,12 +182,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [stage.name for wave in WAVES for stage in wave]
-    parser.add_argument(
-        "--out", type=Path, help="a directory; docs/results/gpu, without a GPU build/gpu-check"
-    )
-    parser.add_argument(
-        "--seconds", type=float, help=f"for all stages together; default: {SECONDS:.0f} on a GPU"
-    )
+    parser.add_argument("--out", type=Path, help="default: docs/results/gpu, without a GPU build/gpu-check")
+    parser.add_argument("--seconds", type=float, help=f"for all stages; default: {SECONDS:.0f} on a GPU")
     parser.add_argument("--stages", nargs="+", choices=names, default=names)
     parser.add_argument("--shards", type=Path, help="tokenized already; else they are made")
     return parser.parse_args()

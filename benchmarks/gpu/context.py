@@ -77,11 +77,7 @@ class StageContext:
         return self.until - time.monotonic()
 
     def run(self, name: str, command: Sequence[str]) -> None:
-        """Run a command to its end.
-
-        Raises:
-            StageError: it failed, or the stage's time was over first.
-        """
+        """Run a command to its end; StageError if it fails, or the stage's time is over first."""
         with self.started(name, command) as process:
             try:
                 code = process.wait(max(0.1, self.seconds_left))
@@ -93,8 +89,7 @@ class StageContext:
     def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
         """Return the `Measurements` of a module of this folder; its own end before time counts as a failure.
 
-        Raises:
-            StageError: it failed before it measured anything.
+        StageError: it failed before it measured anything.
         """
         file, failure = self.work / f"{name}.json", None
         seconds = f"{max(1.0, self.seconds_left - TO_START):.0f}"

@@ -31,7 +31,7 @@ from benchmarks.gpu.trainings import MAIN_VARIANTS  # noqa: E402
 from megatron_patches.bank.monarch import Factors, add_input_grad, project  # noqa: E402
 from megatron_patches.bank.monarch_kernel import TILES, Tile  # noqa: E402
 from megatron_patches.bank.orthonormal import BankRecipe, factors_of_heads  # noqa: E402
-from megatron_patches.model.auxiliary_losses import take_auxiliary_losses  # noqa: E402
+from megatron_patches.model.penalty import take_auxiliary_losses  # noqa: E402
 from megatron_patches.recipe.policy import VARIANTS  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.model.build import build_model, compile_layers, token_losses  # noqa: E402

@@ -66,15 +66,9 @@ def main() -> None:
     parser.add_argument("--look-inside", action="store_true", help="time by part and by kernel class too")
     arguments = parser.parse_args()
     with one_process() as context:
-        measured = Measurements(
-            arguments.json,
-            arguments.seconds,
-            shape=str(arguments.shape),
-            device=device_name(context),
-            dtype="bf16" if context.device.type == "cuda" else "fp32",
-            contenders={},
-            switches={},
-        )
+        dtype, device = "bf16" if context.device.type == "cuda" else "fp32", device_name(context)
+        values = {"shape": str(arguments.shape), "device": device, "dtype": dtype}
+        measured = Measurements(arguments.json, arguments.seconds, **values, contenders={}, switches={})
         session = Session(arguments.shape, context, measured)
         session.run(arguments.contenders, arguments.settings, arguments.look_inside)
 
@@ -87,10 +81,8 @@ class Session:
     """Everything that is measured of one shape, in one process."""
 
     def __init__(self, shape: Shape, context: ParallelContext, measured: Measurements) -> None:
-        self.shape = shape
-        self._measured = measured
+        self.shape, self._measured, self._context = shape, measured, context
         self._contenders: dict[str, Any] = measured.values["contenders"]
-        self._context = context
         self._on_gpu = context.device.type == "cuda"
         self._layout = Layout(tensor_parallel=1, data_parallel=1)
         self._batch = batches(shape, self._context)

@@ -38,11 +38,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow.
-
-        Raises:
-            ValueError: not four or five whole numbers from 1, or a hidden size that 64 does not divide.
-        """
+        """Read LAYERSxHIDDENxBATCHxLENGTH, as 4x512x4x256; xVOCABULARY may follow. Else ValueError."""
         sizes = [int(part) for part in text.split("x")]
         if len(sizes) not in (4, 5) or min(sizes) < 1 or sizes[1] % HEAD_DIM:
             raise ValueError(text)
@@ -62,13 +58,9 @@ class Layout:
 
 
 def benchmark_config(shape: Shape, variant: str, layout: Layout, settings: str = "") -> Config:
-    """A run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU.
+    """Return a run without data: rotary positions, no dropout, fp32 on the CPU and bf16 on a GPU.
 
-    Args:
-        settings: overrides, separated by spaces.
-
-    Raises:
-        UserError: no run could have these settings.
+    `settings` are overrides, separated by spaces.
     """
     draft = Draft(
         "the benchmark's own run",
@@ -134,8 +126,7 @@ class Ours:
 class Plain:
     """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
-    Args:
-        compiled: layer by layer, as ours are.
+    Compiled, if so, layer by layer, as ours are.
     """
 
     def __init__(self, config: Config, device: torch.device, compiled: bool = False) -> None:

@@ -88,21 +88,13 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=40, help="rounds that count")
-    parser.add_argument(
-        "--shape",
-        type=Shape.parse,
-        default="4x512x4x256",
-        help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)",
-    )
+    shape = "LAYERSxHIDDENxBATCHxLENGTH, heads of 64; xVOCABULARY may follow (2048)"
+    parser.add_argument("--shape", type=Shape.parse, default="4x512x4x256", help=shape)
     parser.add_argument("--contenders", nargs="+", choices=(*CONTENDERS, *OPTIONAL), default=list(CONTENDERS))
     parser.add_argument("--ranks", type=int, default=1, help="started on this machine")
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument(
-        "--settings",
-        nargs="+",
-        default=[""],
-        help='overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none',
-    )
+    settings = 'overrides of the engines\' configuration, each a text like "deepspeed.config=zero1"; "": none'
+    parser.add_argument("--settings", nargs="+", default=[""], help=settings)
     parser.add_argument("--clock", choices=("cpu", "wall"))
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

@@ -14,26 +14,6 @@ from pretrain.telemetry.profile import seconds_by_class
 PARTS = ("data", "forward", "backward", "reduction", "optimizer")
 
 
-class LastGradient:
-    """The moment at which autograd had the last gradient of a backward pass; then comes reduction."""
-
-    def __init__(self, model: torch.nn.Module, now: Callable[[], float]) -> None:
-        self.at = 0.0
-        self._now = now
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._note)
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
-
-    def _note(self, _: torch.Tensor) -> None:
-        self.at = self._now()
-
-    def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
 def seconds_by_part(
     contender: Contender,
     batch: Callable[[], torch.Tensor],
@@ -48,7 +28,12 @@ def seconds_by_part(
             torch.cuda.synchronize()
         return now()
 
-    last = LastGradient(contender.model, here)
+    last = [0.0]  # when autograd had the last gradient of a backward pass; then comes reduction
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda _: last.__setitem__(0, here()))
+        for parameter in contender.model.parameters()
+        if parameter.requires_grad
+    ]
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
     for _ in range(rounds):
         wait()
@@ -59,12 +44,13 @@ def seconds_by_part(
         marks.append(here())
         contender.backward(loss)
         # Gradients that are reduced while others are still being made count as backward.
-        marks += [last.at, here()]
+        marks += [last[0], here()]
         contender.update()
         marks.append(here())
         for part, begin, end in zip(PARTS, marks, marks[1:], strict=False):
             seconds[part].append(end - begin)
-    last.remove()
+    for hook in hooks:
+        hook.remove()
     return {part: statistics.median(values) for part, values in seconds.items()}
 
 

@@ -32,24 +32,13 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as hex.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file's bytes as hex; DataError if the file cannot be read."""
     with refusing(f"read {path}"):
         return hash_file(path)
 
 
 def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Return the SHA-256 of a file's bytes as hex.
-
-    Args:
-        progress: called with the number of bytes of each chunk once that chunk is hashed.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the SHA-256 of a file's bytes as hex; `progress` is called with the bytes of each chunk."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
@@ -124,11 +113,7 @@ class Draft:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a small file as `replace_file` does.
-
-    Raises:
-        DataError: the file cannot be written.
-    """
+    """Write a small file as `replace_file` does, but raise DataError where that cannot be done."""
     with refusing(f"write {path}"):
         replace_file(path, content, durable)
 
@@ -136,11 +121,10 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
 
+    An OSError names `path`, and no temporary file is left.
+
     Args:
         durable: wait until the name too is on the disk; else a power failure may lose the new name.
-
-    Raises:
-        OSError: naming `path` where the content could not be written; no temporary file is left.
     """
     with naming(path), Draft(path) as stream:
         stream.write(content)
@@ -170,14 +154,7 @@ def to_checked_json(value: dict[str, Any]) -> bytes:
 
 
 def read_checked_json(path: Path, remedy: str) -> dict[str, Any]:
-    """Read a file that `to_checked_json` made.
-
-    Args:
-        remedy: what to do about a damaged file, as a clause.
-
-    Raises:
-        DataError: the file cannot be read, or is not what was written.
-    """
+    """Read a file that `to_checked_json` made; DataError, ending in `remedy`, if the file is damaged."""
     value = read_json(path, remedy)
     stated = value.pop(_CHECKSUM, None)
     if stated != _checksum(value):
@@ -191,14 +168,7 @@ def _checksum(value: dict[str, Any]) -> str:
 
 
 def read_json(path: Path, remedy: str = "delete it and make it again") -> dict[str, Any]:
-    """Read a JSON object from a file.
-
-    Args:
-        remedy: what to do about a damaged file, as a clause.
-
-    Raises:
-        DataError: the file cannot be read or is not a JSON object.
-    """
+    """Read a JSON object from a file; DataError, ending in `remedy`, if that cannot be done."""
     with refusing(f"read {path}"):
         if path.exists() and not path.is_file():  # a pipe would never end
             raise DataError(f"{path} is no regular file; {remedy}")

@@ -16,7 +16,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import temporary_path
@@ -115,11 +114,9 @@ class _Seen:
 
 
 class Lease:
-    """Context in which this process holds the lease `path`.
+    """Context in which this process holds the lease `path`, for some work (`what`, in messages: "making x").
 
-    Args:
-        what: the work under the lease, for messages: "making x".
-        wait_seconds: longest wait for another holder.
+    Another holder is waited for so many seconds.
     """
 
     def __init__(self, path: Path, what: str, wait_seconds: float = 0.0) -> None:
@@ -133,9 +130,7 @@ class Lease:
     def __enter__(self) -> Lease:
         """Create the lease, after removing one whose holder is gone.
 
-        Raises:
-            BusyError: another process holds the lease, and has not let go while this one waited.
-            OSError: the file cannot be written.
+        BusyError: another process holds the lease, and has not let go while this one waited.
         """
         deadline = time.monotonic() + self._wait
         pause = 0.01
@@ -158,9 +153,7 @@ class Lease:
         self._renewal.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._renewal.join()
         with contextlib.suppress(OSError):
@@ -173,20 +166,12 @@ class Lease:
         return self._lost
 
     def holder(self) -> Holder | None:
-        """Return the present holder, if there is one.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the present holder, if there is one."""
         seen = self._look()
         return seen.holder if seen is not None else None
 
     def age(self) -> float | None:
-        """Return the seconds since the last renewal, by the file server's clock; None without a holder.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Return the seconds since the last renewal, by the file server's clock; None without a holder."""
         try:
             return self._server_time() - os.stat(self._path).st_mtime
         except FileNotFoundError:

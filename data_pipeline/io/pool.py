@@ -72,14 +72,10 @@ def run_tasks(
     """Call function(task, report) for every task; return the results in the order of the tasks.
 
     With one worker this process does the work. `function` is pickled once for every worker (they are spawned,
-    not forked).
+    not forked). `look` is called with every result as it comes; an error that it raises ends the run.
 
-    Args:
-        look: is called with every result as it comes; an error that it raises ends the run.
-
-    Raises:
-        DataError: a worker raised it: the others are stopped. Or workers died over a task twice: the others
-        go on to their end, then the message names the input files.
+    DataError: a worker raised it: the others are stopped. Or workers died over a task twice: the others go on
+    to their end, then the message names the input files.
     """
     if workers == 1 or len(tasks) < 2:
         results = []

@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
@@ -40,9 +39,7 @@ class _Line:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:  # stopped or not, it would leave an empty line in a log
             self._bar.stop()
 

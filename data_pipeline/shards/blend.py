@@ -91,11 +91,7 @@ class Blend:
     def training_samples(
         self, sequence_length: int, seed: int, cache_directory: Path | None = None
     ) -> BlendedSamples:
-        """Open the training samples in their order.
-
-        Raises:
-            DataError: a part has too few tokens for one sample, or a shard cannot be opened.
-        """
+        """Open the training samples in their order; DataError if a part has too few tokens for one sample."""
         alone = _is_whole_directory(self.parts)
         members = [
             TrainingSamples(
@@ -112,11 +108,7 @@ class Blend:
         return BlendedSamples(members, Proportions([part.share for part in self.parts]))
 
     def validation_samples(self, sequence_length: int, max_samples: int) -> dict[str, ValidationSamples]:
-        """Open a held-out set by name for every source that is trained on, over all directories that have it.
-
-        Raises:
-            DataError: a source has too few held-out tokens for one block.
-        """
+        """Open a held-out set for every source that is trained on, by name; DataError if one is too small."""
         return {
             source: ValidationSamples(manifests, source, sequence_length, max_samples)
             for source, manifests in self._held_out().items()
@@ -143,8 +135,7 @@ class Blend:
     def unigram_perplexity(self) -> float:
         """Return the held-out perplexity of the training tokens' frequencies, in the blend's proportions.
 
-        Raises:
-            DataError: there are no held-out tokens.
+        DataError: there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
         train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
@@ -200,12 +191,15 @@ class BlendedSamples:
             result[rows] = self.members[member].blocks(numbers[rows])
         return result
 
-    def prepare(self, sample_number: int) -> None:
-        """Make or load the orders of the epochs into which this sample number falls.
+    def origins(self, sample_number: int) -> list[str]:
+        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        if len(self.members) == 1:
+            return self.members[0].origins(sample_number)
+        (member,), (number,) = self._proportions.locate(np.array([sample_number]))
+        return self.members[member].origins(int(number))
 
-        Raises:
-            DataError: the cache cannot be written.
-        """
+    def prepare(self, sample_number: int) -> None:
+        """Make or load the orders of the epochs into which this sample number falls."""
         for member, consumed in zip(self.members, self._proportions.before(sample_number), strict=True):
             member.epoch(consumed // member.samples_per_epoch)
 
@@ -213,9 +207,8 @@ class BlendedSamples:
 def make_blend(members: Sequence[Member]) -> Blend:
     """Check that shard directories go together, and work out each part's share of the samples.
 
-    Raises:
-        DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same
-            text in different splits, or different tokenizers; names both where two disagree.
+    DataError: no member, a weight that is not above 0, an unknown source, the same data twice, the same text
+    in different splits, or different tokenizers; names both where two disagree.
     """
     if not members:
         raise DataError("a blend needs at least one shard directory")
@@ -318,14 +311,7 @@ def _unigram_perplexity(train: np.ndarray, held_out: Int64Array, where: str) -> 
     """Return the perplexity of the training tokens' frequencies (add-one smoothing) on held-out tokens.
 
     A model that knows how frequent each token is, and nothing else, reaches this value. A language model must
-    be well below it.
-
-    Args:
-        train, held_out: [vocab_size] number of occurrences of each id.
-        where: name of the data in the message.
-
-    Raises:
-        DataError: there are no held-out tokens.
+    be well below it. `train` and `held_out` are [vocab_size], the number of occurrences of each id.
     """
     if not held_out.sum():
         raise DataError(

@@ -55,26 +55,17 @@ def _content_changes(before: Description, after: Description) -> list[str]:
     old, new = before["sources"], after["sources"]
     changes += [f"{where} has no source {source} any more" for source in old if source not in new]
     changes += [f"{where} has the new source {source}" for source in new if source not in old]
-    details = []
     for source in (source for source in new if source in old):
-        for unit in ("documents", "tokens"):
-            if old[source][unit] != new[source][unit]:
-                details.append(
-                    f"{where} source {source} has {new[source][unit]:,} {unit}, was {old[source][unit]:,}"
-                )
-        if old[source]["sha256"] != new[source]["sha256"] and old[source]["tokens"] == new[source]["tokens"]:
-            details.append(
-                f"{where} source {source} has as many tokens as before but others, or in another order"
-            )
-    changes += details
+        was, now, which = old[source], new[source], f"{where} source {source}"
+        counts = [unit for unit in ("documents", "tokens") if was[unit] != now[unit]]
+        changes += [f"{which} has {now[unit]:,} {unit}, was {was[unit]:,}" for unit in counts]
+        if was["sha256"] != now["sha256"] and was["tokens"] == now["tokens"]:
+            changes.append(f"{which} has as many tokens as before but others, or in another order")
     return changes or [f"{where} holds the same training tokens in other files, or another held-out split"]
 
 
 def _share_changes(
-    saved: list[Description],
-    live: list[Description],
-    names: Mapping[str, str],
-    renamed: Mapping[str, str],
+    saved: list[Description], live: list[Description], names: Mapping[str, str], renamed: Mapping[str, str]
 ) -> list[str]:
     """List the parts whose share of the samples is another, of directories on both sides only."""
     old = {(renamed.get(p["fingerprint"]), p["source"]): p["share"] for p in saved}

@@ -51,11 +51,7 @@ class Documents:
 
     @functools.cached_property
     def addresses(self) -> Int64Array:
-        """Return [documents + 1] int64, the first id of every document, and the end of the last one.
-
-        Raises:
-            DataError: an index is missing, or not as the manifest says.
-        """
+        """Return [documents + 1] int64, the first id of every document, and the end of the last one."""
         if self._cache is None:
             return self._read_indices()
         (addresses,) = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
@@ -82,15 +78,20 @@ class Documents:
         documents = np.arange(self.count, dtype=np.int64)
         return Epoch(documents, self.addresses, documents[:0])
 
+    def names(self, documents: IndexArray) -> list[str]:
+        """Return the shard's name, and the document's number in the shard, of each document."""
+        first = np.cumsum([0] + [shard.documents for shard in self._shards])
+        shards = np.searchsorted(first, documents, side="right") - 1
+        numbers = np.asarray(documents, dtype=np.int64) - first[shards]
+        pairs = zip(shards.tolist(), numbers.tolist(), strict=True)
+        return [f"{self._shards[shard].name}, document {number}" for shard, number in pairs]
+
     def read(self, epoch: Epoch, starts: Int64Array, length: int) -> Int64Array:
         """Read pieces of the epoch's stream: [n] positions -> [n, length] ids, int64.
 
         The places of the pieces' stretches of documents are computed for all at once. Long stretches are then
         copied one by one, which is what memory is fastest at; short ones are gathered together, so that many
         tiny documents cost no loop.
-
-        Raises:
-            DataError: a shard cannot be opened.
         """
         first = np.searchsorted(epoch.ends, starts, side="right") - 1
         counts = np.searchsorted(epoch.ends, starts + length, side="left") - first
@@ -130,11 +131,7 @@ class Documents:
 
 
 def block_count(tokens: int, sequence_length: int, what: str) -> int:
-    """Return the number of blocks of sequence_length + 1 ids in `tokens` ids; neighbours share one.
-
-    Raises:
-        DataError: there is not one.
-    """
+    """Count the blocks of sequence_length + 1 ids in `tokens` ids (neighbours share one); DataError if 0."""
     if sequence_length < 1:
         raise DataError(f"sequence_length {sequence_length} must be at least 1")
     blocks = (tokens - 1) // sequence_length

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 
+from data_pipeline.shards.blend import BlendedSamples
 from data_pipeline.shards.permutation import Int64Array
-
-
-class Samples(Protocol):
-    """Numbered samples that several threads may read."""
-
-    def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers -> [n, sequence_length + 1] ids."""
-        ...
+from data_pipeline.shards.samples import TrainingSamples
 
 
 class Loader:
@@ -30,12 +23,8 @@ class Loader:
     The blocks depend on the sample numbers only, never on the number of threads or on the announcements.
     """
 
-    def __init__(self, samples: Samples, workers: int) -> None:
-        """Start the threads.
-
-        Args:
-            workers: threads; with 0, blocks are read when they are asked for.
-        """
+    def __init__(self, samples: BlendedSamples | TrainingSamples, workers: int) -> None:
+        """Start the threads; with 0 workers, blocks are read when they are asked for."""
         self._samples = samples
         self._workers = workers
         self._pool = ThreadPoolExecutor(workers, "loader") if workers else None
@@ -44,11 +33,7 @@ class Loader:
     def blocks(self, numbers: Int64Array, following: Sequence[Int64Array] = ()) -> Int64Array:
         """Read samples: [n] numbers -> [n, sequence_length + 1] ids.
 
-        Args:
-            following: the numbers of the next calls; earlier announcements beside them are dropped.
-
-        Raises:
-            DataError: reading raised it, in this call or in a thread.
+        `following` are the numbers of the next calls; earlier announcements beside them are dropped.
         """
         if self._pool is None:
             return self._samples.blocks(numbers)

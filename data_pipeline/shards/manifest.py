@@ -1,11 +1,6 @@
 """Manifest of a shard directory: its contents, and the cheap check that they are unchanged.
 
-DIR/manifest.json                        this file's `Manifest`, written last: no manifest, not finished
-DIR/tokenizer.model, or .json            the tokenizer the ids belong to
-DIR/NAME-SPLIT-SOURCE_00000.bin, .idx    Megatron shards: whole units of work of one split and source
-DIR/rejects.jsonl                        lines that were left out or are unusual, if there are any
-DIR/plan.json, location.json             for a rerun and for `verify`; readers ignore them
-DIR/units/                               work under way; gone when the directory is finished
+Written last: no manifest, not finished. docs/data-format.md lists the files of a shard directory.
 """
 
 from __future__ import annotations
@@ -41,13 +36,9 @@ _T = TypeVar("_T")
 class InputRecord:
     """Input as it was when it was tokenised: a file, or bytes [start, end) of one.
 
-    size: bytes of the whole file.
-    sha256: hash of the bytes from start to end.
-    lines: lines that begin in these bytes.
-    documents: documents taken from these bytes, in all splits and sources.
-    rejected, unusual: lines that rejects.jsonl names as left out, and as kept.
-    damaged: a sentence on the part that could not be read; empty if all could.
-    version: the store's name for the content, of an input that is not on this machine.
+    `size` is of the whole file, `sha256` and the counts of what lies in these bytes: lines that begin there,
+    documents of all splits and sources, lines that rejects.jsonl names as left out (rejected) and as kept
+    (unusual). `damaged` is a sentence on what could not be read, `version` the store's name for the content.
     """
 
     name: str
@@ -91,12 +82,7 @@ class Shard:
 class Manifest:
     """Content of manifest.json: a finished shard directory. Shards are ordered by split, source and number.
 
-    rejects: lines that gave no document, by reason; unusual: documents that were kept, by what is unusual.
-    excluded_documents: by source, those that the options left out.
-    passed_over: entries beside the inputs that were not read, each with its name and the reason.
-    rejects_sha256: of rejects.jsonl; empty if there is none.
-    encoding: documents by the program that encoded them, those that two did, and those that lost text.
-    origin: source, repository and commit or URL of the inputs, if they are known.
+    The keys are explained in docs/data-format.md.
     """
 
     directory: Path
@@ -124,8 +110,7 @@ class Manifest:
 
     def sources(self, split: str) -> list[str]:
         """Return the names of the sources that have documents in this split, sorted."""
-        _check_split(split)
-        return sorted(source for of, source in self._by_source if of == split)
+        return sorted({shard.source for shard in self.shards_of(split)})
 
     @property
     def damaged(self) -> list[str]:
@@ -140,12 +125,9 @@ class Manifest:
         return shards
 
     def shards_of(self, split: str, source: str | None = None) -> list[Shard]:
-        """Return the shards of a split, or of one source of the split.
-
-        Raises:
-            DataError: no such split.
-        """
-        _check_split(split)
+        """Return the shards of a split, or of one source of the split; DataError if none is called so."""
+        if split not in SPLITS:
+            raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
         if source is not None:
             return self._by_source.get((split, source), [])
         return [shard for shard in self.shards if shard.split == split]
@@ -162,11 +144,6 @@ class Manifest:
     def prefix(self, shard: Shard) -> Path:
         """Return the path of a shard without its ending, as megatron-core's readers want it."""
         return self.directory / shard.name
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise DataError(f"split {split!r} is unknown; known are {', '.join(SPLITS)}")
 
 
 def totals(shards: tuple[Shard, ...]) -> dict[str, dict[str, dict[str, int]]]:
@@ -199,8 +176,7 @@ def write_manifest(manifest: Manifest) -> None:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a finished shard directory.
 
-    Raises:
-        DataError: the directory or its manifest is missing, unreadable or of another format version.
+    DataError: the directory or its manifest is missing, unreadable or of another format version.
     """
     path = directory / MANIFEST_NAME
     if not directory.is_dir():
@@ -238,11 +214,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def shard_from_json(value: dict[str, Any]) -> Shard:
-    """Make a shard of the value that `asdict` and JSON made of it.
-
-    Raises:
-        TypeError, KeyError: the value is no shard.
-    """
+    """Make a shard of the value that `asdict` and JSON made of it; TypeError or KeyError if it is none."""
     lists = {key: tuple(value[key]) for key in ("units", "unit_documents")}
     if not all(type(number) is int for numbers in lists.values() for number in numbers):
         raise TypeError("units should be numbers")
@@ -250,11 +222,7 @@ def shard_from_json(value: dict[str, Any]) -> Shard:
 
 
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
-    """Make a flat dataclass of a JSON object; every field must be there with its type, and no other.
-
-    Raises:
-        TypeError: a field is missing, unknown or of another type.
-    """
+    """Make a flat dataclass of a JSON object; TypeError unless it has just the fields, with their types."""
     result = kind(**value)
     for entry in fields(kind):  # type: ignore[arg-type]
         if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
@@ -266,10 +234,8 @@ def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:
     """Check cheaply that the directory is what its manifest says, as training does at its start.
 
     Compared are every file's presence and size, the tokenizer's hash and every .idx hash; the .bin hashes too
-    where the token files are under 256 MiB together, or under `hash_everything`.
-
-    Raises:
-        DataError: names the first file that differs.
+    where the token files are under 256 MiB together, or under `hash_everything`. DataError names the first
+    file that differs.
     """
     for file in expected_files(manifest, hash_everything):
         if problem := file_problem(*file):

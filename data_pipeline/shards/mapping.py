@@ -28,11 +28,6 @@ class FileMap:
     """
 
     def __init__(self, path: Path) -> None:
-        """Map the file.
-
-        Raises:
-            OSError: the file cannot be opened or mapped.
-        """
         descriptor = os.open(path, os.O_RDONLY)
         try:
             self._size = os.fstat(descriptor).st_size

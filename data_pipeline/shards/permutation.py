@@ -53,11 +53,7 @@ class ArrayCache:
     """Cache of arrays as memory-mapped .npy files, shared by the processes of a machine and by runs.
 
     Beside the files a .json states their sizes and checksums; it is written last. Files that differ from that
-    statement are made again.
-
-    Args:
-        directory: place of the files; it is made if it is missing.
-        identity: everything the arrays depend on besides their key.
+    statement are made again. `identity` is everything the arrays depend on besides their key.
     """
 
     def __init__(self, directory: Path, identity: str) -> None:
@@ -67,12 +63,10 @@ class ArrayCache:
     def get(
         self, key: str, names: Sequence[str], build: Callable[[], Sequence[IndexArray]]
     ) -> list[IndexArray]:
-        """Return the arrays of `key`, from the cache if they are there and whole; else build and keep them.
+        """Return the arrays of `key`, from the cache if they are there and whole, else made now and kept.
 
-        Of several processes that want the same arrays, one builds them and the others wait.
-
-        Raises:
-            DataError: the directory cannot be written, or the process that builds does not come to an end.
+        Of several processes that want the same arrays, one builds them and the others wait, for half an hour
+        at most. DataError: the directory cannot be written.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
         paths = [self._directory / f"{digest}-{name}.npy" for name in names]

@@ -1,11 +1,9 @@
 """Order of a blend's members: the member of sample n is a function of the weights and n.
 
 The rule is earliest-deadline-first over proportionate-fair windows (Baruah, Cohen, Plaxton and Varvel,
-"Proportionate progress", Algorithmica 15, 1996). Sample j of a member with share w may come at position
-floor(j / w) at the earliest and must come before position (j + 1) / w. Shares that sum to 1 always allow such
-an order, and earliest-deadline-first finds it, so at every position n each member has given fewer than one
-sample more or less than w n. Rational shares with denominator D repeat after D samples: the order is one
-table of D entries, and position n needs no walk through those before it.
+"Proportionate progress", Algorithmica 15, 1996), as docs/samples.md describes it. Rational shares with
+denominator D repeat after D samples: the order is one table of D entries, and position n needs no walk
+through those before it.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ MAX_PERIOD = 1 << 20
 
 
 def exact_shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
-    """Turn weights into shares that sum to 1; a float counts as the short fraction that it is written as.
-
-    Raises:
-        DataError: a weight is not above 0 and finite.
-    """
+    """Turn weights above 0, else DataError, into shares that sum to 1; a float counts as it is written."""
     for weight in weights:
         if not (weight > 0 and math.isfinite(weight)):
             raise DataError(f"weight {weight} must be a number above 0")
@@ -48,14 +42,7 @@ class Proportions:
     """Endless order of a blend's members."""
 
     def __init__(self, weights: Sequence[float | Fraction]) -> None:
-        """Make the table.
-
-        Args:
-            weights: of each member, in any unit.
-
-        Raises:
-            DataError: a weight is not above 0.
-        """
+        """Make the table of members with these weights, in any unit."""
         self.quotas = _quotas(exact_shares(weights))
         """Of every sum(quotas) samples each member gives this many."""
         self._members = _earliest_deadline_first(self.quotas)

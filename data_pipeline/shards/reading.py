@@ -36,11 +36,7 @@ class OpenShard:
 
 
 def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
-    """Open one shard through `megatron.core.datasets.indexed_dataset.IndexedDataset` (megatron-core 0.16.1).
-
-    Raises:
-        DataError: megatron-core cannot read the shard, or the manifest says otherwise.
-    """
+    """Open one shard through megatron-core's IndexedDataset; DataError if it is not as the manifest says."""
     with warnings.catch_warnings():
         # On a machine without Apex and Transformer Engine, importing megatron.core says so four times.
         warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
@@ -67,11 +63,7 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
 
 
 def lengths_of(manifest: Manifest, shard: Shard) -> npt.NDArray[np.int32]:
-    """Read the documents' lengths in tokens, [documents] int32, from the .idx alone.
-
-    Raises:
-        DataError: the index is missing, or not as the manifest says.
-    """
+    """Read the documents' lengths in tokens, [documents] int32, from the .idx alone, and check their sums."""
     prefix = manifest.prefix(shard)
     lengths = read_lengths(prefix)
     if (len(lengths), int(lengths.sum(dtype=np.int64))) != (shard.documents, shard.tokens):
@@ -94,11 +86,7 @@ class ShardPool:
         self._lock = threading.Lock()
 
     def tokens(self, number: int) -> npt.NDArray[np.integer]:
-        """Return the ids [tokens] of the shard of this number.
-
-        Raises:
-            DataError: the shard cannot be opened, or is not as long as the manifest says.
-        """
+        """Return the ids [tokens] of the shard of this number; DataError if its .bin has another length."""
         with self._lock:
             if number in self._open:
                 self._open.move_to_end(number)

@@ -1,13 +1,8 @@
 """Training and validation samples, in an order that is a function of (data, seed, sample number) only.
 
-A split's documents form one stream, each ended by the end-of-document id, and the stream is cut into blocks
-of sequence_length + 1 ids: inputs are the first sequence_length, targets the last. A block may hold several
-documents (GPT-2 style packing; what attention makes of their boundaries is the model's affair). Neighbouring
-blocks share one id, so every id but the stream's first is a target once; the tail too short for a block is
-dropped. For training, every epoch permutes the documents, then the blocks, anew.
-
-There is no state: the ids of a sample follow from its number, so the order does not depend on data- or
-tensor-parallel size, and resuming at any number is exact.
+docs/samples.md says how documents become blocks of sequence_length + 1 ids, and in which order. There is no
+state: the ids of a sample follow from its number, so the order does not depend on data- or tensor-parallel
+size, and resuming at any number is exact.
 
 These classes take the place of megatron-core's GPTDataset, whose index cache ignores the content of the
 shards (a replaced shard keeps the old index) and whose blending needs a process group. The .bin/.idx files
@@ -37,7 +32,6 @@ class TrainingSamples:
         manifest: Manifest,
         sequence_length: int,
         seed: int,
-        split: str = "train",
         cache_directory: Path | None = None,
         source: str | None = None,
         salt: str = "",
@@ -52,22 +46,21 @@ class TrainingSamples:
             source: only this source's documents; None: all.
             salt: makes the order another one; members of a blend have different salts.
             forget_after: reads of documents after which their pages leave the process's memory.
-
-        Raises:
-            DataError: the split has too few tokens for one sample, or a shard cannot be opened.
         """
         self.sequence_length = sequence_length
         self._key: tuple[int | str, ...] = (seed, salt) if salt else (seed,)
-        what = f"split {split} of {manifest.directory}"
+        what = f"split train of {manifest.directory}"
         self.samples_per_epoch = block_count(
-            manifest.tokens(split, source), sequence_length, f"source {source} of {what}" if source else what
+            manifest.tokens("train", source),
+            sequence_length,
+            f"source {source} of {what}" if source else what,
         )
-        data = (manifest.fingerprint, split, source)
+        data = (manifest.fingerprint, "train", source)
         layout = self._cache = None
         if cache_directory is not None:
             layout = ArrayCache(cache_directory, repr(data))
             self._cache = ArrayCache(cache_directory, repr((*data, sequence_length, seed, salt)))
-        self._documents = Documents(manifest, split, source, forget_after, layout)
+        self._documents = Documents(manifest, "train", source, forget_after, layout)
         self._epochs: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
@@ -82,12 +75,16 @@ class TrainingSamples:
             result[rows] = self._documents.read(epoch, starts, self.sequence_length + 1)
         return result
 
-    def epoch(self, number: int) -> Epoch:
-        """Return the order of epoch `number`: from memory, from the cache, or made now.
+    def origins(self, sample_number: int) -> list[str]:
+        """Return the document of each id of a sample, [sequence_length + 1]: `SHARD, document NUMBER`."""
+        number, within = divmod(sample_number, self.samples_per_epoch)
+        epoch = self.epoch(number)
+        start = int(epoch.blocks[within]) * self.sequence_length
+        places = np.arange(start, start + self.sequence_length + 1)
+        return self._documents.names(epoch.documents[np.searchsorted(epoch.ends, places, side="right") - 1])
 
-        Raises:
-            DataError: the cache cannot be written.
-        """
+    def epoch(self, number: int) -> Epoch:
+        """Return the order of epoch `number`: from memory, from the cache, or made now."""
         with self._lock:
             if number not in self._epochs:
                 # A batch may cross into the next epoch; more than two at once are never needed.
@@ -115,19 +112,9 @@ class ValidationSamples:
     """
 
     def __init__(
-        self,
-        manifest: Manifest | list[Manifest],
-        source: str,
-        sequence_length: int,
-        max_samples: int,
-        split: str = "validation",
+        self, manifests: list[Manifest], source: str, sequence_length: int, max_samples: int
     ) -> None:
-        """Open the shards.
-
-        Raises:
-            DataError: unknown source, or too few tokens for one block.
-        """
-        manifests = manifest if isinstance(manifest, list) else [manifest]
+        """Open the shards; DataError if a directory lacks the source, or tokens for one block of it."""
         if max_samples < 1:
             raise DataError(f"max_samples {max_samples} must be at least 1")
         self.sequence_length = sequence_length
@@ -135,14 +122,14 @@ class ValidationSamples:
         self._parts: list[tuple[Documents, Epoch]] = []
         counts = []
         for one, share in zip(manifests, reversed(shares), strict=True):
-            if source not in one.sources(split):
+            if source not in (there := one.sources("validation")):
                 raise DataError(
-                    f"{one.directory} has no {split} documents of source {source!r}; "
-                    f"it has {', '.join(one.sources(split)) or 'none at all'}"
+                    f"{one.directory} has no validation documents of source {source!r}; "
+                    f"it has {', '.join(there) or 'none at all'}"
                 )
-            what = f"source {source} of split {split} of {one.directory}"
-            counts.append(min(block_count(one.tokens(split, source), sequence_length, what), share))
-            documents = Documents(one, split, source)
+            what = f"source {source} of split validation of {one.directory}"
+            counts.append(min(block_count(one.tokens("validation", source), sequence_length, what), share))
+            documents = Documents(one, "validation", source)
             self._parts.append((documents, documents.in_order()))
         self._first: Int64Array = np.cumsum([0, *counts])
 
@@ -151,11 +138,7 @@ class ValidationSamples:
         return int(self._first[-1])
 
     def blocks(self, sample_numbers: Int64Array) -> Int64Array:
-        """Read samples: [n] numbers below len() -> [n, sequence_length + 1] ids, int64.
-
-        Raises:
-            IndexError: a number is not below len().
-        """
+        """Read samples: [n] numbers below len(), else IndexError -> [n, sequence_length + 1] ids, int64."""
         if len(sample_numbers) and int(sample_numbers.max()) >= len(self):
             raise IndexError(f"validation sample {int(sample_numbers.max())} of {len(self)}")
         result = np.empty((len(sample_numbers), self.sequence_length + 1), dtype=np.int64)

@@ -59,11 +59,7 @@ class Lengths:
 
 
 def length_histogram(manifest: Manifest) -> list[Lengths]:
-    """Count lengths in tokens (end-of-document ids included) of all splits, by source, from the .idx files.
-
-    Raises:
-        DataError: an index is not as the manifest says.
-    """
+    """Count lengths in tokens (end-of-document ids included) of all splits by source, from the .idx files."""
     counts: dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
     for shard in manifest.shards:
         lengths = lengths_of(manifest, shard)
@@ -91,11 +87,7 @@ def histogram_text(histogram: list[Lengths]) -> str:
 
 
 def save_plot(manifest: Manifest, histogram: list[Lengths], path: Path) -> None:
-    """Draw the histogram by source as a PNG, or as the ending of the path says.
-
-    Raises:
-        DataError: the file cannot be written, or its ending is unknown.
-    """
+    """Draw the histogram by source as a PNG, or as the ending of the path says; DataError if that fails."""
     with needs_extra(str(path), "compare"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -30,8 +30,7 @@ _CHUNK_TOKENS = 1 << 24
 def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str]:
     """List everything that is wrong with a shard directory, one clause each that begins with the file's path.
 
-    Args:
-        tokenizer: a model that is expected to be the directory's own.
+    `tokenizer` is a model that is expected to be the directory's own.
     """
     problems = []
     if tokenizer is not None and sha256_file(tokenizer) != manifest.tokenizer.sha256:
@@ -65,10 +64,8 @@ def find_problems(manifest: Manifest, tokenizer: Path | None = None) -> list[str
 def leaked_documents(manifests: Sequence[Manifest]) -> list[str]:
     """List the pairs of directories of which one trains on documents that the other holds out, a clause each.
 
-    Documents are the same if their ids are: exact duplicates are found, and no others.
-
-    Raises:
-        DataError: the directories have different tokenizers, or a shard cannot be opened.
+    Documents are the same if their ids are: exact duplicates are found, and no others. DataError: the
+    directories have different tokenizers.
     """
     if len({(manifest.tokenizer.sha256, manifest.dtype) for manifest in manifests}) > 1:
         raise DataError(

@@ -66,11 +66,7 @@ def index_bytes(lengths: npt.NDArray[np.int32], dtype: str) -> bytes:
 
 
 def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
-    """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx alone.
-
-    Raises:
-        DataError: the file is missing, cut short, or no index of one sequence a document.
-    """
+    """Read the documents' lengths in tokens, [documents] int32, from PREFIX.idx; DataError if damaged."""
     path = Path(f"{prefix}.idx")
     try:
         with refusing(f"read {path}"), open(path, "rb") as stream:
@@ -85,11 +81,7 @@ def read_lengths(prefix: Path) -> npt.NDArray[np.int32]:
 
 
 def pack(ids: npt.NDArray[np.int32], dtype: np.dtype[Any]) -> npt.NDArray[np.integer]:
-    """Convert ids to the type of a shard.
-
-    Raises:
-        DataError: an id does not fit the type (numpy would wrap it around silently).
-    """
+    """Convert ids to the type of a shard; DataError if one does not fit (numpy would wrap it around)."""
     # As unsigned a negative id is a very large one, so that one pass finds both.
     if len(ids) and int(ids.view(np.uint32).max()) > np.iinfo(dtype).max:
         worst = ids.min() if ids.min() < 0 else ids.max()

@@ -66,11 +66,7 @@ class HashedStream(io.RawIOBase):
         return max(0, self._size - self.tell())
 
     def hexdigest(self) -> str:
-        """Return the SHA-256 of the bytes from start to before end.
-
-        Raises:
-            OSError: the bytes cannot be read.
-        """
+        """Return the SHA-256 of the bytes from start to before end."""
         self._raw.seek(self._hashed)
         while self._hashed < self._end and self.read(min(1 << 22, self._end - self._hashed)):
             pass
@@ -78,11 +74,7 @@ class HashedStream(io.RawIOBase):
 
 
 def hash_of(piece: Piece) -> str:
-    """Return the SHA-256 of a piece's bytes.
-
-    Raises:
-        DataError: the bytes cannot be read.
-    """
+    """Return the SHA-256 of a piece's bytes; DataError if they cannot be read."""
     with refusing(f"read {piece.file.path}"), piece.file.open() as raw:
         return HashedStream(raw, piece).hexdigest()
 

@@ -78,22 +78,13 @@ class InputFile:
         return self.path.version if isinstance(self.path, RemoteObject) else ""
 
     def open(self) -> BinaryIO:
-        """Open the bytes, unbuffered.
-
-        Raises:
-            OSError: the file cannot be opened.
-            DataError: the object cannot be read, or has changed.
-        """
+        """Open the bytes, unbuffered; DataError if an object has changed."""
         if isinstance(self.path, RemoteObject):
             return cast(BinaryIO, self.path.open())
         return cast(BinaryIO, open(self.path, "rb", buffering=0))
 
     def check_unchanged(self) -> None:
-        """Check that an object has not changed. (A file's bytes are hashed when they are read.)
-
-        Raises:
-            DataError: the object has changed.
-        """
+        """Raise DataError if an object has changed. (A file's bytes are hashed when they are read.)"""
         if isinstance(self.path, RemoteObject):
             self.path.check_unchanged()
 
@@ -130,6 +121,11 @@ class PassedOver:
     name: str
     reason: str
 
+    @property
+    def expected(self) -> bool:
+        """Return whether nobody may have meant the entry to be read."""
+        return self.reason == COMPANION
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -145,14 +141,10 @@ def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
 
 
 def find_all_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
-    """Find the files among `inputs` and below the directories, prefixes and patterns among them.
+    """Find the files among `inputs`, below directories, prefixes and patterns, of these chunks or of all.
 
-    Args:
-        chunks: take only the files of these, as for `parse_chunks`; empty: all.
-
-    Raises:
-        DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
-            several places; there is none at all, or none of a chunk; the store does not answer.
+    DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in
+    several places; there is none at all, or none of a chunk; the store does not answer.
     """
     urls = [str(entry) for entry in inputs if is_url(entry)]
     if urls and len(urls) < len(inputs):
@@ -186,11 +178,7 @@ def cut_into_pieces(file: InputFile, range_bytes: int) -> list[Piece]:
 
 
 def parse_chunks(text: str) -> frozenset[int]:
-    """Read a list of chunks: `1,3-5` -> {1, 3, 4, 5}.
-
-    Raises:
-        DataError: not such a list.
-    """
+    """Read a list of chunks, `1,3-5` -> {1, 3, 4, 5}; DataError if it is none."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
@@ -204,16 +192,6 @@ def chunk_of(name: str) -> int | None:
     """Return N of the directory `chunkN` in an input's name, as SlimPajama has it; None without one."""
     match = re.search(r"(?:^|/)chunk(\d+)/", name)
     return int(match[1]) if match else None
-
-
-def unread(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
-    """Return the entries that somebody may have meant to be read."""
-    return [entry for entry in passed_over if entry.reason != COMPANION]
-
-
-def companions(passed_over: Iterable[PassedOver]) -> list[PassedOver]:
-    """Return the entries that nobody expects to be read."""
-    return [entry for entry in passed_over if entry.reason == COMPANION]
 
 
 def describe(passed_over: Iterable[PassedOver], at_most: int = 5) -> list[str]:

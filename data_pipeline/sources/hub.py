@@ -35,16 +35,16 @@ _Report = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class HubSource:
-    """Corpus on the hub. `patterns` are those of fnmatch, where * goes over / too."""
+    """Corpus on the hub. `pattern` is one of fnmatch, where * goes over / too."""
 
     repository: str
-    patterns: tuple[str, ...]
+    pattern: str
 
 
 SOURCES = {
-    "slimpajama": HubSource("cerebras/SlimPajama-627B", ("{split}/*.jsonl.zst",)),
-    "openwebtext": HubSource("Skylion007/openwebtext", ("*{split}*.parquet",)),
-    "tinystories": HubSource("roneneldan/TinyStories", ("data/{split}-*.parquet",)),
+    "slimpajama": HubSource("cerebras/SlimPajama-627B", "{split}/*.jsonl.zst"),
+    "openwebtext": HubSource("Skylion007/openwebtext", "*{split}*.parquet"),
+    "tinystories": HubSource("roneneldan/TinyStories", "data/{split}-*.parquet"),
 }
 
 
@@ -86,16 +86,10 @@ class Wanted:
     fraction: float = 1.0
 
     def choose(self, files: list[RemoteFile], source: HubSource, where: str) -> list[RemoteFile]:
-        """Return the wanted files, sorted by name.
-
-        Raises:
-            DataError: a pattern matches nothing, a chunk is missing, or the fraction is impossible.
-        """
+        """Return the wanted files, sorted by name; DataError if a pattern or a chunk has none."""
         if not 0 < self.fraction <= 1:
             raise DataError(f"--fraction {self.fraction} must be above 0 and at most 1")
-        patterns = self.include or tuple(
-            pattern.format(split=split) for pattern in source.patterns for split in self.splits
-        )
+        patterns = self.include or [source.pattern.format(split=split) for split in self.splits]
         chosen: dict[str, RemoteFile] = {}
         for pattern in patterns:
             matching = {file.name: file for file in files if fnmatch.fnmatchcase(file.name, pattern)}
@@ -128,12 +122,9 @@ def download(
 ) -> Download:
     """Fetch the wanted files of a source, check them against the hub's listing, write DIR/download.json.
 
-    Args:
-        revision: a branch, tag or commit; None is the commit that the directory was begun with, else `main`.
-            It is resolved to a commit once, and all is fetched from that.
-
-    Raises:
-        DataError: no network or repository, a file that is not what the hub lists, or no room.
+    `revision` is a branch, tag or commit; None is the commit that the directory was begun with, else `main`.
+    It is resolved to a commit once, and all is fetched from that. DataError: no network or repository, a file
+    that is not what the hub lists, or no room.
     """
     source = _source(name, hub_id, directory, workers)
     with needs_extra("download", "hub"):
@@ -190,10 +181,7 @@ def take_from_mirror(
     """Link, not copy, the wanted files from a directory that has them under the hub's names.
 
     If the mirror has a download.json, its files are checked against that and its commit is kept; otherwise
-    their hashes are recorded as they are.
-
-    Raises:
-        DataError: the mirror lacks the files, or has others than its own download.json says.
+    their hashes are recorded as they are. DataError: the mirror lacks files, or has others than it says.
     """
     source = _source(name, None, directory, workers)
     if not mirror.is_dir():
@@ -248,11 +236,7 @@ def write_download(directory: Path, download: Download, finished: bool) -> None:
 
 
 def read_download(directory: Path, name: str = DOWNLOAD_NAME) -> Download | None:
-    """Read DIR/download.json; None if there is none.
-
-    Raises:
-        DataError: the file is no such record.
-    """
+    """Read DIR/download.json; None if there is none, DataError if it is damaged."""
     path = directory / name
     if not path.is_file():
         return None

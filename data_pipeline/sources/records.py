@@ -1,12 +1,8 @@
 """Readers of documents from input files, and of the lines that are none.
 
-Formats, told by the ending of the file name in any case: `.jsonl`, `.ndjson` and packed `.json` (one JSON
-object per line; `.zst`, `.zstd`, `.gz`, `.xz`), `.parquet` (one record per row) and `.txt`, `.md` (one
-document; a long text is cut into several at blank lines). The default keys are SlimPajama's:
-`{"text": ..., "meta": {"redpajama_set_name": ...}}`.
-
-A line that is no usable record does not stop the reading: a `Reject` takes its place. Damage of the file
-itself is a `Reject` too, with `lost` set.
+The ending of the file name, in any case, tells the format (docs/data.md). A line that is no usable record
+does not stop the reading: a `Reject` takes its place. Damage of the file itself is a `Reject` too, with
+`lost` set.
 """
 
 from __future__ import annotations
@@ -53,10 +49,7 @@ class Reject:
     """Line or row that is unusual. `line` counts from 1 within the piece that is read.
 
     kept: the document is unusual but usable and follows; otherwise there is none.
-    reason: `bad_json`, `nul_byte`, `invalid_utf8`, `lone_surrogate`, `missing_text`, `text_not_string`,
-        `bad_source`, `empty_text`; `truncated` and `damaged` are the file's own (see `lost`); kept are
-        `not_strict_json` (NaN, or half of a surrogate pair, outside the text), `contains_nul`,
-        `long_document` and `contains_u2581` (SentencePiece's sign for a space, which it becomes).
+    reason: one of those in docs/data-format.md.
     """
 
     line: int
@@ -73,8 +66,7 @@ class Reject:
 class RecordReader:
     """Iterable over one piece: `Document`s and `Reject`s, in order. Blank lines are skipped.
 
-    Raises:
-        DataError: the file cannot be read at all (a failing disk is not a hostile line).
+    A file that cannot be read at all is a DataError: a failing disk is not a hostile line.
     """
 
     def __init__(self, piece: Piece, keys: RecordKeys) -> None:
@@ -94,9 +86,6 @@ class RecordReader:
         """Return the SHA-256 of the piece's bytes.
 
         After everything has been read this costs no second reading, except of a parquet file on disk.
-
-        Raises:
-            DataError: the file cannot be read.
         """
         if self._sha256 is None:
             self._sha256 = hash_of(self._piece)
@@ -259,11 +248,7 @@ def cut_at_blank_lines(text: str, limit: int = TEXT_CHARACTERS) -> Iterator[str]
 
 
 def read_documents(piece: Piece, keys: RecordKeys) -> Iterator[Document]:
-    """Iterate over the usable documents of a piece; rejects are skipped.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Iterate over the usable documents of a piece; rejects are skipped."""
     return (record for record in RecordReader(piece, keys) if isinstance(record, Document))
 
 

@@ -42,20 +42,12 @@ class RemoteObject:
         return self.url
 
     def open(self) -> RemoteStream:
-        """Open the object, unbuffered.
-
-        Raises:
-            DataError: the object has changed.
-        """
+        """Open the object, unbuffered; DataError if it has changed."""
         self.check_unchanged()
         return RemoteStream(self)
 
     def check_unchanged(self) -> None:
-        """Compare the object's size and version with the store's.
-
-        Raises:
-            DataError: the object is gone, or the store states another size or version.
-        """
+        """Raise DataError if the object is gone, or the store states another size or version."""
         if _COMMIT.search(self.url):
             return  # what a commit holds never changes
         size, version = stated(information(self.url))
@@ -70,8 +62,7 @@ class RemoteObject:
 class RemoteStream(io.RawIOBase):
     """Stream of an object's bytes, a block at a time; the next block is fetched while one is worked on.
 
-    Raises:
-        DataError: by any reading, if a block cannot be had in spite of `stores.PATIENCE`.
+    Any reading raises DataError if a block cannot be had in spite of `stores.PATIENCE`.
     """
 
     def __init__(self, remote: RemoteObject) -> None:

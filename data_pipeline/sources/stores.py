@@ -56,11 +56,7 @@ PATIENCE = Patience()
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL: `s3` of `s3://bucket/key`.
-
-    Raises:
-        DataError: the scheme is unknown.
-    """
+    """Return the scheme of a URL, `s3` of `s3://bucket/key`; DataError if it is unknown."""
     scheme = url.partition("://")[0]
     if scheme not in _EXTRAS:
         raise DataError(
@@ -72,8 +68,7 @@ def scheme_of(url: str) -> str:
 def filesystem(url: str) -> Any:
     """Open fsspec's file system for a URL; listings are not cached, since objects change.
 
-    Raises:
-        DataError: a package is missing, or the file of a key cannot be used.
+    DataError: a package is missing, or the file of a key cannot be used.
     """
     scheme = scheme_of(url)
     if scheme == "gs":
@@ -118,11 +113,7 @@ def call(seconds: float, name: str, url: str, **options: Any) -> Any:
 
 
 def pinned(url: str) -> str:
-    """Pin a URL of the hub to the repository's present commit; return other URLs unchanged.
-
-    Raises:
-        DataError: there is no such repository, or it may not be read.
-    """
+    """Pin a URL of the hub to the repository's present commit; return other URLs unchanged."""
     if scheme_of(url) != "hf":
         return url
 
@@ -142,11 +133,7 @@ def pinned(url: str) -> str:
 
 
 def listing(url: str) -> dict[str, dict[str, Any]]:
-    """List the objects below a prefix, or those that a pattern fits: by path, what fsspec states.
-
-    Raises:
-        DataError: the store does not give the listing.
-    """
+    """List the objects below a prefix, or those that a pattern fits: by path, what fsspec states."""
 
     def once() -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
@@ -168,11 +155,7 @@ def has_pattern(url: str) -> bool:
 
 
 def information(url: str) -> dict[str, Any]:
-    """Return what fsspec states of an object.
-
-    Raises:
-        DataError: the store does not give the information.
-    """
+    """Return what fsspec states of an object."""
 
     def once() -> dict[str, Any]:
         filesystem(url).invalidate_cache()
@@ -193,8 +176,7 @@ def stated(entry: dict[str, Any]) -> tuple[int | None, str]:
 def ask(url: str, request: Callable[[], _T]) -> _T:
     """Make a request, again with growing pauses while the network fails, and return its answer.
 
-    Raises:
-        DataError: there is no such object, or it may not be read, or the network keeps failing.
+    DataError: there is no such object, or it may not be read, or the network keeps failing.
     """
     started, pause = time.monotonic(), PATIENCE.first_pause
     for attempt in range(1, PATIENCE.attempts + 1):

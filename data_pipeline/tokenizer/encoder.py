@@ -155,11 +155,7 @@ class Encoder:
 
 
 def open_encoder(path: Path, name: str = "auto") -> Encoder:
-    """Open the encoder of a tokenizer; `name` is one of ENGINES.
-
-    Raises:
-        DataError: the tokenizer cannot be loaded, or not be used with this engine.
-    """
+    """Open the encoder of a tokenizer; `name` is one of ENGINES, and DataError says if it cannot be used."""
     reference = open_tokenizer(path)
     return Encoder(reference, None if why_not_fast(path, name) else GigatokenEncoder(path))
 
@@ -167,8 +163,7 @@ def open_encoder(path: Path, name: str = "auto") -> Encoder:
 def why_not_fast(path: Path, name: str = "auto") -> str:
     """Return why engine `auto` leaves a tokenizer to its own program, as a clause; empty if it does not.
 
-    Raises:
-        DataError: no engine has this name, or the tokenizer cannot be used with that engine.
+    DataError: no engine has this name, or the tokenizer cannot be used with that engine.
     """
     if name not in ENGINES:
         raise DataError(f"--engine {name!r} is unknown; known are {', '.join(ENGINES)}")

@@ -56,11 +56,6 @@ class SentencePieceTokenizer(Tokenizer):
     """SentencePiece's own encoder."""
 
     def __init__(self, path: Path) -> None:
-        """Load the model.
-
-        Raises:
-            DataError: as `load_tokenizer`.
-        """
         self._processor = load_tokenizer(path)
         proto = read_model(path)
         self._keeps_text = not changes_text(proto)
@@ -97,11 +92,6 @@ class HuggingFaceTokenizer(Tokenizer):
     """
 
     def __init__(self, path: Path) -> None:
-        """Load the file.
-
-        Raises:
-            DataError: the package is missing, or the file is no tokenizer.json.
-        """
         self._tokenizer, version = _load_huggingface(path)
         self.label = f"tokenizers {version}"
 
@@ -115,20 +105,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """Open a tokenizer file.
-
-    Raises:
-        DataError: the file cannot be loaded.
-    """
+    """Open a tokenizer file; DataError if it cannot be loaded."""
     return HuggingFaceTokenizer(path) if path.suffix == ".json" else SentencePieceTokenizer(path)
 
 
 def load_tokenizer(path: Path) -> sentencepiece.SentencePieceProcessor:
-    """Load a SentencePiece model.
-
-    Raises:
-        DataError: the file is missing, is no SentencePiece model, or has no end-of-document id.
-    """
+    """Load a SentencePiece model; DataError if the file is none, or has no end-of-document id."""
     with refusing(f"read tokenizer {path}"):
         content = path.read_bytes()
     try:
@@ -158,12 +140,8 @@ def changes_text(proto: Any) -> bool:
 def identify(path: Path, allow_lossy: bool = False, eod_token: str = "") -> TokenizerIdentity:
     """Identify a tokenizer.
 
-    Args:
-        allow_lossy: accept a tokenizer that rewrites text.
-        eod_token: the token that ends documents; default: the one that the tokenizer itself names.
-
-    Raises:
-        DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text.
+    DataError: the tokenizer cannot be loaded, has no end-of-document id, or rewrites text without
+    `allow_lossy`. `eod_token` ends documents; default: the token that the tokenizer itself names.
     """
     if path.suffix == ".json":
         return _identify_huggingface(path, eod_token)
@@ -244,11 +222,7 @@ def _named(path: Path) -> dict[str, str]:
 
 
 def check_report(model: Path, identity: TokenizerIdentity) -> None:
-    """Compare a model with the report of its training, if that lies beside it.
-
-    Raises:
-        DataError: the report is of another model.
-    """
+    """Raise DataError if a report of another model's training lies beside a model."""
     path = model.with_suffix(".json")
     if model == path:
         return

@@ -63,11 +63,7 @@ _SAMPLED_ONE_IN = 4
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Options that decide a tokenizer, besides the text.
-
-    Raises:
-        DataError: a setting has an impossible value.
-    """
+    """Options that decide a tokenizer, besides the text; DataError if a value is impossible."""
 
     vocab_size: int
     model_type: str = "bpe"
@@ -91,11 +87,8 @@ def train_tokenizer(
 ) -> tuple[dict[str, Any], bool]:
     """Train PREFIX.model and write a report on it to PREFIX.json, unless both are up to date.
 
-    Returns:
-        (the content of PREFIX.json, whether training ran).
-
-    Raises:
-        DataError: bad settings or input, or the trained model is not lossless on the held-out documents.
+    Return (the report, whether training ran). DataError: bad settings or input, or the trained model is not
+    lossless on the held-out documents.
     """
     model_path, report_path = (prefix.with_name(prefix.name + ending) for ending in (".model", ".json"))
     pieces = _pieces(files, settings)

@@ -81,9 +81,6 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
     """Plan the shards of all units, by split, source and number.
 
     A shard is closed before the unit that would make it larger than `shard_bytes`.
-
-    Raises:
-        DataError: two sources have the same file name.
     """
     by_source: dict[tuple[str, str], list[list[UnitGroup]]] = {}
     sizes: dict[tuple[str, str], int] = {}
@@ -108,10 +105,9 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
 
 
 class Assembler:
-    """Assembler of all units of a directory, from their records.
+    """Assembler of all units of a directory, from their records, by so many threads.
 
     Args:
-        workers: threads that make shards.
         verify: hash the shards that are there, in place of believing their sizes.
     """
 
@@ -133,11 +129,8 @@ class Assembler:
     def make_shards(self) -> list[Shard]:
         """Return every shard, in the order of the plan; those that are not finished are made now.
 
-        Threads make them: reading, hashing and writing let go of Python's lock.
-
-        Raises:
-            DataError: there is no usable text, a unit's ids are damaged, or something cannot be written; the
-            shards under way are finished first.
+        Threads make them: reading, hashing and writing let go of Python's lock. DataError: there is no usable
+        text, a unit's ids are damaged, or something cannot be written; shards under way are finished first.
         """
         tokenizer = self._units[0].tokenizer
         if sha256_file(self._directory / tokenizer.stored_as) != tokenizer.sha256:
@@ -176,11 +169,7 @@ class Assembler:
         return [shard for plan in self._plans if (shard := done[plan.name]) is not None]
 
     def finish(self) -> Manifest:
-        """Make the shards and the manifest, and remove what was under way.
-
-        Raises:
-            DataError: as `make_shards`.
-        """
+        """Make the shards and the manifest, and remove what was under way; DataError as `make_shards`."""
         shards = self.make_shards()
         sync_directory(self._directory)
         plan, _ = read_plan(self._directory)
@@ -254,11 +243,7 @@ class Assembler:
         return shard
 
     def _write_rejects(self, inputs: tuple[InputRecord, ...]) -> str:
-        """Write rejects.jsonl from those of the units; return its SHA-256, empty if there are no rejects.
-
-        Raises:
-            DataError: a unit's file is damaged, or rejects.jsonl cannot be written.
-        """
+        """Write rejects.jsonl from those of the units; return its SHA-256, empty if there are no rejects."""
         path, digest = self._directory / REJECTS_NAME, hashlib.sha256()
         stated = zip(self._units, (record["rejects_sha256"] for record in self._records), strict=True)
         sources = [(unit, sha256) for unit, sha256 in stated if sha256]

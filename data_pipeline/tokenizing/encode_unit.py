@@ -123,11 +123,7 @@ class UnitMaker:
         return Progress("", documents=documents, tokens=tokens, text_bytes=sum(sizes.values()))
 
     def _within_limit(self, order: list[int], lengths: npt.NDArray[np.int32]) -> set[int]:
-        """Return the documents that the limit leaves room for, tried in the order of their numbers.
-
-        Args:
-            order: numbers of the documents. lengths: tokens of the documents, in this order.
-        """
+        """Return the numbers in `order`, of documents with these lengths, that the limit leaves room for."""
         chosen, room = set(), self._limit - self._tokens
         for number, length in sorted(zip(order, lengths.tolist(), strict=True)):
             if length <= room:
@@ -226,9 +222,8 @@ class UnitEncoder:
     def encode(self, batch: list[Document], texts: list[bytes]) -> Encoded:
         """Encode documents; `texts` are their texts as UTF-8.
 
-        Raises:
-            DataError: the two programs differ, or a document would lose text (unless that is allowed), or an
-            end-of-document id would cut a document in two.
+        DataError: the two programs differ, or a document would lose text (unless that is allowed), or an
+        end-of-document id would cut a document in two.
         """
         quick = self._encoder.quick(texts)
         encoded = self._encoder.encode(texts, self._eod_id, quick)

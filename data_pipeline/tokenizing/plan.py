@@ -41,18 +41,10 @@ _REMEDY = "restore it, or delete {} and run the same tokenize command again"
 
 @dataclass(frozen=True)
 class TokenizeOptions:
-    """Options that decide the shards, besides the inputs and the tokenizer.
+    """Options that decide the shards, besides the inputs and the tokenizer; DataError if one is impossible.
 
-    max_tokens: at most this many, end-of-document ids included; 0 for all. Every input gives a share by its
-        size on disk (where sources are chosen, by its text of these), a sample of its documents by hash.
-    sources, exclude_sources: only these, if there are any; and never those.
-    range_bytes: a larger plain .jsonl is read in parts of this size.
-    shard_bytes: whole units make a shard up to this size, .bin and .idx together.
-    allow_lossy: the tokenizer may lose text.
-    eod_token: the token that ends documents; empty: the one that the tokenizer itself names.
-
-    Raises:
-        DataError: an option has an impossible value.
+    max_tokens: 0 for all. Every input gives a share by its size on disk (where sources are chosen, by its
+        text of these), a sample of its documents by hash.
     """
 
     name: str
@@ -104,11 +96,7 @@ class TokenizeOptions:
 
 @dataclass(frozen=True)
 class Task:
-    """Share of the work that one job does: task `index` (from 0) of `count`.
-
-    Raises:
-        DataError: not one of `count` tasks.
-    """
+    """Share of the work that one job does: task `index` (from 0) of `count`; DataError if there is none."""
 
     index: int
     count: int
@@ -139,18 +127,13 @@ class Unit:
 
     @property
     def record_path(self) -> Path:
-        """Return the path of the unit's record."""
+        """Return the path of the unit's record; what else belongs to the unit lies beside it."""
         return self.directory / UNITS_NAME / f"{self.options.name}_{self.number:05d}.json"
 
     @property
     def data_path(self) -> Path:
         """Return the path of the unit's ids, which wait there for their shards."""
         return self.record_path.with_suffix(".ids")
-
-    @property
-    def lock_path(self) -> Path:
-        """Return the path of the lock that a worker holds while it makes the unit."""
-        return self.record_path.with_suffix(".lock")
 
     @property
     def rejects_path(self) -> Path:
@@ -201,11 +184,7 @@ def plan_units(
 def begin(
     directory: Path, inputs: Inputs, options: TokenizeOptions, model: Path, tokenizer: TokenizerIdentity
 ) -> None:
-    """Write the plan and a copy of the tokenizer, or check that the directory was begun with this very plan.
-
-    Raises:
-        DataError: the directory was begun with another plan, or holds other things.
-    """
+    """Write the plan and a copy of the tokenizer; DataError if the directory was begun with another plan."""
     root = str(inputs.files[0].path)[: -len(inputs.files[0].name)]
     remote = {"source": root, "repository": "", "revision": ""}
     plan = {
@@ -266,11 +245,8 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
 def read_plan(directory: Path, inputs: str | Path | None = None) -> tuple[dict[str, Any], list[Unit]]:
     """Return (the plan of a directory, its units), from the directory alone.
 
-    Args:
-        inputs: the directory or prefix of the inputs, if their paths matter.
-
-    Raises:
-        DataError: there is no plan, or it is damaged or of another version.
+    `inputs` is the directory or prefix of the inputs, if their paths matter. DataError: there is no plan, or
+    it is damaged or of another version.
     """
     path = directory / PLAN_NAME
     if not path.exists():

@@ -20,9 +20,6 @@ class Limits:
 
     strict: stop at the first line that is no document, and at any entry that is not read.
     max_reject_rate: largest share of all lines that may be rejected.
-
-    Raises:
-        DataError: an impossible rate.
     """
 
     strict: bool = False
@@ -47,11 +44,7 @@ class RejectWatch:
         self.damaged: list[str] = []
 
     def add(self, record: dict[str, Any]) -> None:
-        """Add a unit's record.
-
-        Raises:
-            DataError: the rate is above the limit, and enough lines have been read to say so.
-        """
+        """Add a unit's record; `check`, if enough lines have been read to say something of the rate."""
         for entry in record["inputs"]:
             self._lines += entry["lines"]
             self._rejected += entry["rejected"]
@@ -65,11 +58,7 @@ class RejectWatch:
             self.check()
 
     def check(self) -> None:
-        """Compare the rate with the limit.
-
-        Raises:
-            DataError: the rate is above the limit.
-        """
+        """Raise DataError if the rate is above the limit."""
         if self._rejected <= self._limits.max_reject_rate * self._lines:
             return
         worst = sorted(self._files.items(), key=lambda item: (-item[1][0], item[0]))

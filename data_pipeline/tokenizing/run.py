@@ -29,7 +29,7 @@ from data_pipeline.shards.manifest import (
     rejects_intact,
     verify_advice,
 )
-from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe, unread
+from data_pipeline.sources.discovery import Inputs, cut_into_pieces, describe
 from data_pipeline.tokenizer.encoder import why_not_fast
 from data_pipeline.tokenizer.tokenizer import check_report, identify
 from data_pipeline.tokenizing.assemble import Assembler, clean
@@ -69,9 +69,8 @@ def merge_manifests(
 ) -> Manifest:
     """Return the manifest of a directory in which all tasks are done, after making what shards are missing.
 
-    Raises:
-        DataError: a unit is missing, or the records belong to different runs; too many lines were rejected;
-        the directory is finished and damaged.
+    DataError: a unit is missing, or the records belong to different runs; too many lines were rejected; the
+    directory is finished and damaged.
     """
     _, units = read_plan(directory)
     if (directory / MANIFEST_NAME).exists():
@@ -98,11 +97,7 @@ def merge_manifests(
 
 
 def _finished(directory: Path, hash_files: bool = False) -> Manifest:
-    """Return the manifest of a finished directory, after checking its files and cleaning up.
-
-    Raises:
-        DataError: a file is damaged; `verify` names all that are.
-    """
+    """Return the manifest of a finished directory, after checking its files and cleaning up."""
     manifest = read_manifest(directory)
     check_shards(manifest, hash_files)
     if not rejects_intact(manifest):
@@ -142,7 +137,8 @@ class Run:
     ) -> None:
         if workers < 1:
             raise DataError(f"--workers {workers} must be at least 1")
-        if limits.strict and (entries := unread(inputs.passed_over)):
+        entries = [entry for entry in inputs.passed_over if not entry.expected]
+        if limits.strict and entries:
             raise DataError(
                 f"{'; '.join(describe(entries))}; remove what is not to be read, or leave out --strict"
             )
@@ -181,8 +177,7 @@ class Run:
     def make(self, task: Task = Task(0, 1)) -> Made:  # noqa: B008 - it is frozen
         """Make the units of a task; in a finished directory only check that the inputs are what they were.
 
-        Raises:
-            DataError: too many lines were rejected; a worker failed; another process is at it.
+        DataError: too many lines were rejected; a worker failed; another process is at it.
         """
         jobs = self._jobs(self._units[task.index :: task.count])
         if self._finished is not None:

@@ -28,12 +28,9 @@ def compare_with_source(
 ) -> tuple[list[str], str]:
     """Read the inputs of some units again and look for a decoded sample of their shards in them.
 
-    Args:
-        inputs: the directory or prefix of the inputs; None is where they were when they were tokenised.
-        most_units: number of units at most, spread evenly over all.
-
-    Returns:
-        (problems, each a clause that begins with a file's path; a remark on what was compared, or why not).
+    The inputs are below a directory or prefix; None is where they were when they were tokenised. The units
+    are spread evenly over all. Return (problems, each a clause that begins with a file's path; a remark on
+    what was compared, or why not).
     """
     path = inputs or _location(manifest.directory)
     if path is None or not (is_url(path) or Path(path).is_dir()):

@@ -47,14 +47,11 @@ class UnitData:
         self._stream = self._draft.stream
 
     def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
-        """Append documents in one write.
+        """Append documents in one write; DataError if an id does not fit the type.
 
         Args:
             encoded: the documents, those of one group together.
             groups: each one's documents and bytes of text, in their order.
-
-        Raises:
-            DataError: an id does not fit the type.
         """
         ids = pack(encoded.ids, self._dtype)
         self._stream.write(ids.data)
@@ -138,12 +135,7 @@ def data_size(record: dict[str, Any], dtype: str) -> int:
 
 
 def copy_group(group: UnitGroup, writer: ShardWriter) -> None:
-    """Append a group's documents to a shard.
-
-    Raises:
-        DataError: the unit's file is not what was written.
-        OSError: it cannot be read.
-    """
+    """Append a group's documents to a shard; DataError if the unit's file is not what was written."""
     damaged = DataError(
         f"{group.path} is damaged: its content does not have the checksum of its record; delete it and "
         f"run the same tokenize command again"

@@ -21,14 +21,7 @@ from data_pipeline.options import (
     SourceKey,
     TextKey,
 )
-from data_pipeline.sources.discovery import (
-    PassedOver,
-    RecordKeys,
-    companions,
-    describe,
-    find_all_inputs,
-    unread,
-)
+from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_all_inputs
 from data_pipeline.sources.remote import is_url
 from data_pipeline.tokenizing.rejects import Limits, notes
 
@@ -53,9 +46,6 @@ def which_task(task: int | None, num_tasks: int | None, environment: Mapping[str
     """Return the task that the options, or a Slurm array's environment, name; None without --num-tasks.
 
     Slurm's count of array tasks is of no use: it is 2 for --array=3,5.
-
-    Raises:
-        DataError: --task without --num-tasks, or --num-tasks with nothing that says which.
     """
     from data_pipeline.tokenizing.plan import Task
 
@@ -180,11 +170,7 @@ def tokenize(
 
 
 def refuse_out(inputs: list[str], out: Path) -> None:
-    """Refuse an --out below the inputs or not on this machine.
-
-    Raises:
-        DataError: it is one of these.
-    """
+    """Raise DataError for an --out below the inputs or not on this machine."""
     if re.match("[a-z0-9]+:/", str(out)):  # a path has lost the second slash
         raise DataError(f"--out {out} is no directory of this machine's; shards are memory-mapped files")
     for entry in (Path(place) for place in inputs if not is_url(place)):
@@ -194,9 +180,9 @@ def refuse_out(inputs: list[str], out: Path) -> None:
 
 def show_passed_over(passed_over: Sequence[PassedOver]) -> None:
     """Print the entries that are not read: on stderr those that somebody may have meant to be read."""
-    for entries, loud in ((unread(passed_over), True), (companions(passed_over), False)):
-        for line in describe(entries):
-            typer.echo(f"  {line}", err=loud)
+    for expected in (False, True):
+        for line in describe(entry for entry in passed_over if entry.expected is expected):
+            typer.echo(f"  {line}", err=not expected)
 
 
 def _show_damage(damaged: Sequence[str]) -> None:

@@ -74,15 +74,16 @@ class UnitWorker:
     def __call__(self, job: UnitJob, report: Report) -> Outcome:
         """Make a unit's ids and record, unless they are there or somebody else is making them.
 
-        Raises:
-            DataError: an unreadable input or one that changed, a reject under `strict`, or a failed write.
+        DataError: an unreadable input or one that changed, a reject under `strict`, or a failed write.
         """
         unit = job.unit
         report(Progress(unit.pieces[0].file.name))
         try:
             if (outcome := _there_already(job, report)) is not None:
                 return outcome
-            with Lease(unit.lock_path, f"making unit {unit.number} of {unit.directory}"):
+            with Lease(
+                unit.record_path.with_suffix(".lock"), f"making unit {unit.number} of {unit.directory}"
+            ):
                 # Another may have finished it a moment ago.
                 return _there_already(job, report) or self._make(job, report)
         except BusyError as error:
@@ -138,11 +139,7 @@ def _identity(unit: Unit) -> Record:
 
 
 def read_record(unit: Unit) -> Record:
-    """Read the record of a unit that has been made.
-
-    Raises:
-        DataError: it is damaged, or of another run.
-    """
+    """Read the record of a unit that has been made; DataError if it is damaged, or of another run."""
     record = read_checked_json(unit.record_path, _REMEDY)
     if any(record.get(key) != value for key, value in _identity(unit).items()):
         raise DataError(f"{unit.record_path} belongs to another run; choose another --out")
@@ -164,11 +161,7 @@ def _is_incomplete(job: UnitJob, record: Record) -> bool:
 
 
 def _check_inputs(unit: Unit, known: list[dict[str, Any]]) -> None:
-    """Check that the inputs are those that the unit was made from.
-
-    Raises:
-        DataError: names an input that is another.
-    """
+    """Raise DataError if an input is not the one that the unit was made from."""
     for piece, old in zip(unit.pieces, known, strict=True):
         stated = old["name"], old["size"], old["start"], old["end"]
         same = stated == (piece.file.name, piece.file.size, piece.start, piece.end)

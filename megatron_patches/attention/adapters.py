@@ -123,9 +123,7 @@ FORMULAS: Mapping[str, Formula] = {
 class HeadAdapters(torch.nn.Module):
     """The adapters of this rank's adapted heads in one layer, without the tensors that heads share.
 
-    Args:
-        adapters: in the order in which they are applied.
-        num_heads, num_groups: this rank's adapted query and key heads.
+    They are applied in their order; `num_heads` and `num_groups` are this rank's adapted query and key heads.
     """
 
     def __init__(
@@ -158,11 +156,7 @@ class HeadAdapters(torch.nn.Module):
                 fill(getattr(self, name), declared)
 
     def forward(self, heads: Heads, shared: Weights) -> Heads:
-        """Correct queries, keys and values.
-
-        Args:
-            shared: the input's products with the tensors that heads share, by name, `[seq, batch, rows]`.
-        """
+        """Correct queries, keys and values; `shared` has the products of x with tensors that heads share."""
         return self.apply_some(tuple(self.steps), heads, shared)
 
     def apply_some(self, names: Iterable[str], heads: Heads, shared: Weights) -> Heads:

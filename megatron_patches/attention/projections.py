@@ -32,7 +32,7 @@ from megatron_patches.attention.adapters import HeadAdapters, Heads
 from megatron_patches.attention.convolution import Reach, reach_of
 from megatron_patches.attention.products import column_parallel_products
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.head_split import HeadSplit, split_heads
+from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
@@ -170,7 +170,11 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.tp_group = tp_group
         self.sequence_parallel = config.sequence_parallel
         self.dtype = config.params_dtype
-        self.heads = self._split_heads(config, frozen_groups, policy.frozen_row_roles)
+        sizes, place = (
+            (config.num_attention_heads, config.num_query_groups),
+            (tp_group.rank(), tp_group.size()),
+        )
+        self.heads = split_heads(*sizes, frozen_groups, *place, policy.frozen_row_roles, policy.shared)
         self.num_groups = config.num_query_groups // tp_group.size()
         self.tile: Tile | None = None
         device = torch.cuda.current_device()
@@ -180,13 +184,6 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         self.value_weight = self._sharded((self.num_groups * self.head_dim, input_size), device)
         self._add_trainable_heads(policy, config.num_layers, device)
         self._add_adapters(policy, config, device)
-
-    def _split_heads(
-        self, config: TransformerConfig, frozen_groups: tuple[int, ...], roles: tuple[Role, ...]
-    ) -> HeadSplit:
-        heads, groups = config.num_attention_heads, config.num_query_groups
-        rank, size = self.tp_group.rank(), self.tp_group.size()
-        return split_heads(heads, groups, frozen_groups, rank, size, roles, self.shared)
 
     def _sharded(self, shape: tuple[int, ...], device: Any) -> torch.nn.Parameter:
         weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=self.dtype))
@@ -256,11 +253,7 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
         return FROZEN_BUFFERS[1:] if structured and any_frozen else FROZEN_BUFFERS[:1]
 
     def regenerate(self) -> tuple[torch.Tensor, ...]:
-        """Make this rank's frozen rows, queries then keys, anew on the CPU in the compute dtype.
-
-        Returns:
-            The contents of the buffers: the rows, or their two factors.
-        """
+        """Make this rank's frozen rows, or their two factors, anew on the CPU in the compute dtype."""
         frozen = self.heads.frozen
         if self.recipe is None:
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
@@ -284,10 +277,8 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def frozen_shards(self, exact: bool = False) -> Iterator[tuple[Role, tuple[int, ...], torch.Tensor]]:
         """Yield (role, global head numbers, rows `[heads * head_dim, hidden]`) of this rank's frozen heads.
 
-        The rows of a structured bank are multiplied out for this from the factors in memory.
-
-        Args:
-            exact: multiply the factors of a structured bank in float64, where no product is rounded.
+        The rows of a structured bank are multiplied out for this from the factors in memory; if `exact`, in
+        float64, where no product is rounded.
         """
         rows = self.frozen()
         if isinstance(rows, Factors):

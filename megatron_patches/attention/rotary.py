@@ -17,10 +17,6 @@ class RotaryAngles:
     """Table of cos and sin of position * base^(-2i / head_dim), for the longest sequence so far.
 
     The layers of a model share one table. A greater length, another device or data type replaces it.
-
-    Args:
-        head_dim: components of a head; even.
-        base: the paper's 10000.
     """
 
     def __init__(self, head_dim: int, base: float) -> None:

@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from megatron.core.inference.contexts import BaseInferenceContext
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
@@ -45,10 +43,7 @@ class SynthesizerSelfAttentionSubmodules:
 class SynthesizerSelfAttention(MegatronModule):
     """Synthesizer attention in the place of megatron-core's SelfAttention in a TransformerLayer.
 
-    Args:
-        layer_number: global, counted from 1 as megatron-core does.
-        recipe: sizes and seed of the scores.
-        trainable: the scores learn; False: they are buffers, which no optimizer gets.
+    `layer_number` counts from 1, as megatron-core does. Scores that are not trainable are buffers.
     """
 
     def __init__(
@@ -97,30 +92,13 @@ class SynthesizerSelfAttention(MegatronModule):
         )
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        inference_context: BaseInferenceContext | None = None,
-        rotary_pos_emb: torch.Tensor | None = None,
-        rotary_pos_cos: torch.Tensor | None = None,
-        rotary_pos_sin: torch.Tensor | None = None,
-        rotary_pos_cos_sin: torch.Tensor | None = None,
-        attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        sequence_len_offset: int | None = None,
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias.
+        """Attend: `[seq(/tp), batch, hidden]` -> the same shape, and no bias; MethodError as `logits`.
 
-        Rotary embeddings are accepted, because the layer passes them, and have no effect.
-
-        Args:
-            attention_mask: `[batch, 1, seq, seq]` bool, True where a position must not see another (the
-                future included); None: causal.
-
-        Raises:
-            MethodError: the sequence is longer than the score matrices.
+        The mask is `[batch, 1, seq, seq]` bool, True where a position must not see another (the future
+        included); None: causal.
         """
-        assert inference_context is None and attention_bias is None and packed_seq_params is None
         value, _ = self.linear_v(hidden_states)
         value = value.unflatten(-1, (-1, self.hidden_size_per_attention_head))
         return self.linear_proj(self.core_attention(value, attention_mask))
@@ -192,8 +170,7 @@ class SynthesizerCoreAttention(MegatronModule):
     def logits(self, length: int) -> torch.Tensor:
         """Return S of this rank's heads for the first `length` positions: `[heads, length, length]`, ≥ fp32.
 
-        Raises:
-            MethodError: `length` is greater than that of the score matrices.
+        MethodError: `length` is greater than that of the score matrices.
         """
         if length > self.recipe.sequence_length:
             raise MethodError(
@@ -213,14 +190,8 @@ class SynthesizerCoreAttention(MegatronModule):
     def probabilities(self, length: int, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return attention probabilities in the type of `logits`; rows sum to 1 over visible positions.
 
-        Args:
-            attention_mask: `[batch, 1, length, length]` bool, True where hidden, the future included.
-
-        Returns:
-            `[heads, length, length]`, or `[batch, heads, length, length]` with a mask.
-
-        Raises:
-            MethodError: as `logits`.
+        They are `[heads, length, length]`, or `[batch, heads, length, length]` with a mask of
+        `[batch, 1, length, length]` bool, True where hidden, the future included.
         """
         logits = self.logits(length)
         if attention_mask is None:
@@ -228,11 +199,7 @@ class SynthesizerCoreAttention(MegatronModule):
         return logits.masked_fill(attention_mask, -math.inf).softmax(dim=-1)
 
     def forward(self, value: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`.
-
-        Raises:
-            MethodError: as `logits`.
-        """
+        """Mix this rank's values `[seq, batch, groups, head_dim]` -> `[seq, batch, heads * head_dim]`."""
         length, batch, groups, head_dim = value.shape
         probabilities = self.probabilities(length, attention_mask).to(value.dtype)
         if self.training and self.dropout > 0.0:

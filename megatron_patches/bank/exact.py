@@ -73,10 +73,7 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 
 
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive), reproducibly.
-
-    Args:
-        gram: [n, n], symmetric positive definite.
+    """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive) of a `[n, n]` matrix, reproducibly.
 
     Returns:
         L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not numerically
@@ -118,11 +115,8 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     Conditioning is told by the smallest pivot share: pivot j as a share of the squared length of row j is the
     part of it that lies outside the rows before.
 
-    Args:
-        rows: [m, n], m <= n.
-
     Returns:
-        [m, n] with orthonormal rows, or None if `rows` are too close to dependent.
+        [m, n] with orthonormal rows, or None if `rows` [m, n] are too close to dependent.
     """
     while True:
         gram = reproducible_matmul(rows, rows.T)

@@ -42,10 +42,7 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
     """Choose (a, b): of all a · b = hidden_size whose a divides head_dim, the pair with the least a + b.
 
     The rows of a head, and of any set of heads, are then whole blocks of the left factor. Where (a, b) and
-    (b, a) are both possible, a is the smaller one.
-
-    Raises:
-        MethodError: a or b would have to be 1.
+    (b, a) are both possible, a is the smaller one. MethodError: a or b would have to be 1.
     """
     possible = [
         (a, hidden_size // a)
@@ -89,14 +86,11 @@ def layer_factors(
     heads: Sequence[tuple[int, Sequence[int]]],
     hadamard: bool = False,
 ) -> LayerFactors:
-    """Make the factors of these heads' rows.
+    """Make the factors of these heads' rows; MethodError as `block_sizes`.
 
     Args:
         heads: (number of a role, numbers of its heads), in the order of the rows.
         hadamard: use signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
-
-    Raises:
-        MethodError: as `block_sizes`.
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a
@@ -130,12 +124,9 @@ class Block(NamedTuple):
 
 
 def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Haar orthogonal blocks: float64 `[len(blocks), size, size]`.
+    """Make Haar orthogonal blocks: float64 `[len(blocks), size, size]`, size at least 2.
 
     Blocks made together take less time than one after the other, and have the same bits.
-
-    Args:
-        size: rows of each, at least 2.
     """
     # A reflector of m dimensions needs m deviates: size + (size − 1) + … + 1 for a block.
     # Two blocks at least: of one alone numpy would sum in another order.
@@ -146,11 +137,7 @@ def haar_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> Fl
 
 
 def hadamard_blocks(seed: int, layer: int, blocks: Sequence[Block], size: int) -> FloatArray:
-    """Make Hadamard matrices, signs of columns and order of rows random: ±1 `[len(blocks), size, size]`.
-
-    Args:
-        size: a power of two.
-    """
+    """Make Hadamard matrices, signs of columns and order of rows random: ±1 `[len(blocks), size, size]`."""
     made = [hadamard_rows(stream, size, size) for stream in _streams(seed, layer, blocks)]
     return np.sign(made).reshape(len(blocks), size, size)
 
@@ -163,14 +150,10 @@ def _streams(seed: int, layer: int, blocks: Sequence[Block]) -> Iterator[np.rand
 
 
 def _products_of_reflectors(deviates: FloatArray, size: int) -> FloatArray:
-    """Multiply reflectors H_0 H_1 …, signs corrected; H_j sends a normal vector to axis j.
+    """Multiply reflectors H_0 H_1 …, signs corrected; H_j sends a vector to axis j: `[blocks, size, size]`.
 
-    Args:
-        deviates: `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last: every operation
-            then runs along memory.
-
-    Returns:
-        `[blocks, size, size]`.
+    The deviates are `[size (size + 1) / 2, blocks]`, size − j of them for H_j. Blocks come last: every
+    operation then runs along memory.
     """
     products = np.zeros((size, size, deviates.shape[1]))
     end = len(deviates)

@@ -15,14 +15,9 @@ from megatron_patches.errors import MethodError
 def heads_of_rank(
     num_heads: int, rank: int, tensor_parallel_size: int, name: str = "num_attention_heads"
 ) -> range:
-    """Return the global numbers of the heads that a tensor-parallel rank owns.
+    """Return the global numbers of the heads of a role that a tensor-parallel rank owns.
 
-    Args:
-        num_heads: heads of one role in a layer.
-        name: the key of `num_heads` in the configuration, for the error message.
-
-    Raises:
-        MethodError: the size does not divide num_heads, or there is no such rank.
+    MethodError: the size does not divide num_heads (whose key is `name`), or there is no such rank.
     """
     if tensor_parallel_size < 1 or num_heads % tensor_parallel_size:
         raise MethodError(
@@ -67,14 +62,11 @@ def split_heads(
     roles: Collection[Role] = ROLES,
     shared: bool = False,
 ) -> HeadSplit:
-    """Split the heads of a rank into those whose rows are frozen and the others.
+    """Split the heads of a rank into those with frozen rows and the others; MethodError as `heads_of_rank`.
 
     Args:
         frozen_groups: the groups of which the rows of `roles` are frozen.
         shared: keys have the rows of queries, so that no key head has rows of its own.
-
-    Raises:
-        MethodError: tensor_parallel_size does not divide num_groups; no such rank.
     """
     name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
     groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)

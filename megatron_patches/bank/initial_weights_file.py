@@ -33,11 +33,7 @@ def bank_name(layer: int, role: str) -> str:
 
 @dataclass(frozen=True)
 class GivenWeights:
-    """File of initial weights.
-
-    Raises:
-        MethodError: from any property or method: the file cannot be read, or holds no initial weights.
-    """
+    """File of initial weights; MethodError from any property or method if the file holds none."""
 
     path: Path
 

@@ -7,9 +7,7 @@ With x = [x_0 … x_(a−1)] in pieces of b (see `factors`), of each token,
 
 and y = [y_0 … y_(m−1)], queries above keys as in the dense bank. No operand is ever copied to another order:
 the intermediate result has the layout `[a, m, tokens]`, from which BLAS reads the matrices of both products
-directly, and results are written to their final places. Gradients need the factors only.
-
-All products with structured rows use these two functions. Given a `Tile`, each is one kernel instead
+directly, and results are written to their final places. Given a `Tile`, each product is one kernel instead
 (`monarch_kernel`), which keeps the intermediate result on chip.
 """
 
@@ -49,11 +47,9 @@ def project(hidden_states: torch.Tensor, factors: Factors, tile: Tile | None = N
 def add_input_grad(
     grad: torch.Tensor, factors: Factors, total: torch.Tensor, tile: Tile | None = None
 ) -> torch.Tensor:
-    """Add the gradient of `project`'s input to `total`, in place unless by the kernel.
+    """Add the gradient of `project`'s input to `total` `[tokens, a * b]`, in place unless by the kernel.
 
-    Args:
-        grad: `[..., m * a]`, of the output.
-        total: `[tokens, a * b]`, contiguous.
+    `grad` is that of the output, `[..., m * a]`; `total` is contiguous.
     """
     right, left = factors
     if tile is not None:
@@ -64,12 +60,7 @@ def add_input_grad(
 
 
 def factor_grads(grad: torch.Tensor, inputs: torch.Tensor, factors: Factors) -> Factors:
-    """Return the gradients of the factors of `project`, in their shapes.
-
-    Args:
-        grad: `[..., m * a]`, of the output.
-        inputs: `[tokens, a * b]`.
-    """
+    """Return the gradients of the factors of `project` of `inputs` `[tokens, a * b]`, from `[..., m * a]`."""
     right, left = factors
     pieces, blocks, width = right.shape
     by_piece = inputs.reshape(-1, pieces, width)

@@ -34,11 +34,7 @@ TILES = (Tile(32, 8), Tile(16, 8), Tile(16, 4))
 
 
 def why_not(right: torch.Tensor) -> str | None:
-    """Return why the kernel cannot take these factors on their device, as the end of a sentence, or None.
-
-    Args:
-        right: `[a, m, b]` of `monarch.Factors`.
-    """
+    """Return why the kernel cannot take these factors (right: `[a, m, b]`) on their device, or None."""
     if right.device.type != "cuda":
         return "it is for CUDA, and this is the CPU"
     if max(right.size(0), right.size(2)) > LARGEST_BLOCK:
@@ -126,9 +122,7 @@ def launch(
 def kernel_constants(first: Sequence[int], rows: int, tokens: int, add: bool) -> dict[str, int | bool]:
     """Return the constants of a compilation: the kernel's arguments in capitals, without INTERPRETED.
 
-    Args:
-        first: shape of `first`.
-        rows: rows of a block of the result.
+    `first` is the shape of `first`; `rows` those of a block of the result.
     """
     num_p, num_r, width = first
     # The smallest tile of the tensor cores is 16; what is beyond the sizes is masked.

@@ -14,12 +14,7 @@ is the batch), permutes it through shared memory, and adds its batched product w
 to what it holds. Nothing is computed twice, `between` never leaves the chip, and its cube does not grow with
 the hidden size. The price: every GROUP of the r reads x again. Programs of the same tokens are neighbours, so
 x is to come from DRAM once and from L2 after that, like the factors, which are read once for every TOKENS
-tokens.
-
-Rejected alternatives: all of x in registers as one cube (then each number is read once, but 32 tokens of 2048
-numbers fill the registers of a multiprocessor, and the permuted cube comes on top); one r at a time (the
-first product is then one row of every block, and the tensor cores have no matrix); `between` in memory
-behind a barrier (the traffic of the two batched products).
+tokens. (All of x in registers, or one r at a time, would need too many of them, or starve the tensor cores.)
 
 In bf16 `between` is split into high + low, two numbers of bf16 that have 16 bits of it: rounded to one, it
 would be off by more than the one rounding of the result. fp32 is multiplied as fp32, not as TF32, which no

@@ -137,16 +137,7 @@ class BankRecipe:
 
 
 def head_rows(recipe: BankRecipe, layer: int, role: Role, head: int) -> FloatArray:
-    """Draw W of one head: float64 [head_dim, hidden_size].
-
-    Args:
-        layer: global layer number, from 0.
-        role: "query" or "key".
-        head: global head number of that role, from 0.
-
-    Raises:
-        MethodError: no such layer, role or head.
-    """
+    """Draw W of one head: float64 [head_dim, hidden_size]; layers and heads of a role count from 0."""
     return rows_of_heads(recipe, layer, role, [head])
 
 
@@ -154,9 +145,7 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
     """Draw W of several heads of one role, stacked: float64 [len(heads) * head_dim, hidden_size].
 
     The same as stacking `head_rows`; with scope "layer" the layer's one decomposition is made only once.
-
-    Raises:
-        MethodError: no such layer, role or head.
+    MethodError as `check_place`.
     """
     check_place(recipe, layer, role, heads)
     assert recipe.init != "pretrained", "these rows are read, not drawn: see `shards`"
@@ -183,13 +172,9 @@ def rows_of_heads(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[in
 def factors_of_heads(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]]
 ) -> LayerFactors:
-    """Make the factors of several heads' W, where the recipe is `structured`.
+    """Make the factors of several heads' W, where the recipe is `structured`; MethodError as `check_place`.
 
-    Args:
-        heads: (role, numbers of heads) in the order of the rows.
-
-    Raises:
-        MethodError: no such layer, role or head.
+    `heads` are (role, numbers of heads) in the order of the rows.
     """
     assert recipe.structured
     for role, some in heads:
@@ -200,11 +185,7 @@ def factors_of_heads(
 
 
 def check_place(recipe: BankRecipe, layer: int, role: str, heads: Sequence[int]) -> None:
-    """Check that a layer, a role and heads exist.
-
-    Raises:
-        MethodError: no such layer, role or head.
-    """
+    """Raise MethodError if there is no such layer, role or head."""
     if role not in ROLES:
         raise MethodError(f"role is '{role}'; known roles: {', '.join(ROLES)}")
     if layer < 0:

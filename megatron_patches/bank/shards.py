@@ -27,13 +27,9 @@ from megatron_patches.bank.orthonormal import (
 
 
 def bank_rows(recipe: BankRecipe, layer: int, role: Role, heads: Sequence[int]) -> FloatArray:
-    """Return W of several heads of one role, drawn, or read from the recipe's file.
+    """Return W of heads of one role, drawn or from a file: float64 `[len(heads) * head_dim, hidden_size]`.
 
-    Returns:
-        float64 `[len(heads) * head_dim, hidden_size]`.
-
-    Raises:
-        MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
+    MethodError: no such layer, role or head; a file that cannot be read, or has another digest.
     """
     if recipe.given_path is None:
         return rows_of_heads(recipe, layer, role, heads)
@@ -52,18 +48,13 @@ def layer_shard(
     dtype: torch.dtype,
     frozen_groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Return the frozen rows of one role in one layer that a rank owns, its heads in global order.
+    """Return the frozen rows of one role that a rank owns, in order: `[local_heads * head_dim, hidden_size]`.
+
+    The float64 rows are cast once, on the CPU. Layers count from 0. MethodError: tensor_parallel_size does
+    not divide num_query_groups; no such layer, role or rank.
 
     Args:
-        layer: global layer number, from 0.
-        dtype: the type to which the float64 rows are cast, once.
         frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
-
-    Returns:
-        CPU tensor `[local_heads * head_dim, hidden_size]`.
-
-    Raises:
-        MethodError: tensor_parallel_size does not divide num_query_groups; no such layer, role or rank.
     """
     groups = range(recipe.num_query_groups) if frozen_groups is None else frozen_groups
     split = split_heads(
@@ -77,10 +68,7 @@ def head_rows_in(
 ) -> torch.Tensor:
     """Return the rows of several heads of one role as in training: CPU `[heads * head_dim, hidden_size]`.
 
-    For a structured bank the factors are cast and then multiplied.
-
-    Raises:
-        MethodError: as `bank_rows`.
+    For a structured bank the factors are cast and then multiplied. MethodError as `bank_rows`.
     """
     if recipe.structured:
         return _factors(recipe, layer, [(role, heads)], dtype).rows()

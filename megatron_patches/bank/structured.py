@@ -31,16 +31,11 @@ def is_power_of_two(number: int) -> bool:
 
 
 def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw rows of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix in Sylvester's order.
+    """Draw rows [num_rows, hidden_size] of H D / sqrt(hidden_size), H the Walsh-Hadamard matrix of Sylvester.
 
-    H[i, j] = (−1)^(number of ones in the binary i AND j). All entries are ±1/sqrt(hidden_size): exact in bf16
-    (and any other binary format) when hidden_size is a power of 4, so that W Wᵀ = I without error there.
-
-    Args:
-        hidden_size: a power of two (`BankRecipe` refuses others).
-
-    Returns:
-        [num_rows, hidden_size].
+    H[i, j] = (−1)^(number of ones in the binary i AND j); hidden_size is a power of two. All entries are
+    ±1/sqrt(hidden_size): exact in bf16 (and any other binary format) when hidden_size is a power of 4, so
+    that W Wᵀ = I without error there.
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     rows = np.ones((num_rows, 1))
@@ -51,13 +46,10 @@ def hadamard_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) 
 
 
 def dct_rows(stream: np.random.Generator, hidden_size: int, num_rows: int) -> FloatArray:
-    """Draw rows of C D, C the orthonormal DCT-II matrix: any hidden_size.
+    """Draw rows [num_rows, hidden_size] of C D, C the orthonormal DCT-II matrix: any hidden_size.
 
     C[k, n] = sqrt(2/hidden_size) cos(pi (2n + 1) k / (2 hidden_size)), and row 0 divided by sqrt(2) (Ahmed,
-    Natarajan and Rao, IEEE Trans. Computers C-23, 1974).
-
-    Returns:
-        [num_rows, hidden_size]; |W Wᵀ − I| is a few 2^-53 · sqrt(hidden_size).
+    Natarajan and Rao, IEEE Trans. Computers C-23, 1974). |W Wᵀ − I| is a few 2^-53 · sqrt(hidden_size).
     """
     signs, chosen = _draw(stream, hidden_size, num_rows)
     odd = 2 * np.arange(hidden_size, dtype=np.int64) + 1

@@ -5,12 +5,8 @@ megatron-core asks for a CUDA device and a CUDA random-number tracker even where
 `prepare_megatron_core` supplies CPU equivalents with the same meaning, and only when the device is the CPU:
 on CUDA nothing is replaced. The limits of torch.compile are set here too.
 
-The supported versions of megatron-core differ in
-
-    the argument `name`                from 0.18 on every module gets one: None, unless the model has a name.
-                                       Ours accept the argument and do not use it.
-    marks of tensor-parallel weights   `mark_tensor_parallel`
-    the spec of the MLP                `mlp_spec`
+Its supported versions differ in `mark_tensor_parallel`, in `mlp_spec`, and in the argument `name` that every
+module gets from 0.18 on: None, unless the model has a name. Ours accept the argument and do not use it.
 
 Version-sensitive, like every file of this package that imports megatron-core: each states after this word
 which internals it relies on. To support another version, read them all.
@@ -38,14 +34,7 @@ TESTED_TORCH = ("2.9", "2.15")
 
 
 def check_megatron_core_version(installed: str | None = None) -> None:
-    """Refuse a megatron-core whose internals this package has not been tested with.
-
-    Args:
-        installed: its version; None: that of the installed one.
-
-    Raises:
-        MethodError: it is older or newer than those that were tested.
-    """
+    """Raise MethodError for a megatron-core older or newer than those whose internals were tested."""
     installed = installed or version("megatron-core")
     oldest, newest = TESTED_MEGATRON_CORE
     if not _minor_version(oldest) <= _minor_version(installed) <= _minor_version(newest):
@@ -58,8 +47,7 @@ def check_megatron_core_version(installed: str | None = None) -> None:
 def untested_torch(installed: str = torch.__version__) -> str | None:
     """Return a sentence for the user if torch `installed` is newer than any that was tested, else None.
 
-    Raises:
-        MethodError: torch is older than any that was tested.
+    MethodError: torch is older than any that was tested.
     """
     oldest, newest = TESTED_TORCH
     tested = f"this program was tested with torch {oldest} to {newest}"
@@ -76,15 +64,12 @@ def _minor_version(text: str) -> tuple[int, ...]:
 def silence_expected_warnings() -> None:
     """Silence the warnings of megatron-core's import and use on which no user can act.
 
-    Call this before megatron-core is imported. The warnings say that Apex and Transformer Engine, which this
-    program does not use, are absent; that a default of megatron-core's own config is deprecated; that
-    collectives that megatron-core calls will be renamed in a later torch; and, in the log of megatron-core
-    0.19, that GPTModel gets no new features.
+    Call this before megatron-core is imported.
     """
     for message, category in (
-        (".*(Apex|Transformer Engine).*not installed", UserWarning),
-        ("full scope is deprecated", UserWarning),
-        (".*torch.distributed.*is deprecated", FutureWarning),
+        (".*(Apex|Transformer Engine).*not installed", UserWarning),  # this program uses neither
+        ("full scope is deprecated", UserWarning),  # a default of megatron-core's own config
+        (".*torch.distributed.*is deprecated", FutureWarning),  # megatron-core calls it
     ):
         warnings.filterwarnings("ignore", message=message, category=category)
     logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(_is_no_notice)

@@ -61,14 +61,9 @@ def attend_within_documents(
     dropout: float,
     scale: float,
 ) -> torch.Tensor:
-    """Attend causally within each document.
+    """Attend causally within each document, with boundaries: `[batch * seq, heads, head_dim]`.
 
-    Args:
-        query: `[batch * seq, heads, head_dim]`, sample by sample; key, value: `[batch * seq, groups, …]`.
-        documents: with boundaries.
-
-    Returns:
-        `[batch * seq, heads, head_dim]`.
+    The query is of that shape, sample by sample; key and value are `[batch * seq, groups, …]`.
     """
     assert documents.boundaries is not None
     if query.device.type == "cpu":

@@ -55,14 +55,11 @@ def rate_factor(name: str, factors: Mapping[str, float]) -> float:
 
 
 def reduce_partial_gradients(model: torch.nn.Module, tp_group: dist.ProcessGroup) -> int:
-    """Sum partial gradients of replicated parameters over tensor-parallel ranks, before DeepSpeed sees them.
+    """Sum partial gradients of replicated parameters over tensor-parallel ranks; return how many there are.
 
     Gradients are partial for parameters marked `sequence_parallel` (a rank has seen only its slice of the
     sequence) or `partial_gradient` (a rank has seen only its heads). DeepSpeed reduces over data-parallel
     ranks only. Call before `deepspeed.initialize`: tensor hooks run in the order they were added.
-
-    Returns:
-        The number of parameters with the hook.
     """
 
     def all_reduce(gradient: torch.Tensor) -> torch.Tensor:
@@ -136,8 +133,7 @@ def audit_rank(engine: Any) -> dict[str, Any]:
 def audit(engine: Any, tp_group: dist.ProcessGroup) -> dict[str, Any]:
     """Gather `audit_rank` from all ranks (collective) and prove that ZeRO holds no frozen weight.
 
-    Raises:
-        MethodError: on every rank, naming the parameter, if any rank's optimizer holds a frozen weight.
+    MethodError, on every rank: names a parameter, if any rank's optimizer holds a frozen weight.
     """
     own = audit_rank(engine)
     ranks: list[Any] = [None] * dist.get_world_size()

@@ -46,9 +46,7 @@ def recomputed_in_backward(
 ) -> Iterator[None]:
     """Save none of `tensors` for the backward of operations inside the context; recompute them there.
 
-    Args:
-        recompute: returns all of `tensors` with the same bits; called once a backward pass, without
-            gradients.
+    `recompute` returns all of them with the same bits; it is called once a backward pass, without gradients.
     """
     # Hooks replace those of the code around them, which still apply to all other tensors.
     outer = torch._C._autograd._top_saved_tensors_default_hooks(True)

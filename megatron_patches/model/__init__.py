@@ -4,8 +4,7 @@ gpt               megatron-core's GPTModel with our output layer
 layer             LayerNorm, attention and MLP; compiled, recomputed
 linear            parallel linear layers that a compiler can trace
 output            logits, and their cross-entropy without a copy in fp32
-penalty           orthogonality penalty of trainable queries and keys
-auxiliary_losses  terms that modules add to the loss
+penalty           orthogonality penalty of trainable queries and keys, a term of the loss
 install           policy -> megatron-core's specs of the layers
 initialize        initial values of all trainable weights
 """

@@ -35,7 +35,7 @@ def initialize_parameters(
     recipe: BankRecipe | None,
     given: GivenWeights | None = None,
 ) -> None:
-    """Fill every parameter of `model` in place and mark the tensor-parallel ones.
+    """Fill every parameter of `model` in place, and mark the tensor-parallel ones for DeepSpeed's norm.
 
     Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
     layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
@@ -43,13 +43,7 @@ def initialize_parameters(
     Args:
         recipe: recipe of the bank from which Q and K of wholly trainable layers start; None: they start
             like every other matrix.
-        given: file of weights, each of which takes the place of the drawn one.
-
-    Raises:
-        MethodError: `given` cannot be read.
-
-    DeepSpeed's gradient norm trusts the `tensor_model_parallel` mark of a parameter, so each sharded weight
-    gets it here.
+        given: file of weights, each of which takes the place of the drawn one; MethodError if damaged.
     """
     init = _Initializer(model, seed, init_std, recipe, given)
     init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)

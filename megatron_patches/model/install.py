@@ -5,7 +5,6 @@ Version-sensitive: writes down megatron-core's spec of a GPT layer, with our mod
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -26,7 +25,7 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.engine.compat import mlp_spec
 from megatron_patches.model.layer import Layer, LayerNorm
 from megatron_patches.model.linear import ColumnParallelLinear, RowParallelLinear
-from megatron_patches.model.penalty import PenalizedQueryKeyValueLinear
+from megatron_patches.model.penalty import penalized
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.recipes import ScoreRecipe
 from megatron_patches.recipe.tensors import is_patched
@@ -40,15 +39,13 @@ def gpt_block_spec(
     phase: int = 0,
     rotary: RotaryAngles | None = None,
 ) -> TransformerBlockSubmodules:
-    """Return the spec of a pre-LN GPT block whose attention follows `policy`, for `GPTModel`.
+    """Return the spec of a pre-LN GPT block whose attention follows `policy` in a phase of its schedule.
+
+    MethodError: the policy names layers or heads that the model does not have.
 
     Args:
-        phase: phase of the policy's schedule of unfreezing; 0: before its first entry.
         rotary: the rotation of queries and keys by their positions, if the model has one. It takes the place
             of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
-
-    Raises:
-        MethodError: the policy names layers or heads that the model does not have.
     """
     layers = [
         ModuleSpec(
@@ -86,8 +83,7 @@ def _self_attention_spec(
     if patched:
         params |= {"policy": policy, "recipe": recipe, "frozen_groups": frozen_groups}
     # FrozenQueryKeySelfAttention replaces linear_qkv with its own.
-    penalized = partial(PenalizedQueryKeyValueLinear, penalty=policy.penalty)
-    linear_qkv = penalized if policy.penalty else ColumnParallelLinear
+    linear_qkv = penalized(policy.penalty) if policy.penalty else ColumnParallelLinear
     return ModuleSpec(
         module=FrozenQueryKeySelfAttention if patched else SelfAttention,
         params=params,

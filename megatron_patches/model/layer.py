@@ -7,10 +7,9 @@ calls, and the constructor that it gives to a norm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from megatron.core.inference.contexts import BaseInferenceContext
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
@@ -76,26 +75,13 @@ class Layer(TransformerLayer):
         self,
         hidden_states: torch.Tensor,
         attention_mask: Visible = None,
-        context: torch.Tensor | None = None,
-        context_mask: torch.Tensor | None = None,
-        rotary_pos_emb: torch.Tensor | None = None,
-        rotary_pos_cos: torch.Tensor | None = None,
-        rotary_pos_sin: torch.Tensor | None = None,
-        rotary_pos_cos_sin: torch.Tensor | None = None,
-        attention_bias: torch.Tensor | None = None,
-        inference_context: BaseInferenceContext | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        sequence_len_offset: int | None = None,
-        padding_mask: torch.Tensor | None = None,
+        **unused: Any,
     ) -> tuple[torch.Tensor, None]:
         """Apply attention and MLP: `[seq(/tp), batch, hidden]` -> the same shape, and no context.
 
-        Args:
-            attention_mask: in the form of the core attention. The arguments after it are megatron-core's and
-                unused.
+        The mask has the form of the core attention's. The other arguments are megatron-core's, and None.
         """
-        assert context is None and rotary_pos_emb is None and attention_bias is None
-        assert inference_context is None and packed_seq_params is None and padding_mask is None
+        assert all(value is None for value in unused.values()), unused.keys()
         recompute = self.recompute if torch.is_grad_enabled() else "none"
         if recompute == "full":
             return recomputed(self._whole, hidden_states, attention_mask), None

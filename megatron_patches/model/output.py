@@ -72,11 +72,9 @@ class OutputLayer(ColumnParallelLinear):
         runtime_gather_output: bool | None = None,
         labels: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Map `[seq(/tp), batch, hidden]` to logits `[seq, batch, vocabulary/tp]`, or losses; and no bias.
+        """Map `[seq(/tp), batch, hidden]` to logits `[seq, batch, vocabulary/tp]`, and no bias.
 
-        Args:
-            weight: `[vocabulary/tp, hidden]`, if tied.
-            labels: `[batch, seq]` ids; with labels the result is the losses, `[batch, seq]` nats in fp32.
+        With labels, `[batch, seq]` ids, the result is the losses, `[batch, seq]` nats in fp32.
         """
         if labels is None:
             logits, bias = super().forward(input_, weight, runtime_gather_output)
@@ -180,11 +178,7 @@ def _own_labels(labels: torch.Tensor, vocabulary: int, rank: int) -> tuple[torch
 def _over_ranks(
     normaliser: torch.Tensor, at_label: torch.Tensor, tp_group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Combine log Σ exp and the label's logit of all ranks' parts into those of the whole vocabulary.
-
-    Args:
-        at_label: 0 where another rank has the label.
-    """
+    """Combine log Σ exp and the label's logit (0 where another rank has it) of all ranks' parts."""
     own = torch.stack((normaliser, at_label))
     parts = own.new_empty((tp_group.size(), *own.shape))
     dist.all_gather_into_tensor(parts.view(-1, own.size(1)), own, group=tp_group)
@@ -200,8 +194,7 @@ def _finish_gradient(
 ) -> None:
     """Turn probabilities within this rank's part into p − 1[v = y] of the whole vocabulary, in place.
 
-    Args:
-        log_share: `[tokens]` log of the probability of this rank's part.
+    `log_share` is `[tokens]`, the log of the probability of this rank's part.
     """
     if tp_group.size() > 1:
         share = log_share.exp().to(torch.promote_types(probabilities.dtype, torch.float32))

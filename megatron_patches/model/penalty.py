@@ -6,18 +6,17 @@ over all query heads and key heads of all layers (Bansal, Chen and Wang, "Can we
 regularizations in training deep networks?", NeurIPS 2018, eq. 1). A rank adds the term of its own heads to
 its loss: no weight leaves its module, so the term is right under tensor parallelism (each head
 counts on one rank) and under ZeRO-3 (weights are whole only inside their module's forward and backward).
+The training loop takes the term of every micro batch; the mean over micro batches and data-parallel ranks
+then counts the term once an optimizer step.
 
 Version-sensitive: knows how megatron-core interleaves queries, keys and values in its fused weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core.model_parallel_config import ModelParallelConfig
 
 from megatron_patches.model.linear import ColumnParallelLinear
 
@@ -27,48 +26,14 @@ NAME = "orthogonal_penalty"
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
-    The arguments, apart from `penalty`, are those that megatron-core's SelfAttention gives to `linear_qkv`.
-
-    Args:
-        penalty: λ.
-
     Attributes:
+        penalty: λ, of a class that `penalized` makes.
         auxiliary_loss: (name, this rank's part of the penalty) of the last forward that had gradients, until
             `take_auxiliary_losses` collects it; else None.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        *,
-        config: ModelParallelConfig,
-        init_method: Callable[..., Any],
-        gather_output: bool,
-        bias: bool,
-        skip_bias_add: bool,
-        is_expert: bool,
-        tp_comm_buffer_name: str,
-        tp_group: dist.ProcessGroup,
-        name: str | None = None,
-        penalty: float,
-    ) -> None:
-        super().__init__(
-            input_size,
-            output_size,
-            config=config,
-            init_method=init_method,
-            gather_output=gather_output,
-            bias=bias,
-            skip_bias_add=skip_bias_add,
-            is_expert=is_expert,
-            tp_comm_buffer_name=tp_comm_buffer_name,
-            tp_group=tp_group,
-        )
-        self.penalty = penalty
-        self.head_dim = config.kv_channels  # type: ignore[attr-defined]  # it is a TransformerConfig
-        self.num_groups = config.num_query_groups // tp_group.size()  # type: ignore[attr-defined]
-        self.auxiliary_loss: tuple[str, torch.Tensor] | None = None
+    penalty: float
+    auxiliary_loss: tuple[str, torch.Tensor] | None = None
 
     def forward(
         self,
@@ -79,11 +44,17 @@ class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
         """Project `[seq(/tp), batch, hidden]` -> `[seq, batch, rows of this rank]`, and the bias."""
         output, bias = super().forward(input_, weight, runtime_gather_output)
         if torch.is_grad_enabled():
+            num_groups = self.config.num_query_groups // self.tp_group.size()
             output, penalty = OrthogonalityPenalty.apply(
-                output, self.weight, self.num_groups, self.head_dim, self.penalty
+                output, self.weight, num_groups, self.config.kv_channels, self.penalty
             )
             self.auxiliary_loss = NAME, penalty
         return output, bias
+
+
+def penalized(penalty: float) -> type[PenalizedQueryKeyValueLinear]:
+    """Return the class of projections with this λ: megatron-core builds them with its own arguments only."""
+    return type(PenalizedQueryKeyValueLinear.__name__, (PenalizedQueryKeyValueLinear,), {"penalty": penalty})
 
 
 class OrthogonalityPenalty(torch.autograd.Function):
@@ -99,10 +70,8 @@ class OrthogonalityPenalty(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output and P.
 
-        Args:
-            weight: megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
-                for every group its query heads, its key head, its value head.
-            penalty: λ.
+        The weight has megatron-core's fused layout, `[groups * (queries of a group + 2) * head_dim, hidden]`:
+        for every group its query heads, its key head, its value head.
         """
         rows = _query_key_rows(weight, num_groups, head_dim)
         deviation = rows @ rows.mT
@@ -131,3 +100,18 @@ def _query_key_rows(weight: torch.Tensor, num_groups: int, head_dim: int) -> tor
     """Return `[groups, queries of a group + 1, head_dim, hidden]`, at least fp32, for small W Wᵀ − I."""
     rows = _by_head(weight, num_groups, head_dim)[:, :-1]
     return rows.float() if weight.dtype in (torch.bfloat16, torch.float16) else rows
+
+
+def take_auxiliary_losses(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Collect the terms of the last forward as {name: sum over the modules}, and clear them in their modules.
+
+    The sums are scalars with gradients, with the same names on every rank.
+    """
+    losses: dict[str, torch.Tensor] = {}
+    for module in model.modules():
+        auxiliary = getattr(module, "auxiliary_loss", None)
+        if auxiliary is not None:
+            name, term = auxiliary
+            losses[name] = losses[name] + term if name in losses else term
+            module.auxiliary_loss = None  # type: ignore[assignment]
+    return losses

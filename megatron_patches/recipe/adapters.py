@@ -139,11 +139,9 @@ class LogitScale(Adapter):
     passes = 4
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return s_h of every query head."""
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save the queries as they come."""
         trace.save(trace.query)
         trace.query = Storage("scaled queries", trace.queries)
 
@@ -156,7 +154,6 @@ class QueryKeyNorm(Adapter):
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return the gains of query heads and of key heads."""
         gain = (sizes.head_dim,)
         return (
             AdapterWeight("query_gain", "query", gain, "ones"),
@@ -164,7 +161,6 @@ class QueryKeyNorm(Adapter):
         )
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save queries and keys in fp32, and normalised."""
         both = trace.queries + trace.keys
         if trace.element == FP32:
             trace.save(trace.query, trace.key)
@@ -182,11 +178,9 @@ class Core(Adapter):
     passes = 5
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return C_h of every query head."""
         return (AdapterWeight("core", "query", (1, sizes.head_dim, sizes.head_dim), "identity"),)
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save the queries, sorted by head for the batched product."""
         trace.save(Storage("queries by head, before the core", trace.queries))
         trace.query = Storage("queries after the core", trace.queries)
 
@@ -201,7 +195,6 @@ class LowRank(Adapter):
     passes = 5
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return A_q above A_k, and B of query heads and of key heads."""
         up = (sizes.head_dim, sizes.rank)
         start: Start = "normal" if sizes.alone else "zeros"
         return (
@@ -211,7 +204,6 @@ class LowRank(Adapter):
         )
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save A x; the sums are new storages."""
         trace.save(Storage("low-rank products", trace.tokens * 2 * sizes.rank * trace.element))
         trace.query = Storage("queries + low rank", trace.queries)
         trace.key = Storage("keys + low rank", trace.keys)
@@ -225,7 +217,6 @@ class GeluQuery(Adapter):
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return A, and B of query heads."""
         width = 2 * sizes.rank
         return (
             AdapterWeight("gelu_down", None, (width, sizes.hidden_size), "normal"),
@@ -233,7 +224,6 @@ class GeluQuery(Adapter):
         )
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save A x before and after GELU; the sum is a new storage."""
         width = trace.tokens * 2 * sizes.rank * trace.element
         trace.save(Storage("bottleneck", width), Storage("bottleneck after GELU", width))
         trace.query = Storage("queries + bottleneck", trace.queries)
@@ -247,7 +237,6 @@ class QueryKeyBias(Adapter):
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return the biases of query heads and of key heads."""
         size = (sizes.head_dim,)
         return (
             AdapterWeight("query_bias", "query", size, "zeros"),
@@ -255,7 +244,6 @@ class QueryKeyBias(Adapter):
         )
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save nothing; the sums are new storages."""
         trace.query = Storage("queries + bias", trace.queries)
         trace.key = Storage("keys + bias", trace.keys)
 
@@ -268,7 +256,6 @@ class ShortConvolution(Adapter):
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return the taps of key heads and of value heads, the current token's first."""
         taps = (sizes.head_dim, sizes.taps)
         both = (
             AdapterWeight("key_taps", "key", taps, "half_previous"),
@@ -277,7 +264,6 @@ class ShortConvolution(Adapter):
         return tuple(weight for weight in both if sizes.convolved in ("both", weight.role))
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save what is convolved."""
         if sizes.convolved != "value":
             trace.save(trace.key)
             trace.key = Storage("convolved keys", trace.keys)
@@ -293,11 +279,9 @@ class ChannelScale(Adapter):
     passes = 4
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
-        """Return the logarithms s_h of every query head's scales."""
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)
 
     def keep(self, trace: Trace, sizes: AdapterSizes) -> None:
-        """Save the queries as they come."""
         trace.save(trace.query)
         trace.query = Storage("queries scaled by channel", trace.queries)
 

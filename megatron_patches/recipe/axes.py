@@ -51,11 +51,7 @@ class Axis:
         return value == () or all(rule.holds(policy, value) for rule in self.rules)
 
     def check(self, policy: Any, value: Any, variant: str) -> None:
-        """Refuse a value that does not fit.
-
-        Raises:
-            MethodError: with the sentence of the first rule that does not hold.
-        """
+        """Refuse a value that does not fit: MethodError, with the sentence of the first rule broken."""
         if value == ():
             return
         for rule in self.rules:
@@ -73,11 +69,7 @@ def axis(
     min_length: int | None = None,
     max_length: int | None = None,
 ) -> Any:
-    """Declare a field of a policy that is also a key of the attention section, of the annotated type.
-
-    Args:
-        default: value of a policy that does not set the axis. Variants' own values are in `policy.VARIANTS`.
-    """
+    """Declare a field of a policy that is also a key of the attention section, of the annotated type."""
     declared = Axis(meaning, rules, ge, gt, le, min_length, max_length)
     return field(default=default, metadata={"axis": declared})
 

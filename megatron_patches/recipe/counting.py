@@ -42,7 +42,7 @@ class ParameterCount:
 
 
 def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> ParameterCount:
-    """Return the parameters of the whole model.
+    """Return the parameters of the whole model, in a phase of the unfreezing.
 
     For ordinary attention, untied embeddings and rotary positions
 
@@ -50,12 +50,6 @@ def count_parameters(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> Par
 
     where 4 d and 2 d are LayerNorms. Structured rows of W_Q and W_K are a + b numbers in place of d = a b; a
     synthesizer has L H s² or 2 L H s k elements of score matrices in the place of W_Q and W_K.
-
-    Args:
-        phase: of a run in which layers become trainable on the way (see `phases`).
-
-    Raises:
-        MethodError: as `tensors`.
     """
     every = tensors(shape, policy, phase)
     total = sum(tensor.elements for tensor in every)

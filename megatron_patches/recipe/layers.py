@@ -10,13 +10,10 @@ _RANGE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(%?)(?:-(\d{1,9}(?:\.\d{1,9})?)(%?)
 
 
 def layer_range(text: str, num_layers: int) -> range:
-    """Return the layers that `text` names, counted from 0.
+    """Return the layers that `text` names, counted from 0; MethodError if the model does not have them.
 
     "4" is one layer, "4-7" four of them (both ends count), "33%-67%" the layers between these parts of the
     depth, each end rounded to a whole number of layers, so that "0%-50%" and "50%-100%" share none.
-
-    Raises:
-        MethodError: another notation, or layers that a model of `num_layers` layers does not have.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None:
@@ -39,10 +36,8 @@ def layer_range(text: str, num_layers: int) -> range:
 def spread(fraction: float, num_groups: int) -> tuple[int, ...]:
     """Choose a fraction of `num_groups` heads, spread evenly, so that tensor-parallel ranks get equal shares.
 
-    Half of four are (1, 3). The number is rounded to whole heads.
-
-    Raises:
-        MethodError: not between 0 and 1, or a fraction between them that rounds to none or all of the heads.
+    Half of four are (1, 3). The number is rounded to whole heads; MethodError if that makes none or all of a
+    fraction between 0 and 1.
     """
     if not 0 <= fraction <= 1:
         raise MethodError(f"{fraction} is not a fraction of the heads; give a number from 0 to 1")

@@ -33,11 +33,7 @@ class Unfreeze:
 
 
 def phases_of_layers(schedule: Sequence[Unfreeze], num_layers: int) -> list[int | None]:
-    """Return for each layer the phase (from 1) in which the layer becomes trainable; None: never.
-
-    Raises:
-        MethodError: an entry names no layers of a model of `num_layers` layers.
-    """
+    """Return for each layer the phase (from 1) in which the layer becomes trainable; None: never."""
     phases: list[int | None] = [None] * num_layers
     for phase, entry in enumerate(schedule, start=1):
         for layer in _layers(entry, num_layers):
@@ -57,11 +53,7 @@ def last_steps(schedule: Sequence[Unfreeze], total_steps: int) -> list[int]:
 
 
 def check_unfreeze(schedule: Sequence[Unfreeze], num_layers: int, total_steps: int) -> None:
-    """Refuse a schedule with an entry that changes nothing, or at no step of the run.
-
-    Raises:
-        MethodError: names the entry and the reason.
-    """
+    """Raise MethodError for a schedule with an entry that changes nothing, or at no step of the run."""
     steps = last_steps(schedule, total_steps)
     before = 0
     for phase, (entry, step) in enumerate(zip(schedule, steps, strict=True), start=1):

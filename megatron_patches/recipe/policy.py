@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from megatron_patches.bank.factors import block_sizes
-from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, SCOPES, Role
+from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Role
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
@@ -208,26 +207,11 @@ class QKPolicy:
     )
 
     def __post_init__(self) -> None:
-        if self.init == "default" and not self.trainable and not self.synthesizer:
-            raise MethodError(
-                "attention: init 'default' with trainable=false is not a variant; "
-                "use 'gaussian_naive' for frozen N(0, 0.02²)"
-            )
-        if self.scope not in SCOPES:
-            raise MethodError(f"attention.scope is '{self.scope}'; known scopes: {', '.join(SCOPES)}")
         if self.construction not in CONSTRUCTIONS:
             known = ", ".join(CONSTRUCTIONS)
             raise MethodError(
                 f"attention.construction is '{self.construction}'; known constructions: {known}"
             )
-        if self.init == "pretrained" and self.trainable:
-            raise MethodError(
-                "attention: init 'pretrained' freezes Q and K as they are; to train them use vanilla"
-            )
-        if self.gaussian_std is not None and (self.init != "gaussian" or self.gaussian_std <= 0):
-            raise MethodError("attention.gaussian_std must be positive and belongs to init 'gaussian' only")
-        if self.penalty and not (self.init == "orthogonal" and self.trainable):
-            raise MethodError("attention.penalty belongs to trainable Q and K that start orthonormal")
         self._check_adapters()
         if self.unfreeze and (self.adapters or any(0 < share < 1 for _, share in self.frozen_heads)):
             raise MethodError(
@@ -250,8 +234,6 @@ class QKPolicy:
             raise MethodError(f"attention.adapters names one twice: {', '.join(self.adapters)}")
         if not self.has_rows and "low_rank" in self.adapters:
             raise MethodError("attention.adapters names low_rank, which variant low_rank is made of already")
-        if self.low_rank < 1:
-            raise MethodError(f"attention.low_rank is {self.low_rank}; a rank is at least 1")
 
     @property
     def synthesizer(self) -> bool:
@@ -297,14 +279,6 @@ class QKPolicy:
         """Return the groups of a layer that adapters correct: the frozen ones, or all if nothing freezes."""
         return tuple(range(num_groups)) if self.trainable else frozen_groups
 
-    def stored_columns(self, hidden_size: int, head_dim: int) -> int:
-        """Return the numbers kept, and multiplied by, for a frozen row: hidden_size, or a + b of two factors.
-
-        Raises:
-            MethodError: these sizes have no two factors.
-        """
-        return sum(block_sizes(hidden_size, head_dim)) if self.structured else hidden_size
-
     @property
     def score_rank(self) -> int | None:
         """Return the rank of factorized scores; None for other scores."""
@@ -313,12 +287,7 @@ class QKPolicy:
     def frozen_groups(self, num_layers: int, num_groups: int, phase: int = 0) -> list[tuple[int, ...]]:
         """Return for each layer the key heads whose W_K is frozen, with W_Q of their query heads; all from 0.
 
-        Args:
-            phase: phase of the schedule `unfreeze`; 0: before its first entry.
-
-        Raises:
-            MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of
-                heads.
+        MethodError: `frozen_heads` or `unfreeze` names no layers, a layer twice, or no whole number of heads.
         """
         if self.trainable or self.synthesizer:
             return [()] * num_layers
@@ -391,12 +360,8 @@ ORDINARY = "vanilla"
 def policy_for(variant: str, axes: Mapping[str, Any] | None = None) -> QKPolicy:
     """Return the policy of a named variant, with the given axes (not None) replaced.
 
-    Args:
-        axes: values by the names of AXES. They are checked and replaced in the order of AXES, each against
-            the policy with those before it.
-
-    Raises:
-        MethodError: unknown variant, or axes that contradict each other.
+    Axes are checked and replaced in the order of AXES, each against the policy with those before it.
+    MethodError: unknown variant, or axes that contradict each other.
     """
     if variant not in VARIANTS:
         raise MethodError(f"attention.variant is '{variant}'; known variants: {', '.join(VARIANTS)}")

@@ -25,13 +25,9 @@ class ScoreRecipe:
     """Seed and sizes of the initial score matrices: with (layer, head) they determine every entry.
 
     Attributes:
-        seed: not negative.
         num_attention_heads: heads of a layer, each with its own scores.
         sequence_length: T, the longest input.
         rank: k of factorized scores; None: full matrices.
-
-    Raises:
-        MethodError: an impossible size, named in the message.
     """
 
     seed: int
@@ -40,11 +36,6 @@ class ScoreRecipe:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise MethodError(f"seed={self.seed} is negative; the score matrices need a seed of 0 or more")
-        for name in ("num_attention_heads", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise MethodError(f"{name}={getattr(self, name)} must be at least 1")
         if self.rank is not None and not 1 <= self.rank <= self.sequence_length:
             raise MethodError(
                 f"attention.synthesizer_rank={self.rank} is not between 1 and the sequence length "
@@ -63,11 +54,6 @@ class ScoreRecipe:
         """Standard deviation of the initial entries of every matrix."""
         return 1.0 if self.rank is None else self.rank**-0.25
 
-    @property
-    def elements_per_layer(self) -> int:
-        """Entries of all matrices of a layer: H T² or 2 H T k."""
-        return self.num_attention_heads * self.sequence_length * sum(self.matrices.values())
-
     def as_dict(self) -> dict[str, int | None]:
         """Return the fields as plain values, from which `ScoreRecipe(**values)` makes an equal recipe."""
         return asdict(self)
@@ -85,12 +71,8 @@ def bank_recipe(
 ) -> BankRecipe | None:
     """Return the recipe of the policy's Q and K rows, or None where they start like every other weight.
 
-    Args:
-        given: the file of a `pretrained` bank.
-
-    Raises:
-        MethodError: `pretrained` without a file or with one that cannot be read; the policy is impossible at
-            these sizes.
+    MethodError: `pretrained` without its file `given` or with one that cannot be read; the policy is
+    impossible at these sizes.
     """
     if policy.init in ("default", "low_rank"):
         return None
@@ -115,11 +97,7 @@ def bank_recipe(
 def score_recipe(
     policy: QKPolicy, *, seed: int, num_attention_heads: int, sequence_length: int
 ) -> ScoreRecipe | None:
-    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys.
-
-    Raises:
-        MethodError: the policy is impossible at these sizes.
-    """
+    """Return the recipe of the policy's score matrices, or None where scores are made of queries and keys."""
     if not policy.synthesizer:
         return None
     return ScoreRecipe(

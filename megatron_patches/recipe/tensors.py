@@ -123,14 +123,9 @@ class Tensor:
 
 
 def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor, ...]:
-    """Return every tensor of the model, in the order of its layers.
+    """Return every tensor of the model, in the order of its layers, in a phase of the unfreezing.
 
-    Args:
-        phase: of a run in which layers become trainable on the way (see `phases`).
-
-    Raises:
-        MethodError: the policy names layers or heads that this shape does not have, or is impossible at its
-            sizes.
+    MethodError: the policy names layers or heads that this shape lacks, or is impossible at its sizes.
     """
     return tuple(_tensors(shape, policy, phase))
 

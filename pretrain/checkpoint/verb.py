@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +13,6 @@ import typer
 if TYPE_CHECKING:
     from pretrain.checkpoint.listing import Listed
 
-SECONDS_BETWEEN_LINES = 10.0
 MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
 
 checkpoint = typer.Typer(no_args_is_help=True, help="The checkpoints of a run; starts no ranks.")
@@ -58,14 +54,20 @@ def verify(run: RunArgument, as_json: JsonOption = False) -> None:
     """
     from dataclasses import replace
 
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
     from pretrain.checkpoint.listing import State, list_checkpoints, verify_all
 
     of_a_run = (State.DAMAGED, State.UNMARKED)
     checkpoints = [each for each in list_checkpoints(run) if each.counts or each.state in of_a_run]
     total = sum(file.bytes for each in checkpoints for file in each.files.values())
     verified = []
-    with _progress(total) as progress:
-        for each, problems in verify_all(checkpoints, progress):
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        for each, problems in verify_all(checkpoints, lambda count: bar.advance(task, count)):
             state = State.DAMAGED if problems else each.state
             verified.append(replace(each, state=state, problems=problems))
     if as_json:
@@ -111,28 +113,3 @@ def _print_verdicts(run: Path, verified: Sequence[Listed]) -> None:
             typer.echo(f"  {problem}")
     if not verified:
         typer.echo(f"{run} has no complete checkpoint")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that adds verified bytes, on any thread, to a progress bar or to lines on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    if sys.stderr.isatty():
-        columns = BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=total)
-            yield lambda count: bar.advance(task, count)
-        return
-    lock, done, last_line = threading.Lock(), 0, time.monotonic()
-
-    def line(count: int) -> None:
-        nonlocal done, last_line
-        with lock:
-            done += count
-            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                last_line = time.monotonic()
-                typer.echo(f"verified {done / 1e9:.1f} of {total / 1e9:.1f} GB", err=True)
-
-    yield line

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pretrain.compare.trend import Trend, fit_trends, subject_numbers
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.finished import FinishedRun, read_finished_run
 from pretrain.study.gaps import FEWEST_SEEDS, NATS, PairedGap, adjust, paired_gap
+from pretrain.study.seal import Hypothesis, Seal, read_seals
 from pretrain.study.seeds import Group, Groups, group_runs, named_apart, refuse_twice
 
 
@@ -77,7 +78,8 @@ class Comparison:
 
     `notes` are sentences. `trends` are there if the one subject is a number and each of its values has a
     baseline of its own. `groups` holds the runs themselves, with their curves, for the plots. `match` is what
-    a variant and its baseline have used the same of where their gap is: tokens, flops or seconds.
+    a variant and its baseline have used the same of where their gap is: tokens, flops or seconds. `seals` are
+    sentences on the hypotheses that were sealed beforehand.
     """
 
     baseline: str
@@ -87,6 +89,7 @@ class Comparison:
     notes: tuple[str, ...]
     groups: Groups[FinishedRun]
     match: str = "tokens"
+    seals: tuple[str, ...] = ()
 
     @property
     def compute_unit(self) -> str:
@@ -147,7 +150,8 @@ def compare_runs(
         *settings_notes(groups, values),
         *_theory_notes(variants),
     )
-    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match)
+    seals = tuple(_seal_sentences(variants, runs))
+    return Comparison(groups.baseline, tuple(subjects), tuple(variants), trends, notes, groups, match, seals)
 
 
 def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str, lengths: Lengths) -> Variant:
@@ -264,3 +268,31 @@ def _theory_notes(variants: Sequence[Variant]) -> list[str]:
                 "not cover all of its parts, and its other figures by formula are off alike."
             )
     return notes
+
+
+def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) -> list[str]:
+    """Return a sentence on each seal whose runs are compared, and whether its hypotheses held."""
+    sentences = []
+    for seal in read_seals(run.path.resolve().parent for run in runs):
+        outcomes = [_outcome(hypothesis, seal, variants, runs) for hypothesis in seal.hypotheses]
+        if known := [outcome for outcome in outcomes if outcome]:
+            sentences.append(f"{seal.statement(runs)} {' '.join(known)}")
+    return sentences or ["Not sealed: no hypothesis was written down before the first of these runs."]
+
+
+def _outcome(
+    hypothesis: Hypothesis, seal: Seal, variants: Sequence[Variant], runs: Sequence[FinishedRun]
+) -> str:
+    """Return whether a hypothesis is a hit or a miss by the gap's interval; "" without its designs."""
+    own, others = ({run.path for run in seal.runs_of(name, runs)} for name in astuple(hypothesis)[::3])
+    for variant in variants:
+        base = next(each for each in variants if each.name == variant.baseline)
+        if own & {run.path for run in variant.runs} and others & {run.path for run in base.runs}:
+            gap, answer = variant.gap, None
+            if gap is not None and gap.n >= FEWEST_SEEDS and gap.low is not None and gap.high is not None:
+                answer = hypothesis.answer((gap.low, gap.high), (gap.low, gap.high))
+                if answer == "yes" and hypothesis.question != "within" and not gap.significance_claimed:
+                    answer = None
+            outcome = {"yes": "HIT", "no": "MISS", None: "not decided by these runs"}[answer]
+            return f"Hypothesis '{hypothesis}': {outcome}."
+    return ""

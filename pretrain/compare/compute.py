@@ -1,14 +1,8 @@
 """Equal compute: what a variant costs to the baseline's loss, and its gap where both have cost the same.
 
-For each seed that variant v and baseline b share, with L(t) the validation loss after t training tokens, T
-the tokens of a run, and c the cost of a token of v over one of b (executed FLOPs, or seconds):
-
-    token ratio         t / T_b with L_v(t) = L_b(T_b)
-    effective compute   c t / T_b: below 1, v is cheaper to the same loss
-    gap                 L_v(T_v) - L_b(c T_v)
-    break-even          L_b(c T_b) - L_b(T_b): v is cheaper where its gap at equal tokens is smaller
-
-Ratios are geometric means over seeds, with Student's interval of their logarithms.
+For each seed that variant and baseline share, by the definitions of docs/comparison.md; c is the cost of a
+token of the variant over one of the baseline. Ratios are geometric means over seeds, with Student's interval
+of their logarithms.
 """
 
 from __future__ import annotations

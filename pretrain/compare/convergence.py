@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pretrain.reporting.statistics import Spread, spread
 from pretrain.runs.curves import WARM_UP, Floats, RunCurves
 from pretrain.runs.finished import FinishedRun
-from pretrain.runs.tags import GRADIENT_NORM, LOSS, LOSS_VARIANCE
+from pretrain.runs.tags import GRADIENT_NORM, LOSS
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 SMOOTHING = 0.05
@@ -49,13 +49,11 @@ class Reach:
 class Stability:
     """Noise of a variant's runs; the norms are those before clipping, after the learning rate's warm-up.
 
-    `loss_variance` is of the training loss about a straight line through the last quarter of the records,
-    `logged_loss_variance` the last value of the metric LOSS_VARIANCE. `spikes` are those among the `records`
-    of all runs.
+    `loss_variance` is of the training loss about a straight line through the last quarter of the records.
+    `spikes` are those among the `records` of all runs.
     """
 
     loss_variance: Spread | None
-    logged_loss_variance: Spread | None
     gradient_norm: Spread | None
     gradient_norm_variation: Spread | None
     spikes: int
@@ -112,7 +110,6 @@ def stability(runs: Sequence[FinishedRun]) -> Stability:
     enough = [values for values in finite if len(values) > 1]
     return Stability(
         loss_variance=spread(_finite(tail_variance(run.curves[LOSS]) for run in runs)),
-        logged_loss_variance=spread(_finite(float(run.curves[LOSS_VARIANCE][-1]) for run in runs)),
         gradient_norm=spread([float(values.mean()) for values in enough]),
         gradient_norm_variation=spread([float(values.std(ddof=1) / values.mean()) for values in enough]),
         spikes=sum(

@@ -1,19 +1,10 @@
 """The cost of a run by formula, to stand beside what was measured.
 
-FLOPs and parameter counts come from `megatron_patches.recipe.counting`. Bytes of model states, summed over
-all ranks, for T trainable and F frozen parameters, w bytes a weight (2 in bf16, 4 in fp32), g bytes a
-gradient, on D data-parallel replicas:
-
-    weights            T w D           under ZeRO-3 T w
-    frozen bank        F w D           a buffer that ZeRO neither splits nor sees
-    gradients          T g D           under ZeRO-2 and 3 T g
-    optimizer state    T 12            two moments and a master weight in fp32; at stage 0 once on each
-                                       replica, and without the master weight if weights are fp32
-    checkpoint         T 12            two moments and the fp32 weights; the frozen bank is not in it
-
-Each tensor-parallel rank has its own copy of the parameters that tensor parallelism does not split (norms,
-learned positions, the shared half of the low_rank adapter): T counts those once per rank. Not counted: ZeRO's
-padding and the headers of files.
+FLOPs and parameter counts come from `megatron_patches.recipe.counting`; the bytes of model states are those
+of `report.definitions`. Optimizer state is once on each replica at stage 0, and without the master weight if
+weights are fp32. Each tensor-parallel rank has its own copy of the parameters that are not split (norms,
+learned positions, the shared half of low_rank): these count once per rank. Not counted: ZeRO's padding and
+the headers of files.
 """
 
 from __future__ import annotations

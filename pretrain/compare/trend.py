@@ -1,11 +1,7 @@
 """Change of the gap with a subject that is a positive number, such as the layers or the training tokens.
 
-For every seed with a gap at each value x that the variant has, least squares over that seed's gaps gives
-
-    gap = a + b log2(x)
-
-with b in nats per token and doubling. Mean, interval and test of b are over seeds, as those of a gap are:
-what runs of one seed share stays paired, and gaps at different values are not taken to be independent.
+A line gap = a + b log2(x) for every seed with a gap at each value x, by least squares. Mean, interval and
+test of b are over seeds: gaps at different values are not taken to be independent.
 """
 
 from __future__ import annotations

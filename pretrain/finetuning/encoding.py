@@ -72,14 +72,12 @@ def encode_examples(
 
 
 def shorten(parts: Sequence[Ids], room: int) -> list[Ids]:
-    """Cut lists so that they have `room` ids together; the longest is cut first."""
-    lengths = [len(part) for part in parts]
-    while sum(lengths) > room:
-        longest = lengths.index(max(lengths))
-        others = sum(lengths) - lengths[longest]
-        next_longest = max([length for i, length in enumerate(lengths) if i != longest], default=0)
-        lengths[longest] = max(room - others, min(next_longest, lengths[longest] - 1), 0)
-    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    """Cut one list, or two, to `room` ids together; of two the longer one is cut first."""
+    first, *rest = parts
+    if not rest:
+        return [first[:room]]
+    second = rest[0][: max(room - room // 2, room - len(first))]
+    return [first[: room - len(second)], second]
 
 
 def set_aside(examples: Sequence[_T], part: float, most: int, seed: int) -> tuple[list[_T], list[_T]]:

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from matplotlib.figure import Figure
+
+from pretrain.reporting.plots import group_style, label, legend_below, new_figure
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import number
 from pretrain.study.gaps import FEWEST_SEEDS, POINTS, PairedGap, adjust, gap_content, paired_gap
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
 from pretrain.study.tables import EFFECT, GAP, INTERVAL, T_HOLM, T_P, WILCOXON_HOLM, GapRow, gap_table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _GAP_COLUMNS = (
     *(GAP, INTERVAL, EFFECT, replace(T_P, title="p (t)"), replace(T_HOLM, title="p (t, Holm)")),
@@ -229,8 +229,6 @@ def _comparison_json(one: Comparison) -> dict[str, Any]:
 
 def _figure(trials: Sequence[Trial]) -> Figure:
     """Draw every trial as a point, by task and group."""
-    from pretrain.reporting.plots import group_style, label, legend_below, new_figure
-
     tasks, groups = list(_by_task(trials)), by_group(trials)
     figure, (plot,) = new_figure(1, 1, height=3.6)
     for number_of_group, (group, own) in enumerate(groups.items()):

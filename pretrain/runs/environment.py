@@ -21,7 +21,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
     return {
         "python": sys.version.split()[0],
         "packages": package_versions(),
-        "git_commit": _git_commit(),
+        "git_commit": git_commit(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "command": sys.argv,
@@ -45,7 +45,7 @@ def package_version(package: str) -> str | None:
         return None
 
 
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Return the commit of the program's own checkout, with `+` if it has uncommitted changes."""
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]

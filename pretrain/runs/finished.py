@@ -139,21 +139,15 @@ def read_finished_run(path: Path) -> FinishedRun:
     )
 
 
-def holds_no_run(path: Path) -> bool:
-    """Return whether `path` is there but is no run, whole or damaged: `runs/*` may find other things."""
-    run = RunDirectory(path)
-    return path.exists() and not any(
-        part.exists() for part in (run.config, run.state_file, run.metrics, run.checkpoints)
-    )
-
-
 def leave_out_others(paths: Sequence[Path], models: bool = False) -> tuple[list[Path], str]:
-    """Return the paths without those that hold no run, and a line that names these, or "".
+    """Return the paths without those that are there but hold no run, and a line that names these, or "".
 
     Where none holds a run, all are returned, for the reader to refuse the first. `models`: keep directories
     of transformers too.
     """
-    others = [path for path in paths if holds_no_run(path)]
+    runs = [RunDirectory(path) for path in paths if path.exists()]
+    parts = ((run.path, (run.config, run.state_file, run.metrics, run.checkpoints)) for run in runs)
+    others = [path for path, files in parts if not any(file.exists() for file in files)]
     others = [path for path in others if not (models and (path / "config.json").is_file())]
     if not others or len(others) == len(paths):
         return list(paths), ""

@@ -1,15 +1,8 @@
 """Gaps paired by seed: mean, interval, tests, effect size, Holm's correction.
 
-With d_i = value of the variant - value of the baseline at seed i, over the n seeds that both have:
-
-    gap         mean(d); for losses, positive is worse
-    interval    mean(d) ± t(0.975, n - 1) sd(d) / √n, sd with n - 1 in the denominator
-    t-test      paired, two-sided: t = mean(d) √n / sd(d)
-    Wilcoxon    signed-rank test of the d_i, two-sided, exact for small n
-    Cohen's d   d_z = mean(d) / sd(d), the formula for paired samples
-
-Holm (1979) adjusts p values for the number of comparisons made in one report: sorted ascending, the i-th of m
-becomes max over j ≤ i of min(1, (m - j + 1) p_j).
+Of d_i = value of the variant - value of the baseline at seed i, by the formulas of docs/comparison.md; for
+losses, positive is worse. Holm (1979) adjusts p values for the comparisons of one report: sorted ascending,
+the i-th of m becomes max over j ≤ i of min(1, (m - j + 1) p_j).
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import pretrain.study.packages  # noqa: F401
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import typer
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
@@ -24,9 +25,6 @@ from pretrain.reporting.statistics import spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import mean_sd
 from pretrain.runs.directory import write_json, write_text_atomically
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class Grid:
     source: str
     content: GridFile
     lines: Mapping[KeyPath, str]
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def read_grid(name_or_path: str) -> Grid:
         content = GridFile.model_validate(draft.values)
     except ValidationError as error:
         raise UserError(f"grid {shown_as}: {validation_sentence(error, draft)}") from None
-    grid = Grid(shown_as, content, draft.origins)
+    grid = Grid(shown_as, content, draft.origins, path)
     _check_keys(grid)
     return grid
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
-from pretrain.data.inputs import check_inputs
+from pretrain.data.inputs import check_inputs, read_blend
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
+from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal
 from pretrain.sweep.grid import Grid, GridRun, expand, select
 
 Standing = Literal["new", "partial", "finished"]
@@ -79,6 +80,41 @@ def plan_sweep(
             )
         planned.append(PlannedRun(run.name, base, tuple(run.overrides()), config, standing))
     return planned
+
+
+def seal_plan(
+    grid: Grid,
+    base: str | None,
+    overrides: Sequence[tuple[str, Any]],
+    runs: Sequence[PlannedRun],
+    hypotheses: Sequence[Hypothesis],
+    stopping_rule: str,
+    seeds: Sequence[int] | None = None,
+) -> Seal | None:
+    """Seal hypotheses about the planned runs, beside them; None where one of these has begun unsealed.
+
+    Args:
+        seeds: those that the runs may grow to; None: exactly those of `runs`.
+
+    Raises:
+        UserError: a hypothesis names no design of theirs.
+    """
+    settings = {design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs}
+    named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
+    if unknown := sorted(named - settings.keys()):
+        raise UserError(f"the hypothesis names '{unknown[0]}', which is none of {', '.join(settings)}")
+    blends = {repr((run.config.data.directory, run.config.data.blend)): run.config for run in runs}
+    content = {
+        "hypotheses": [asdict(claim) for claim in hypotheses],
+        "stopping_rule": stopping_rule,
+        "fixed_n": seeds is None,
+        "grid": {"file": str(grid.path), "sha256": file_hash(grid.path), "base": base, "set": [*overrides]},
+        "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
+        "settings": settings,
+        "data": sorted({read_blend(config).fingerprint for config in blends.values()}),
+    }
+    begun = [run.name for run in runs if run.standing != "new"]
+    return write_seal(runs[0].config.run.directory, content, begun)
 
 
 def _configuration(run: GridRun, base: str) -> Config:

@@ -1,4 +1,4 @@
-"""The verb `sweep`, and its output."""
+"""The verbs `sweep` and `trial`, and their output."""
 
 from __future__ import annotations
 
@@ -10,39 +10,66 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pretrain.errors import UserError
 
 if TYPE_CHECKING:
     from pretrain.sweep.plan import PlannedRun
     from pretrain.sweep.running import Outcome
 
+FIXED_N = "judged once, when all runs are finished"
+"""Stopping rule of a sweep."""
 MIN_WIDTH = 120  # so that a table in a log is not folded at 80 columns
 
 
+GridArgument = Annotated[
+    str, typer.Argument(help="A name in pretrain/configs/grids or a YAML file.", metavar="GRID")
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."),
+]
+BaseOption = Annotated[str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")]
+JobsOption = Annotated[int, typer.Option(min=1, help="Runs at a time.")]
+RanksOption = Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")]
+TaskOption = Annotated[
+    int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
+]
+TasksOption = Annotated[
+    int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
+]
+
+
+class Question(str, Enum):
+    """Question that a trial answers, about the perplexity of the second design against the first."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    WITHIN = "within"
+
+
 def sweep(
-    grid: Annotated[
-        str, typer.Argument(help="A name in pretrain/configs/grids or a YAML file.", metavar="GRID")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Values of every run, over the grid's `set`.", metavar="[section.key=value]..."),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="A config or YAML file, instead of the grid's base.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    local_ranks: Annotated[int, typer.Option(min=1, help="Ranks of each run, on this machine.")] = 1,
-    task: Annotated[
-        int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
-    ] = None,
-    num_tasks: Annotated[
-        int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
-    ] = None,
+    grid: GridArgument,
+    overrides: OverridesArgument = None,
+    base: BaseOption = None,
+    jobs: JobsOption = 1,
+    local_ranks: RanksOption = 1,
+    task: TaskOption = None,
+    num_tasks: TasksOption = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Only runs with such names, as 'vanilla-seed_*'; repeatable.", metavar="PATTERN"),
+    ] = None,
+    seal: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Seal a hypothesis before the first run: 'orthogonal within 5% of vanilla'; repeatable."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the runs, what each has done, and their overrides.")
@@ -59,14 +86,29 @@ def sweep(
     signals = SignalRelay().install()  # first of all: a signal while the plan is made must not be lost
     from data_pipeline.tokenizing.verbs import which_task
     from pretrain.config.sources import parse_overrides
+    from pretrain.study.seal import Hypothesis
     from pretrain.sweep.grid import read_grid
-    from pretrain.sweep.plan import plan_sweep
+    from pretrain.sweep.plan import plan_sweep, seal_plan
 
     chosen = which_task(task, num_tasks, os.environ)
     given = parse_overrides(overrides or [])
-    runs = plan_sweep(
-        read_grid(grid), base, given, lambda _: local_ranks, check_data=not dry_run, only=only or ()
-    )
+    hypotheses = [Hypothesis.parse(text) for text in seal or ()]
+    if hypotheses and (only or chosen is not None):
+        raise UserError(
+            "--seal is for the whole grid: give it once with --dry-run and without --only and --num-tasks, "
+            "then train without --seal"
+        )
+    read = read_grid(grid)
+    check = not dry_run or bool(hypotheses)
+    runs = plan_sweep(read, base, given, lambda _: local_ranks, check_data=check, only=only or ())
+    if hypotheses:
+        sealed = seal_plan(read, base, given, runs, hypotheses, FIXED_N)
+        if sealed is None:
+            raise UserError(
+                "a run of this grid has begun, and a hypothesis is sealed before the first one; leave --seal "
+                "out, or choose another `directory`"
+            )
+        typer.echo(f"sealed: {sealed.path}")
     if chosen is not None:
         runs = runs[chosen.index :: chosen.count]
     if dry_run:
@@ -77,6 +119,66 @@ def sweep(
     outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
     _print_table(outcomes)
     raise typer.Exit(_conclusion(outcomes, signals.received))
+
+
+def trial(
+    grid: GridArgument,
+    overrides: OverridesArgument = None,
+    question: Annotated[
+        Question, typer.Option(help="Is the second design better, worse, or within ± the margin?")
+    ] = Question.BETTER,
+    margin: Annotated[float, typer.Option(help="Percent of perplexity that matters.")] = 2.0,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=5, max=100, help="At most so many; default: planned from the first 5.")
+    ] = None,
+    base: BaseOption = None,
+    jobs: JobsOption = 1,
+    local_ranks: RanksOption = 1,
+    task: TaskOption = None,
+    num_tasks: TasksOption = None,
+    out: Annotated[Path, typer.Option(help="Directory for report.md and trial.json.")] = Path("trial"),
+) -> None:
+    """Train pairs of runs of a grid's two designs, baseline first, until a question about them is answered.
+
+    Exit code 0: answered, or all pairs are made; 1: a run failed; 128 + signal number: stopped by it.
+
+    Example: python -m pretrain trial designs.yaml --question within --margin 3 --jobs 2
+    """
+    from pretrain.sweep.running import SignalRelay, run_sweep
+
+    signals = SignalRelay().install()
+    from data_pipeline.tokenizing.verbs import which_task
+    from pretrain.config.sources import parse_overrides
+    from pretrain.study.report import finish
+    from pretrain.study.seal import Hypothesis, design_of
+    from pretrain.study.sequential import FIRST, LAST, STOPPING_RULE
+    from pretrain.sweep.grid import read_grid
+    from pretrain.sweep.plan import plan_sweep, seal_plan
+    from pretrain.sweep.trial import carry_out, growing, trial_document
+
+    chosen = which_task(task, num_tasks, os.environ)
+    given, whole = parse_overrides(overrides or []), growing(read_grid(grid), LAST)
+
+    def planned(pairs: int) -> list[PlannedRun]:
+        return plan_sweep(growing(whole, pairs), base, given, lambda _: local_ranks, check_data=True)
+
+    def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
+        outcomes = run_sweep(waiting[:jobs], jobs, local_ranks, signals, _Report(runs))
+        if not all(outcome.done for outcome in outcomes):
+            raise typer.Exit(_conclusion(outcomes, signals.received))
+
+    runs = planned(FIRST)
+    if len(runs) != 2 * FIRST:
+        raise UserError(f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two")
+    baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
+    claim = Hypothesis(design, question.value, margin, baseline)
+    seal = seal_plan(whole, base, given, runs, [claim], STOPPING_RULE, whole.content.seeds)
+    share = slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
+    decision, needed, runs = carry_out(planned, train, claim, max_pairs, share)
+    if decision.answer is None and decision.n < needed:
+        typer.echo(f"nothing is left for this task; no answer after {decision.n} of {needed} pairs")
+        return
+    finish(trial_document(claim, decision, needed, runs[: 2 * decision.n], seal), out)
 
 
 class _Report:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
+from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.schedule import learning_rate
 from pretrain.config.tree import Config
 from pretrain.model.build import token_losses

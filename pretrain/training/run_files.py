@@ -101,6 +101,7 @@ def write_run_files(
     layout = {
         "device": device_name(context.device),
         "cpu_kernels": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512, …: they round differently
+        "cpu_threads": torch.get_num_threads(),  # sums are in another order with others
         **Layout.of(config, context).as_dict(),
     }
     if phased.structured_products is not None:

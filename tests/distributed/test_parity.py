@@ -189,3 +189,31 @@ def test_the_curves_are_not_constants(single: Curves) -> None:
     for quantity in ("loss", "gradient_norm"):
         assert len(set(vanilla[quantity])) == len(set(orthogonal[quantity])) == STEPS
         assert vanilla[quantity] != pytest.approx(orthogonal[quantity], rel=1e-4)
+
+
+def test_adapters_of_no_elements_train_like_those_of_one_rank(tiny_shards: Path, tmp_path: Path) -> None:
+    """Three of four ranks have no frozen head, and empty adapters: DeepSpeed's ZeRO once failed on such
+    parameters (#8279, #8297)."""
+
+    def overrides(size: int, stage: int) -> list[str]:
+        return tiny_overrides(
+            tiny_shards,
+            tmp_path,
+            f"tp{size}-zero{stage}",
+            attention__variant="hybrid",
+            attention__frozen_heads="{0: 0.25, 1: 0.5}",
+            attention__adapters="[core, low_rank, qk_norm]",
+            attention__low_rank=3,
+            deepspeed__config=f"zero{stage}",
+            parallel__tensor_model_parallel_size=size,
+            schedule__steps=4,
+        )
+
+    worker = "tests.distributed.workers.designs:train_all"
+
+    def runs(*layouts: tuple[int, int]) -> dict[str, Any]:
+        return {"runs": [{"overrides": overrides(*layout), "interrupted": False} for layout in layouts]}
+
+    (one,) = run_ranks(1, worker, runs((1, 1)))
+    for other in run_ranks(4, worker, runs((4, 1), (4, 2))):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)

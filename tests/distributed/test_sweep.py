@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.sweep.grid import expand, read_grid
+from pretrain.sweep.plan import plan_sweep
 from tests.command_line import cli, files_under, logged_steps, wait_until
+from tests.fabricated_runs import write_planned_run
 from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli
 from tests.tiny import tiny_overrides
 
@@ -164,3 +167,30 @@ def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
             assert kind == "vanilla" or any(tensors[name] != vanilla.get(name) for name in own), kind
     one, two = (beginnings[f"vanilla-seed_{seed}"]["tensors"] for seed in (1, 2))
     assert {name for name in one if one[name] != two[name]} == {name for name in one if "norm" not in name}
+
+
+def test_a_trial_trains_what_is_left_and_its_verdict_stays(tiny_shards: Path, tmp_path: Path) -> None:
+    """Four pairs are there, as fabricated runs; the fifth is trained. Far apart: one design hardly learns."""
+    entries = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
+    fixed = {"schedule.steps": 12, "telemetry.tensorboard": False}
+    grid = write_grid(tmp_path, tiny_shards, fixed, list=entries, seeds=[1, 2, 3, 4, 5])
+    for run in plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)[:8]:
+        loss = 5.0 + 0.01 * run.config.run.seed + 0.5 * run.name.startswith("hardly")
+        write_planned_run(run, tiny_shards, loss)
+    out = tmp_path / "trial"
+    command = ["trial", grid, "--question", "worse", "--margin", "1", "--out", str(out)]
+    done = warm_cli([*command, "--max-pairs", "5", "--jobs", "2"])
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "finished hardly-seed_5" in done.stdout and "Is hardly worse than learns? Yes: after n = 5" in (
+        " ".join(done.stdout.split())
+    )
+    assert "Not sealed" in done.stdout  # four pairs were there before
+    content = json.loads((out / "trial.json").read_text())
+    assert content["answer"] == "yes" and content["cost"]["runs"] == 10 and content["seal"] is None
+    before = files_under(tmp_path)
+    again = warm_cli([*command, "--max-pairs", "5"])
+    assert again.returncode == 0 and "written: " in again.stdout
+    assert files_under(tmp_path) == before
+    third = {"name": "third", "optimizer.learning_rate": 2e-3}
+    refused = warm_cli(["trial", write_grid(tmp_path, tiny_shards, fixed, list=[*entries, third])])
+    assert refused.returncode == 2 and "has 3 runs a seed; a trial needs two" in refused.stderr

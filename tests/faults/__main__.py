@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.faults.cases import Cases, Outcome
 from tests.faults.inflict import build_shim
 from tests.faults.plan import Case, Fault, Layout, draw
 from tests.faults.references import Reference, References
-from tests.faults.table import as_json, markdown, put_into
+from tests.faults.table import as_json, as_record, commit, markdown, put_into, recorded
 
 
 def main() -> None:
@@ -36,8 +36,21 @@ def main() -> None:
         data_pipeline("demo-corpus", directory / "corpus")
         shards = make_shards(directory)
         cases, keep = _chosen(arguments), arguments.keep is not None
-        outcomes = campaign(cases, directory, shards, arguments.jobs, keep)
-    seconds = time.monotonic() - began
+        if arguments.record:
+            arguments.record.parent.mkdir(parents=True, exist_ok=True)
+        before = recorded(arguments.record, arguments.seed) if arguments.record else []
+        done = {outcome.case for outcome in before}
+        left = [case for case in cases if case not in done]
+
+        def note(outcome: Outcome) -> None:
+            if arguments.record:
+                with arguments.record.open("a") as file:
+                    file.write(json.dumps(as_record(outcome, arguments.seed)) + "\n")
+
+        made = campaign(left, directory, shards, arguments.jobs, keep, note=note)
+        outcomes = [*(outcome for outcome in before if outcome.case in set(cases)), *made]
+    outcomes.sort(key=lambda outcome: outcome.case.number)
+    seconds = time.monotonic() - began + sum(outcome.seconds for outcome in before) / arguments.jobs
     text = markdown(outcomes, _command(arguments), seconds)
     print(f"\n{text}")
     if arguments.into:
@@ -54,6 +67,7 @@ def campaign(
     jobs: int,
     keep: bool,
     made: Mapping[Layout, Reference] | None = None,
+    note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """All cases, `jobs` side by side, each told as it ends; in the order of their numbers.
 
@@ -61,8 +75,9 @@ def campaign(
         shards: text to train on.
         keep: leave the files of the cases in `directory`.
         made: undisturbed runs that are there already.
+        note: is told each outcome at once.
     """
-    shim = build_shim(directory)
+    shim, tried = build_shim(directory), commit()
     references = References(directory / "references", shards, shim, made)
     runner = Cases(directory, shards, shim, references)
     outcomes = []
@@ -72,7 +87,9 @@ def campaign(
             running = {pool.submit(runner.run, case): case for case in cases}
             for number, future in enumerate(as_completed(running), start=1):
                 outcome = future.result()
+                outcome.commit = tried
                 outcomes.append(outcome)
+                note(outcome)
                 print(f"{number}/{len(cases)} {_line(outcome)}", flush=True)
                 if not keep:
                     shutil.rmtree(directory / f"case_{outcome.case.number:04d}", ignore_errors=True)
@@ -115,6 +132,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side (2)")
     parser.add_argument("--keep", type=Path, help="keep all files of all cases in this empty directory")
     parser.add_argument("--json", type=Path, help="write everything that came of it there")
+    parser.add_argument("--record", type=Path, help="keep each outcome in this file, and go on from it")
     parser.add_argument("--into", type=Path, help="put the table between the marks of this Markdown page")
     return parser.parse_args()
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +19,32 @@ from tests.faults.inflict import (
     damage,
     failing_storage,
     make_room,
+    set_clock_back,
     small_disk,
 )
 from tests.faults.judge import differences
-from tests.faults.plan import DAMAGE, STEPS, STORAGE, SUSPENDED_SECONDS, Case, Fault, Layout, overrides_for
+from tests.faults.plan import (
+    DAMAGE,
+    STEPS,
+    STORAGE,
+    SUSPENDED_SECONDS,
+    WAITING,
+    Case,
+    Fault,
+    Layout,
+    overrides_for,
+)
 from tests.faults.references import PAGE, Half, Reference, References, size_on_disk
 from tests.faults.starts import End, Start, run_start
 
 LONGEST_SENTENCE = 1.5 * SUSPENDED_SECONDS + 3.0
 """Seconds within which a suspended rank must be named: the timeout, then one look at the others' signs, on a
 busy machine."""
-WORDS = {Fault.DISK_FULL: "No space left on device", Fault.IO_ERROR: "Input/output error"}
+WORDS = {
+    Fault.DISK_FULL: "No space left on device",
+    Fault.IO_ERROR: "Input/output error",
+    Fault.STORAGE_STANDS: "parallel.timeout_seconds",
+}
 
 
 @dataclass
@@ -41,6 +57,7 @@ class Outcome:
         sentence: the one sentence with which the disturbed start ended, if it did.
         waited: seconds from a SIGSTOP to that sentence.
         wrong_end, left, different: what is wrong, in words; empty where nothing is.
+        commit: what was tried, for outcomes of several days.
     """
 
     case: Case
@@ -52,6 +69,7 @@ class Outcome:
     left: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    commit: str = ""
 
     @property
     def problems(self) -> list[str]:
@@ -98,7 +116,12 @@ class Cases:
         outcome.left += [f"left by the first start: {each}" for each in end.left]
         if end.hung:
             outcome.wrong_end.append(f"hung: had not ended after {end.seconds:.0f} s")
-        self._go_on(case, outcome, directory, runs, reference)
+        if case.fault is Fault.CLOCK_BACK:
+            set_clock_back(runs / "run")
+        if case.fault is Fault.TWO_STARTERS:
+            self._both_go_on(case, outcome, directory, runs, reference)
+        else:
+            self._go_on(case, outcome, directory, runs, reference)
 
     def _disturbed(
         self, case: Case, outcome: Outcome, directory: Path, runs: Path, disturb: Disturbance
@@ -129,10 +152,12 @@ class Cases:
                 outcome.wrong_end.append("not tried: there is no C compiler")
                 return End(0, 0.0, "", "", False, ())
             environment = failing_storage(self._shim, runs, counter, after, ERRORS[case.fault])
-        end = self._start(case.layout, directory / "disturbed.log", runs, environment=environment)
+        more = [f"parallel.timeout_seconds={SUSPENDED_SECONDS}"] if case.fault in WAITING else []
+        end = self._start(case.layout, directory / "disturbed.log", runs, more, environment=environment)
         outcome.happened = end.code != 0 or (not on_disk and bytes_written(counter) > after)
         if outcome.happened:
-            _expect_sentence(outcome, end, WORDS[case.fault], str(runs))
+            of_the_disk = [str(runs)] if case.fault is not Fault.STORAGE_STANDS else []
+            _expect_sentence(outcome, end, WORDS[case.fault], *of_the_disk)
         if on_disk:
             make_room(runs)
         return end
@@ -156,6 +181,22 @@ class Cases:
             outcome.different.append(f"does not go on ({how})")
             return
         outcome.different += differences(runs / "run", reference.run, case.then == case.layout)
+
+    def _both_go_on(
+        self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
+    ) -> None:
+        """Of two starts at once one must finish the run, and the other say that somebody trains it."""
+        with ThreadPoolExecutor(2) as pool:
+            logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
+            ends = list(pool.map(lambda log: self._start(case.then, log, runs), logs))
+        codes = sorted(end.code for end in ends)
+        if codes != [0, 2]:
+            outcome.different.append(f"two starts ended with exit codes {codes}, not 0 and 2")
+        for end in ends:
+            if end.code == 2:
+                _expect_sentence(outcome, end, str(runs / "run"))
+        if 0 in codes:
+            outcome.different += differences(runs / "run", reference.run, True)
 
     def _start(
         self,

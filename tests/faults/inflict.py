@@ -76,6 +76,8 @@ class Disturbance:
             Fault.KILL_ONE: (signal.SIGKILL, single),
             Fault.KILL_ALL: (signal.SIGKILL, family),
             Fault.OTHER_LAYOUT: (signal.SIGKILL, family),
+            Fault.CLOCK_BACK: (signal.SIGKILL, family),
+            Fault.TWO_STARTERS: (signal.SIGKILL, family),
             Fault.SUSPEND: (signal.SIGSTOP, single),
             Fault.TERMINATE: (signal.SIGTERM, [start.launcher]),
             Fault.CONTINUE: (signal.SIGUSR1, [start.launcher]),
@@ -127,7 +129,9 @@ def bytes_written(counter: Path) -> int:
     return int.from_bytes(counter.read_bytes(), "little")
 
 
-ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO}
+STANDS = 0
+"""In place of an error number: who writes waits for ever."""
+ERRORS = {Fault.DISK_FULL: errno.ENOSPC, Fault.IO_ERROR: errno.EIO, Fault.STORAGE_STANDS: STANDS}
 
 
 @contextmanager
@@ -151,8 +155,22 @@ def make_room(directory: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=1g", str(directory)], check=True, timeout=20)
 
 
+AHEAD_SECONDS = 3600.0
+
+
+def set_clock_back(run: Path) -> None:
+    """Date all that a killed run has left an hour ahead, as after the correction of a clock."""
+    for path in [*run.rglob("*"), run]:
+        if not path.is_symlink():
+            then = path.stat().st_mtime + AHEAD_SECONDS
+            os.utime(path, (then, then))
+
+
 def damage(checkpoint: Path, case: Case) -> Path:
-    """Flip a bit of, or cut, one of the checkpoint's files; which one."""
+    """Flip a bit of, or cut, one of the checkpoint's files, or remove its marker; which one."""
+    if case.fault is Fault.MARKER_LOST:
+        (checkpoint / "COMPLETE").unlink()
+        return checkpoint / "COMPLETE"
     files = sorted(path for path in checkpoint.iterdir() if path.stat().st_size)
     file = files[int(case.file * len(files))]
     at = int(case.place * file.stat().st_size)

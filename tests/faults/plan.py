@@ -11,7 +11,7 @@ from tests.tiny import tiny_overrides
 
 STEPS, SAVE_EVERY = 24, 3
 SUSPENDED_SECONDS, OTHER_SECONDS = 10, 120
-"""parallel.timeout_seconds where a rank is suspended, and else: on a busy machine ranks start apart."""
+"""parallel.timeout_seconds where a rank or the disk stands, and else: on a busy machine ranks start apart."""
 
 
 class Fault(Enum):
@@ -27,10 +27,16 @@ class Fault(Enum):
     FLIP = "flipped byte in a checkpoint"
     CUT = "truncated file in a checkpoint"
     OTHER_LAYOUT = "SIGKILL, then another layout"
+    MARKER_LOST = "COMPLETE lost"
+    STORAGE_STANDS = "file system that stops answering"
+    CLOCK_BACK = "SIGKILL, then the clock set back"
+    TWO_STARTERS = "SIGKILL, then two starts at once"
 
 
-DAMAGE = (Fault.FLIP, Fault.CUT)
-STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR)
+DAMAGE = (Fault.FLIP, Fault.CUT, Fault.MARKER_LOST)
+STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR, Fault.STORAGE_STANDS)
+WAITING = (Fault.SUSPEND, Fault.STORAGE_STANDS)
+"""Faults that are told after parallel.timeout_seconds, which is short then."""
 
 
 @dataclass(frozen=True)

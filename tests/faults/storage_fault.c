@@ -1,6 +1,7 @@
 /* A file system that fails, through LD_PRELOAD: whatever the processes of a run write below STORAGE_ROOT counts,
  * and from byte STORAGE_AFTER on every write, and every fsync, fails with the error number STORAGE_ERROR. The
- * write in which the byte lies is cut short before it, as a disk that fills up cuts it.
+ * write in which the byte lies is cut short before it, as a disk that fills up cuts it. With STORAGE_ERROR 0 nothing
+ * fails: whoever writes then waits for ever, as on a server that has gone.
  *
  * STORAGE_COUNTER is a file of eight bytes that the processes share: how much has been written. STORAGE_AFTER
  * below zero only counts.
@@ -45,6 +46,12 @@ static int is_ours(int file) {
   return !strncmp(path, root, prefix) && path[prefix] == '/';
 }
 
+static int fail(void) {
+  while (!error) pause();
+  errno = error;
+  return -1;
+}
+
 /* How many of `count` bytes get through; -1 with errno set if none does. */
 static ssize_t admit(int file, size_t count) {
   int before = errno;
@@ -54,8 +61,7 @@ static ssize_t admit(int file, size_t count) {
   long long start = __sync_fetch_and_add(written, (long long)count);
   if (after < 0 || start + (long long)count <= after) return count;
   if (start < after) return after - start;
-  errno = error;
-  return -1;
+  return fail();
 }
 
 ssize_t write(int file, const void *bytes, size_t count) {
@@ -85,7 +91,7 @@ ssize_t writev(int file, const struct iovec *parts, int count) {
 
 static int may_sync(int file) {
   if (after < 0 || !is_ours(file) || *written <= after) return 1;
-  errno = error;
+  fail();
   return 0;
 }
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from tests.faults.cases import Outcome
-from tests.faults.plan import STEPS, Fault
+from tests.faults.plan import STEPS, Fault, draw
 from tests.ranks import ROOT
 
 BEGIN, END = "<!-- campaign: begin -->", "<!-- campaign: end -->"
@@ -29,9 +30,10 @@ HEADS = (
 def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     """The table by fault, what stands above it, and a line for each problem."""
     good = sum(not outcome.problems for outcome in outcomes)
+    commits = sorted({outcome.commit for outcome in outcomes if outcome.commit})
     rows = [_row(fault.value, [o for o in outcomes if o.case.fault is fault]) for fault in Fault]
     lines = [
-        f"`{command}`, commit {_commit()}, {platform.system()} {platform.machine()}, "
+        f"`{command}`, commit {', '.join(commits) or commit()}, {platform.system()} {platform.machine()}, "
         f"{seconds / 60:.0f} minutes:",
         f"**{good} of {len(outcomes)}** went on as if nothing had happened.",
         "",
@@ -73,7 +75,7 @@ def as_json(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str,
     """Everything, for scripts."""
     return {
         "seed": seed,
-        "commit": _commit(),
+        "commit": commit(),
         "steps": STEPS,
         "seconds": round(seconds, 1),
         "cases": [
@@ -83,6 +85,23 @@ def as_json(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str,
             for outcome in outcomes
         ],
     }
+
+
+def as_record(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """A line of a campaign's record; the case itself follows from the seed and its number."""
+    return asdict(outcome) | {"case": outcome.case.number, "seed": seed}
+
+
+def recorded(path: Path, seed: int) -> list[Outcome]:
+    """The outcomes of a seed in a campaign's record; a torn last line, of a killed campaign, is removed."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    path.write_text("".join(line + "\n" for line in lines))
+    entries = [json.loads(line) for line in lines]
+    own = {entry["case"]: entry for entry in entries if entry["seed"] == seed}
+    names = [each.name for each in fields(Outcome) if each.name != "case"]
+    return [
+        Outcome(draw(seed, number), **{name: own[number][name] for name in names}) for number in sorted(own)
+    ]
 
 
 def put_into(page: Path, text: str) -> None:
@@ -98,7 +117,9 @@ def put_into(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}{END}{after}")
 
 
-def _commit() -> str:
+def commit() -> str:
+    """The commit that is tried."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=30)
         return done.stdout.strip()

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.faults.__main__ import campaign
+from tests.faults.cases import Outcome
 from tests.faults.judge import differences
 from tests.faults.plan import LAYOUTS, STEPS, Fault, Layout, draw, overrides_for
 from tests.faults.references import Reference, size_on_disk
 from tests.faults.starts import run_start
-from tests.faults.table import markdown, put_into
+from tests.faults.table import as_record, markdown, put_into, recorded
 from tests.ranks import train_on_warm_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
@@ -111,13 +112,27 @@ def test_what_a_start_leaves_behind_is_seen_and_ended(tmp_path: Path) -> None:
 
 
 def test_a_seed_draws_the_same_faults_and_all_kinds_alike() -> None:
-    cases = [draw(3, number) for number in range(60)]
-    assert cases == [draw(3, number) for number in range(60)] != [draw(4, number) for number in range(60)]
+    numbers = range(6 * len(Fault))
+    cases = [draw(3, number) for number in numbers]
+    assert cases == [draw(3, number) for number in numbers] != [draw(4, number) for number in numbers]
     for fault in Fault:
         assert sum(case.fault is fault for case in cases) == 6
     assert {case.layout for case in cases} == set(LAYOUTS)
     assert all((case.then != case.layout) == (case.fault is Fault.OTHER_LAYOUT) for case in cases)
     assert all(0 <= case.rank < case.layout.ranks for case in cases)
+
+
+def test_an_interrupted_campaign_goes_on_from_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    bad = Outcome(draw(3, 5), happened=True, different=["not finished"], seconds=2.5)
+    for outcome, seed in ((Outcome(draw(3, 4)), 3), (bad, 3), (Outcome(draw(4, 4)), 4)):
+        with path.open("a") as file:
+            file.write(json.dumps(as_record(outcome, seed)) + "\n")
+    with path.open("a") as file:
+        file.write('{"case": 9, "se')  # killed here
+    assert recorded(path, 3) == [Outcome(draw(3, 4)), bad]
+    assert recorded(path, 3) == [Outcome(draw(3, 4)), bad]
+    assert recorded(tmp_path / "none", 3) == []
 
 
 def test_the_table_goes_between_the_marks_of_a_page(tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def odd_json(draw: st.DrawFn, value: Any) -> Any:
             if place is not root and not place:
                 break
         elif kind == "add" and isinstance(place[key], (dict, list)):
-            _add(place[key], draw(odd_keys), draw(odd_values))
-        elif kind == "near" and type(place[key]) in (int, float):
+            _add(place[key], draw(odd_keys), copy.deepcopy(draw(odd_values)))
+        elif kind == "near" and type(place[key]) in (int, float) and abs(place[key]) < 1e300:
             place[key] += draw(st.sampled_from([-1, 1, 0.5, 2**32, 10**12]))
         else:
-            place[key] = draw(odd_values)
+            place[key] = copy.deepcopy(draw(odd_values))  # the next change is not to the list itself
     return root[0]
 
 

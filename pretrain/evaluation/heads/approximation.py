@@ -1,14 +1,9 @@
 """Experiment E1: error of approximating a function of a sequence, by width and depth of the model.
 
-The function is Nadaraya–Watson regression in context. Each position t has a point x_t, uniform in
-[−1, 1]², and a value z_t, uniform in [−1, 1]; the target is the kernel mean of the values so far,
-
-    y_t = Σ_{s ≤ t} K(x_t, x_s) z_s / Σ_{s ≤ t} K(x_t, x_s),    K(x, x') = exp(−‖x − x'‖² / (2 σ²)),  σ = 0.3
-
-continuous, causal, blind to order, and not computable without comparing contents of positions. The model is
-this program's own transformer block (the one that is pretrained, without positions) between a linear map of
-(x_t, z_t) and a linear read-out, trained on fresh samples at every step, so the error is of approximation and
-optimisation, never of generalisation from a finite set.
+The function is the kernel regression in context of docs/evaluation.md. The model is this program's own
+transformer block (the one that is pretrained, without positions) between a linear map of (x_t, z_t) and a
+linear read-out, trained on fresh samples at every step, so the error is of approximation and optimisation,
+never of generalisation from a finite set.
 """
 
 from __future__ import annotations

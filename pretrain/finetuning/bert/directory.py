@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import PreTrainedTokenizerBase as TokenizerBase
 
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import Example
 from pretrain.finetuning.encoding import Encoded
-
-if TYPE_CHECKING:
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerBase
 
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
 _NEW = ("bert.pooler.", "classifier.")
@@ -28,15 +27,13 @@ class BertDirectory:
 
     path: Path
     config: BertConfig
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: TokenizerBase
 
     def classifier(self) -> tuple[BertForSequenceClassification, list[str]]:
         """Load the model with a classifier of two labels in float32; also return the names of new tensors.
 
         Raises UserError: the weights cannot be read, or lack more than pooler and classifier.
         """
-        from transformers import BertForSequenceClassification
-
         options: Any = {"num_labels": 2, "dtype": torch.float32, "use_safetensors": True}
         with _reading(self.path, "its weights"):
             loaded: Any = BertForSequenceClassification.from_pretrained(
@@ -72,8 +69,6 @@ def open_bert(path: Path, longest: int) -> BertDirectory:
         )
     if not any((path / name).is_file() for name in TOKENIZERS):
         raise UserError(f"--model {path} has no tokenizer: none of {', '.join(TOKENIZERS)}")
-    from transformers import AutoConfig, AutoTokenizer
-
     with _reading(path, "config.json or tokenizer"):
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

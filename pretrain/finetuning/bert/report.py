@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from megatron_patches.bank.orthonormal import ROLES
 from pretrain.finetuning.bert.arms import Arm, Condition, Norm
+from pretrain.finetuning.bert.experiment import ReservoirTest
 from pretrain.finetuning.encoding import ASIDE
 from pretrain.finetuning.report import Trial, fine_tuned_report
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import share
 from pretrain.study.report import Report, text_table
 
-if TYPE_CHECKING:
-    from pretrain.finetuning.bert.experiment import ReservoirTest
+
+def pairs(arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """Return the names of orthonormal arms, each with every control of the same layers."""
+    controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
+    drawn = [arm for arm in arms if arm.condition is Condition.orthonormal]
+    return [
+        (arm.name, other.name) for arm in drawn for c in controls if (other := Arm(c, arm.layers)) in arms
+    ]
 
 
 def reservoir_report(
@@ -32,9 +39,6 @@ def reservoir_report(
         results: of the trials, as report.json has them.
         tolerance: the part of the accuracy of `unfrozen` at the same seed that an arm may lose.
     """
-    controls = (Condition.frozen, Condition.gaussian, Condition.reorthonormalized)
-    drawn = [arm for arm in arms if arm.condition is Condition.orthonormal]
-    others = [(arm, other) for arm in drawn for c in controls if (other := Arm(c, arm.layers)) in arms]
     return fine_tuned_report(
         "BERT reservoir",
         "BERT with replaced queries and keys",
@@ -43,7 +47,7 @@ def reservoir_report(
         tolerance,
         _notes(test, results),
         {"experiment": test.identity, "runs": results},
-        [(arm.name, other.name) for arm, other in others],
+        pairs(arms),
         _norms(results),
     )
 

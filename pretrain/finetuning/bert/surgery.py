@@ -8,18 +8,16 @@ without any reordering. Whatever is replaced loses its bias: a trained offset me
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import BertConfig, BertForSequenceClassification
 
 from megatron_patches.bank.exact import orthonormalize_rows
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
 from megatron_patches.bank.shards import head_digests, layer_shard, orthonormality_errors, role_digest
 from pretrain.errors import UserError
 from pretrain.finetuning.bert.arms import Arm, Condition, Norm, layers_of
-
-if TYPE_CHECKING:
-    from transformers import BertConfig, BertForSequenceClassification
 
 
 def install(model: BertForSequenceClassification, arm: Arm, seed: int, norm: Norm) -> list[dict[str, Any]]:

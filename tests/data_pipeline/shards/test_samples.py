@@ -187,12 +187,12 @@ def test_validation_is_sequential_and_of_one_source(workshop: Workshop) -> None:
         stream = np.concatenate(
             [np.array(open_shard(manifest, s).tokens) for s in manifest.shards_of("validation", source)]
         ).astype(np.int64)
-        samples = ValidationSamples(manifest, source, 32, max_samples=10_000)
+        samples = ValidationSamples([manifest], source, 32, max_samples=10_000)
         assert len(samples) == (len(stream) - 1) // 32
         blocks = samples.blocks(np.arange(len(samples)))
         assert np.array_equal(blocks[:, :-1].ravel(), stream[: len(samples) * 32])
         assert np.array_equal(blocks[:, 1:].ravel(), stream[1 : len(samples) * 32 + 1])
-        few = ValidationSamples(manifest, source, 32, max_samples=3)
+        few = ValidationSamples([manifest], source, 32, max_samples=3)
         assert len(few) == 3 and np.array_equal(few.blocks(np.arange(3)), blocks[:3])
         with pytest.raises(IndexError):
             few.blocks(np.array([3]))
@@ -206,6 +206,6 @@ def test_too_few_tokens_and_unknown_source(workshop: Workshop, numbered: Manifes
         TrainingSamples(numbered, 0, seed=0)
     manifest = read_manifest(workshop.shards)
     with pytest.raises(DataError, match=r"no validation documents of source 'Books'; it has PydocTopics"):
-        ValidationSamples(manifest, "Books", 8, 1)
+        ValidationSamples([manifest], "Books", 8, 1)
     with pytest.raises(DataError, match=r"too few for one block of sequence_length 1000000"):
-        ValidationSamples(manifest, "PydocTopics", 1_000_000, 1)
+        ValidationSamples([manifest], "PydocTopics", 1_000_000, 1)

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.engine.freeze import reduce_partial_gradients
-from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
+from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.engine.freeze import audit_rank
-from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
+from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
 from pretrain.config.phases import phases_of
 from pretrain.config.tree import Config

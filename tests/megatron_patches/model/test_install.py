@@ -31,7 +31,8 @@ def test_a_variants_layers_have_its_attention(one_rank: dist.ProcessGroup, varia
             assert type(layer.self_attention.core_attention) is CausalDotProductAttention
         if expected is SelfAttention:
             linear = PenalizedQueryKeyValueLinear if policy.penalty else ColumnParallelLinear
-            assert type(layer.self_attention.linear_qkv) is linear
+            assert isinstance(layer.self_attention.linear_qkv, linear)
+            assert hasattr(layer.self_attention.linear_qkv, "penalty") == bool(policy.penalty)
 
 
 def test_a_layer_without_frozen_heads_is_the_stock_one(one_rank: dist.ProcessGroup) -> None:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from megatron_patches.model.auxiliary_losses import take_auxiliary_losses
-from megatron_patches.model.penalty import OrthogonalityPenalty
+from megatron_patches.model.penalty import OrthogonalityPenalty, take_auxiliary_losses
 
 HEAD_DIM, HIDDEN = 4, 20
 

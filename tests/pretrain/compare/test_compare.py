@@ -248,7 +248,7 @@ def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     for part in (
         "| orthogonal | 5 | +0.0380 | [-0.0062, +0.0822] | +3.9 % | ±8.6 % | +1.07 |",
         "n = 5); the data allow a difference up to 8.6 % of perplexity.",
-        "would hold at 2.5 % by two one-sided t-tests",
+        "equivalence at 2.5 % by two one-sided t-tests",
         "d_z = mean(d) / sd(d)",
         "python -m pretrain compare \\\n    'runs/a b'",
         "![gap](gap.png)",

@@ -112,14 +112,10 @@ def flops_of(config: Config) -> tuple[ModelShape, QKPolicy]:
     return config.shape(), config.policy()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("seed", -1), ("num_attention_heads", 0), ("sequence_length", 0), ("rank", 0), ("rank", 17)],
-)
-def test_impossible_recipes_name_the_size(field: str, value: int) -> None:
-    sizes = {"seed": 0, "num_attention_heads": 2, "sequence_length": 16, "rank": 2} | {field: value}
-    with pytest.raises(MethodError, match=f"{field}={value}"):
-        ScoreRecipe(**sizes)
+@pytest.mark.parametrize("rank", [0, 17])
+def test_an_impossible_rank_is_named(rank: int) -> None:
+    with pytest.raises(MethodError, match=f"rank={rank}"):
+        ScoreRecipe(seed=0, num_attention_heads=2, sequence_length=16, rank=rank)
 
 
 def test_a_policy_without_learned_scores_has_no_recipe() -> None:

@@ -13,8 +13,8 @@ from pretrain.__main__ import app
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.errors import UserError
+from pretrain.quickstart import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_sizes
 from pretrain.sweep.grid import expand, read_grid
-from pretrain.trial import LEAST_BYTES, SIZES, Trial, _grid, _said, _write_grid, parameters, plan_sizes
 
 WORDS = "It was the best of times, it was the worst of times.\n\n"
 
@@ -87,7 +87,7 @@ def test_the_demo_is_the_config_of_that_name(tmp_path: Path, monkeypatch: pytest
     """Its runs are those that pages name, so what an older `make demo` has trained is not trained again."""
     monkeypatch.chdir(tmp_path)
     trials: list[Trial] = []
-    monkeypatch.setattr("pretrain.trial.run_trial", lambda trial, *_: trials.append(trial))
+    monkeypatch.setattr("pretrain.quickstart.run_trial", lambda trial, *_: trials.append(trial))
     assert CliRunner().invoke(app, ["demo"]).exit_code == 0
     (trial,) = trials
     runs = expand(read_grid(str(_write_grid(_grid(trial, Path("demo")), Path("demo")))))

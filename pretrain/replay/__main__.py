@@ -1,0 +1,155 @@
+"""One rank of a replay: `python -m pretrain.replay REQUEST ANSWER`, started by `prepare.replayed`.
+
+The steps are the training loop's own `train_step`. Hooks on the last one keep the losses of its tokens and
+the gradients that AdamW gets; neither changes a bit of the step. Rank 0 writes the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from pretrain.runs.position import Position
+    from pretrain.training.open_run import Run
+
+
+def main(request: Path, answer: Path) -> None:
+    """Replay what the request asks for: {config: path, step, keep: steps to save a checkpoint after}."""
+    from pretrain.ranks.signals import StopSignals
+
+    signals = StopSignals().install()
+    from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.config.load import load_config
+    from pretrain.ranks.devices import ask_for
+    from pretrain.runs.directory import write_json
+
+    asked = json.loads(request.read_text())
+    config = load_config(asked["config"])
+    ask_for(config.run.device)  # before anything looks for GPUs
+    silence_expected_warnings()
+    from pretrain.training.loop import train_step
+    from pretrain.training.open_run import open_run
+
+    with open_run(config) as run:
+        position, trace, found = run.position, [], {}
+        samples, tokens = config.data.global_batch_size, config.tokens_per_step
+        while position.step < asked["step"]:
+            run.enter_phase_of(position.step + 1)
+            probe = Probe(run, position) if position.step + 1 == asked["step"] else None
+            result, _ = train_step(run, position, signals)
+            loss, norm = result.loss, result.gradient_norm
+            found = probe.answer(norm) if probe is not None else {}
+            position = position.after_step(samples, tokens, loss, norm, updated=result.updated)
+            trace.append([position.step, loss, norm])
+            if position.step in asked["keep"]:
+                run.save(position, in_background=False)
+                run.commit(good=True)
+        if run.context.is_first:
+            write_json(answer, {"begins_after": run.position.step, "trace": trace, **found})
+
+
+class Probe:
+    """Hooks on the step after `position`: losses of its tokens, squares of its gradients."""
+
+    def __init__(self, run: Run, position: Position) -> None:
+        from pretrain.checkpoint.slices import slices_of_rank
+
+        self._run, self._position = run, position
+        self._losses: list[torch.Tensor] = []
+        self._squares: dict[str, float] = {}
+        # Before the step: while DeepSpeed steps AdamW, some of its groups are out of sight.
+        self._slices = slices_of_rank(run.engine)
+        keep = lambda module, inputs, losses: self._losses.append(losses.detach().float().cpu())  # noqa: E731
+        self._hooks = [
+            run.engine.module.register_forward_hook(keep),
+            run.engine.basic_optimizer.register_step_pre_hook(self._take_gradients),
+        ]
+
+    def _take_gradients(self, optimizer: Any, arguments: Any, keywords: Any) -> None:
+        """Keep the squares of the slices whose gradient is there now: ZeRO steps group by group."""
+        for own in self._slices:
+            if own.flat.grad is not None:
+                part = own.flat.grad.detach().view(-1).narrow(0, own.offset, own.length)
+                self._squares[own.name] = float(part.double().square().sum())
+
+    def answer(self, gradient_norm: float) -> dict[str, Any]:
+        """Return {documents, gradient_norms} of the step (collective; the same on every rank)."""
+        import torch.distributed as dist
+
+        for hook in self._hooks:
+            hook.remove()
+        run, context = self._run, self._run.context
+        weights, first = dict(run.engine.module.named_parameters()), context.tensor_parallel_rank == 0
+        counted = run.engine.zero_optimization_stage() > 0 or context.data_parallel_rank == 0
+        own = {
+            name: square
+            for name, square in self._squares.items()
+            if counted and (first or getattr(weights[name], "tensor_model_parallel", False))
+        }
+        gathered: list[Any] = [None] * context.world_size
+        dist.all_gather_object(gathered, (own, self._sample_losses() if first else []))
+        squares: dict[str, float] = {}
+        for part, _ in gathered:
+            squares |= {name: squares.get(name, 0.0) + square for name, square in part.items()}
+        total = sum(squares.values())  # after clipping, where DeepSpeed has clipped; hence the norm beside it
+        norms = {name: gradient_norm * (square / total) ** 0.5 for name, square in squares.items() if total}
+        losses = dict(sorted(pair for _, part in gathered for pair in part))
+        return {"gradient_norms": norms, "documents": self._documents(losses)}
+
+    def _sample_losses(self) -> list[tuple[int, list[float]]]:
+        """Return (sample number, losses [sequence_length]) of this rank's samples."""
+        from pretrain.data.batches import rank_samples
+
+        data, context = self._run.config.data, self._run.context
+        numbers = rank_samples(
+            self._position.consumed_samples,
+            global_batch_size=data.global_batch_size,
+            micro_batch_size=data.micro_batch_size,
+            data_parallel_rank=context.data_parallel_rank,
+            data_parallel_size=context.data_parallel_size,
+        )
+        rows = [row for losses in self._losses for row in losses.tolist()]
+        return list(zip(numbers.ravel().tolist(), rows, strict=True))
+
+    def _documents(self, losses: dict[int, list[float]]) -> list[dict[str, Any]]:
+        """Return the batch's documents by falling share of the loss; one may come in several samples."""
+        import numpy as np
+
+        from data_pipeline.tokenizer.tokenizer import open_tokenizer
+
+        data, found = self._run.data, dict[str, dict[str, Any]]()
+        for number, values in losses.items():
+            (ids,) = data.samples.blocks(np.array([number]))
+            names = data.samples.origins(number)[1:]
+            for name, token, before, loss in zip(names, ids[1:], ids[:-1], values, strict=True):
+                new = {"document": name, "samples": [], "loss": 0.0, "tokens": 0, "ids": []}
+                entry = found.setdefault(name, new)
+                entry["samples"] = sorted({*entry["samples"], number})
+                entry["ids"].append(int(token))
+                if before != data.boundary:  # else the prediction does not count
+                    entry["loss"] += loss
+                    entry["tokens"] += 1
+        total = sum(entry["loss"] for entry in found.values())
+        tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
+        for entry in found.values():
+            entry |= {"share": entry["loss"] / total, "text": tokenizer.decode(entry.pop("ids"))}
+        return sorted(found.values(), key=lambda entry: -entry["share"])
+
+
+if __name__ == "__main__":
+    from data_pipeline.errors import DataError
+    from megatron_patches.errors import MethodError
+    from pretrain.errors import UserError
+    from pretrain.ranks.environment import speaks_for_all
+
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except (UserError, DataError, MethodError) as error:
+        if speaks_for_all() or getattr(error, "rank_specific", False):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

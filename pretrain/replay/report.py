@@ -1,0 +1,228 @@
+"""The page of a replayed step, and the first difference between two runs.
+
+A difference is looked for in the records, then in the checkpoints that both runs have, then by making the
+steps around the first one again with both and comparing master weights and AdamW's moments tensor by tensor.
+Where the state before a step was equal, its first moments differ by (1 - β1) times the difference of the
+clipped gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pretrain.checkpoint.format import KINDS
+from pretrain.config.keys import KEYS
+from pretrain.replay.prepare import Past, look_up, replayed
+from pretrain.reporting.tables import Table
+from pretrain.runs.directory import RunDirectory, step_of
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import GRADIENT_NORM, LOSS, Page, metric_of
+from pretrain.study.report import Block, Document
+
+SHOWN, LETTERS = 10, 70
+"""Rows, and letters of a document, on the terminal; the page has all documents whole."""
+BEFORE = 2
+"""Steps before the first recorded difference whose states are compared too."""
+_NO_CAUSE = ("started", "host", "first_step", "changes", "run.name", "run.directory")
+
+
+def agreement(record: Mapping[str, Any], loss: float, norm: float) -> str:
+    """Return how a replayed step's loss and gradient norm stand to its record."""
+    then = [float(record.get(metric.tag) or "nan") for metric in (LOSS, GRADIENT_NORM)]
+    if math.isnan(sum(then)):
+        return "without a finite record of the step"
+    if then == [loss, norm]:
+        return "bit-equal to the record"
+    apart = max(abs(now - was) / abs(was) for now, was in zip((loss, norm), then, strict=True))
+    return f"within {apart:.1e} of the record (loss {then[0]!r}, gradient norm {then[1]!r})"
+
+
+def replay_document(past: Past, answer: Mapping[str, Any], *, another_layout: bool) -> Document:
+    """Return what a replay found out, as page, JSON and terminal output."""
+    (_, loss, norm), begins = answer["trace"][-1], answer["begins_after"]
+    head = (
+        f"Step {past.step} of {past.run.path}: loss {loss!r}, gradient norm {norm!r}; "
+        f"{agreement(past.record, loss, norm)} (from step {begins} on, "
+        f"{'another layout than the run' if another_layout else 'the layout of the run'})."
+    )
+    rows, whole = [], []
+    for rank, entry in enumerate(answer["documents"], start=1):
+        per_token, share = entry["loss"] / max(1, entry["tokens"]), f"{100 * entry['share']:.2f} %"
+        text = re.sub(r"\s+", " ", entry["text"])
+        text = text[:LETTERS] + ("…" if len(text) > LETTERS else "")
+        rows.append((str(rank), entry["document"], str(entry["tokens"]), f"{per_token:.3f}", share, text))
+        samples = ", ".join(map(str, entry["samples"]))
+        whole += [f"### {rank}. {entry['document']} (sample {samples}, {share} of the loss)"]
+        whole += ["\n".join(f"    {line}" for line in entry["text"].splitlines())]
+    header = ("", "document", "tokens", "loss a token", "share of the loss", "text")
+    parts = layer_norms(answer["gradient_norms"]).items()
+    norms = [(name, f"{own:.6g}", f"{100 * (own / norm) ** 2:.1f} %") for name, own in parts]
+    layers = Table(("part", "gradient norm", "share of its square"), norms)
+    page: list[Block] = [f"# Replay of step {past.step}", head, "## Gradient norm by part", layers]
+    page += ["## Documents by their share", Table(header, rows, (1, 5)), "## Their text in the batch", *whole]
+    content = {"run": str(past.run.path), "step": past.step, "recorded": dict(past.record), **answer}
+    left = f"{len(rows) - SHOWN} more documents are on the page." if len(rows) > SHOWN else ""
+    summary = (head, Table(header, rows[:SHOWN], (1, 5)), left, layers)
+    return Document(page, content, summary, content_file="replay.json")
+
+
+def layer_norms(norms: Mapping[str, float]) -> dict[str, float]:
+    """Return {part of the model: norm of its gradient}, in the order of the forward pass."""
+    squares: dict[str, float] = {}
+    for name in sorted(norms, key=forward_order):
+        layer = re.search(r"layers\.(\d+)\.", name)
+        part = f"layer {layer[1]}" if layer else name.rpartition(".")[0] or name
+        squares[part] = squares.get(part, 0.0) + norms[name] ** 2
+    return {part: math.sqrt(square) for part, square in squares.items()}
+
+
+def forward_order(name: str) -> tuple[int, int, str]:
+    """Return a key that sorts parameters as the forward pass comes to them: embedding, layers, the rest."""
+    layer = re.search(r"layers\.(\d+)\.", name)
+    return (0 if "embedding" in name else 1 if layer else 2, int(layer[1]) if layer else 0, name)
+
+
+def diff_document(one: Path, other: Path) -> Document:
+    """Find the first difference of two runs; return it as page, JSON and terminal output."""
+    pair = (one, other)
+    causes = _causes(*(look_up(path, 1) for path in pair))
+    (step, records), (saved, equal_until, tensors) = first_recorded(*pair), first_saved(*pair)
+    first = min((found for found in (step, tensors and tensors.step) if found), default=None)
+    answer, reproduced = f"No difference: {records}; {saved}.", list[str]()
+    if first is not None:
+        keep = range(max(equal_until + 1, first - BEFORE), first + 1)
+        pasts = [look_up(path, first, keep.start) for path in pair]
+        with replayed(pasts[0], keep=keep) as (a, told), replayed(pasts[1], keep=keep) as (b, said):
+            tensors = next((found for each in keep if (found := compare_states(a, b, each))), None)
+        for past, trace in zip(pasts, (told["trace"], said["trace"]), strict=True):
+            reproduced.append(f"{past.run.path}: {agreement(past.record, *trace[-1][1:])}")
+        answer = f"{records}; {saved}. {_made_again(told['trace'], said['trace'], tensors)}"
+    page: list[Block] = [f"# {one} and {other}", answer, "## What they were told, and ran on", causes]
+    if first is not None:
+        page += [f"## Step {first} made again", reproduced, tensors.table() if tensors else ""]
+    content: dict[str, Any] = {
+        "runs": [*map(str, pair)],
+        "answer": answer,
+        "first_step": first,
+        "causes": causes,
+    }
+    content |= {"reproduced": reproduced, "tensors": [*tensors.rows] if tensors else []}
+    return Document(page, content, (answer, causes), content_file="diff.json")
+
+
+def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | None) -> str:
+    """Return what two replays show, each [[step, loss, gradient norm], ...]."""
+    losses = {row[0]: row for row in told}
+    apart = next((row for row in said if losses.get(row[0], row) != row), None)
+    if apart is None and tensors is None:
+        return (
+            "Made again by this version on this machine, both are equal: the difference came with the code, "
+            "the versions or the machine that trained them."
+        )
+    words = "Made again, losses and gradient norms are equal up to there."
+    if apart is not None:
+        (step, *ours), theirs = losses[apart[0]], apart[1:]
+        (loss, other_loss), (norm, other_norm) = zip(ours, theirs, strict=True)
+        words = f"Made again, they part at step {step}: loss {loss!r} and {other_loss!r}, "
+        words += f"gradient norm {norm!r} and {other_norm!r}."
+    return f"{words} {'All tensors are still equal then.' if tensors is None else tensors.first()}"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """States of tensors that differ after a step, in the order of the forward pass.
+
+    Attributes:
+        rows: (name, kind, largest |a - b|, that over the largest |a|).
+        alone: parameters of one run only.
+    """
+
+    step: int
+    rows: Sequence[tuple[str, str, float, float]]
+    alone: Sequence[str]
+
+    def table(self) -> Table:
+        """Return the first of them as a table."""
+        header = ("tensor", "state", "largest difference", "relative to the largest value")
+        shown = [(name, kind, f"{apart:.3g}", f"{ratio:.3g}") for name, kind, apart, ratio in self.rows]
+        return Table(header, shown[:SHOWN], (0, 1))
+
+    def first(self) -> str:
+        """Return the first of them as a sentence."""
+        words = (
+            f"{len(self.alone)} parameters are of one run only, first {self.alone[0]}." if self.alone else ""
+        )
+        if not self.rows:
+            return words
+        name, kind, apart, ratio = self.rows[0]
+        return (
+            f"After step {self.step} {len(self.rows)} states of tensors differ, the first in the forward "
+            f"pass {kind} of {name} by at most {apart:.3g}, {ratio:.2g} of its largest value. {words}"
+        )
+
+
+def _causes(*pasts: Past) -> list[str]:
+    """Return settings, data, versions and layout in which the runs differ, as sentences."""
+    both = []
+    for past in pasts:
+        environment = json.loads(past.run.environment.read_text())
+        config = yaml.safe_load(past.run.config.read_text())
+        values = {key: config.get(key.partition(".")[0], {}).get(key.partition(".")[2]) for key in KEYS}
+        data = json.loads(past.run.data.read_text())["fingerprint"]
+        both.append(values | environment["packages"] | dict(past.segment) | {"data": data})
+        both[-1]["python"] = environment.get("python")
+    keys = [key for key in dict.fromkeys([*both[0], *both[1]]) if key not in _NO_CAUSE]
+    pairs = {key: [each.get(key) for each in both] for key in keys}
+    return [f"{key}: {was} and {now}" for key, (was, now) in pairs.items() if was != now] or ["the same"]
+
+
+def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
+    """Return the first step whose records differ in more than times and memory, and a clause about it."""
+    both = [{r["step"]: r for r in read_metrics(RunDirectory(path).metrics)} for path in (one, other)]
+    common = sorted(both[0].keys() & both[1].keys())
+    for step in common:
+        a, b = (records[step] for records in both)
+        for tag in [tag for tag in a if "/" in tag and tag in b and a[tag] != b[tag]]:
+            metric = metric_of(tag)
+            if not metric.measured and (metric.chart is None or metric.chart[0] is Page.QUALITY):
+                return step, f"the records differ from step {step} on, {tag} {a[tag]!r} and {b[tag]!r}"
+    return None, f"all {len(common)} steps that both recorded are equal"
+
+
+def first_saved(one: Path, other: Path) -> tuple[str, int, Tensors | None]:
+    """Return a clause, the last step whose checkpoints are equal (0: none), and the first that differ."""
+    a, b = (RunDirectory(path) for path in (one, other))
+    steps = sorted(set(map(step_of, a.complete_checkpoints())) & set(map(step_of, b.complete_checkpoints())))
+    equal = 0
+    for step in steps:
+        if found := compare_states(a, b, step):
+            return f"the checkpoints of step {step} differ", equal, found
+        equal = step
+    listed = f"the checkpoints of steps {', '.join(map(str, steps))} are equal"
+    return listed if steps else "no step has a checkpoint of both", equal, None
+
+
+def compare_states(a: RunDirectory, b: RunDirectory, step: int) -> Tensors | None:
+    """Compare two checkpoints of a step tensor by tensor, of whatever layouts; None: all bits are equal."""
+    from pretrain.checkpoint.loading import StoredCheckpoint  # imports the model
+
+    one, other = (StoredCheckpoint(run.checkpoint(step)) for run in (a, b))
+    shapes = [{name: own.shape for name, own in each.parameters.items()} for each in (one, other)]
+    common = [name for name in shapes[0] if shapes[0][name] == shapes[1].get(name)]
+    alone = sorted(set(shapes[0] | shapes[1]) - set(common), key=forward_order)
+    rows = []
+    for name in sorted(common, key=forward_order):
+        for kind in KINDS:
+            mine, yours = one.full(kind, name), other.full(kind, name)
+            if not mine.equal(yours):
+                apart, largest = (float(values.abs().max()) for values in (mine - yours, mine))
+                rows.append((name, kind, apart, apart / max(largest, 1e-300)))
+    return Tensors(step, rows, alone) if rows or alone else None

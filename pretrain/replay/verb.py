@@ -1,0 +1,57 @@
+"""The verbs `replay` and `diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunArgument = Annotated[Path, typer.Argument(help="Run directory.")]
+
+
+def replay(
+    run: RunArgument,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Another layout.", metavar="[section.key=value]...")
+    ] = None,
+    step: Annotated[int, typer.Option(min=1, help="The step to make again.")] = 1,
+    local_ranks: Annotated[int, typer.Option(min=0, help="Ranks on this machine; 0: as the run had.")] = 0,
+    out: Annotated[Path, typer.Option(help="Directory for report.md and replay.json.")] = Path("replay"),
+) -> None:
+    """Make one step of a run again from the nearest checkpoint; show its documents, losses and gradients.
+
+    Example: python -m pretrain replay demo/runs/orthogonal --step 123
+    """
+    from shutil import get_terminal_size
+
+    from rich.console import Console
+
+    from pretrain.replay.prepare import look_up, replayed
+    from pretrain.replay.report import replay_document
+    from pretrain.study.report import finish
+
+    past = look_up(run, step)
+    with replayed(past, overrides or (), local_ranks) as (_, answer):
+        document = replay_document(past, answer, another_layout=bool(overrides or local_ranks))
+        finish(document, out, Console(width=max(120, get_terminal_size().columns)))
+
+
+def diff(
+    one: RunArgument,
+    other: RunArgument,
+    out: Annotated[Path, typer.Option(help="Directory for report.md and diff.json.")] = Path("diff"),
+) -> None:
+    """Find the first step and the first tensor in which two runs differ, and by how much.
+
+    Example: python -m pretrain diff demo/runs/vanilla demo/runs/orthogonal
+    """
+    from megatron_patches.engine.compat import silence_expected_warnings
+    from pretrain.study.report import finish
+    from pretrain.study.seeds import refuse_twice
+
+    silence_expected_warnings()
+    from pretrain.replay.report import diff_document
+
+    refuse_twice((one, other))
+    finish(diff_document(one, other), out)

@@ -1,0 +1,149 @@
+"""Steps made again: bit-equal at the run's layout, equal up to rounding at another; runs told apart."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.replay import prepare
+from pretrain.replay.prepare import Past, look_up, replayed
+from pretrain.replay.report import (
+    agreement,
+    compare_states,
+    first_recorded,
+    first_saved,
+    layer_norms,
+)
+from pretrain.runs.directory import RunDirectory
+from tests.command_line import files_under
+from tests.ranks import run_ranks, train_on_warm_ranks, warm_cli
+from tests.tiny import tiny_overrides
+
+pytestmark = pytest.mark.timeout(1200)
+STEPS = 12
+RUNS: dict[str, tuple[int, dict[str, object]]] = {
+    "one": (1, {}),
+    "parallel": (4, {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero1"}),
+    "zero3": (2, {"deepspeed__config": "zero3", "model__dropout": 0.1}),
+    "unfreezes": (1, {"attention__unfreeze": "{start_step: 5, every_steps: 3}"}),
+    "documents": (2, {"data__reset_at_document_end": True, "deepspeed__config": "zero2"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real ranks from the server of warm ones, in place of the launcher's new processes."""
+
+    def launch(command: Sequence[str], ranks: int) -> int:
+        request, answer = command[-2:]
+        run_ranks(ranks, "tests.distributed.workers.replay:one_rank", {"request": request, "answer": answer})
+        return 0
+
+    monkeypatch.setattr(prepare, "launch_local_ranks", launch)
+
+
+def trained(shards: Path, directory: Path, name: str, **changes: object) -> Path:
+    ranks, own = RUNS[name]
+    values = {"schedule__steps": STEPS, "checkpoint__every": 4, "checkpoint__keep_last": 9, **own, **changes}
+    done = train_on_warm_ranks(tiny_overrides(shards, directory, name, **values), ranks)
+    assert done.returncode == 0, done.stderr
+    return directory / name
+
+
+@pytest.fixture(scope="module")
+def run(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tiny_shards, tmp_path_factory.mktemp("replay"), "parallel")
+
+
+def made_again(past: Past, overrides: Sequence[str] = (), ranks: int = 0) -> tuple[str, dict]:
+    with replayed(past, overrides, ranks) as (_, answer):
+        return agreement(past.record, *answer["trace"][-1][1:]), answer
+
+
+def test_a_step_is_bit_equal_at_its_layout_and_close_at_another(run: Path) -> None:
+    before = files_under(run)
+    past = look_up(run, 7)
+    assert past.checkpoint is not None and past.checkpoint.name == "step_00000004"
+    words, answer = made_again(past)
+    assert words == "bit-equal to the record" and answer["begins_after"] == 4
+    documents = answer["documents"]
+    assert sum(entry["tokens"] for entry in documents) == 8 * 32
+    total = sum(entry["loss"] for entry in documents)
+    assert total / (8 * 32) == pytest.approx(past.record["loss/train"], rel=1e-6)
+    shares = [entry["share"] for entry in documents]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
+    norms = layer_norms(answer["gradient_norms"])
+    assert list(norms)[1:3] == ["layer 0", "layer 1"]
+    norm = past.record["optim/grad_norm"]
+    assert sum(own**2 for own in norms.values()) == pytest.approx(norm**2)
+
+    layout = ["parallel.tensor_model_parallel_size=1", "deepspeed.config=zero0", "data.micro_batch_size=4"]
+    words, other = made_again(past, layout, ranks=1)
+    assert words.startswith("within ") and float(words.split()[1]) <= 1e-6
+    assert [entry["document"] for entry in other["documents"]] == [entry["document"] for entry in documents]
+    for name, own in layer_norms(other["gradient_norms"]).items():
+        assert own == pytest.approx(norms[name], rel=1e-4)
+    assert files_under(run) == before
+
+
+def test_what_cannot_be_replayed_is_refused(run: Path) -> None:
+    for step in (0, STEPS + 1):
+        with pytest.raises(UserError, match=f"has no step {step}: its records go from 1 to {STEPS}"):
+            look_up(run, step)
+    with pytest.raises(UserError, match="would change the step itself"):
+        made_again(look_up(run, 3), ["optimizer.learning_rate=1"])
+    refused = warm_cli(["replay", str(run.parent), "--step", "3"])
+    assert refused.returncode == 2 and "is not a run directory" in refused.stderr
+
+
+def test_the_first_difference_of_two_runs_is_found(run: Path, tiny_shards: Path, tmp_path: Path) -> None:
+    """Learning rates that part after step 5, so the weights do, and the losses one step later."""
+    other = trained(tiny_shards, tmp_path, "parallel", schedule__steps=5)
+    again = tiny_overrides(
+        tiny_shards, tmp_path, "parallel", **RUNS["parallel"][1],
+        schedule__steps=STEPS, checkpoint__every=4, checkpoint__keep_last=9, optimizer__learning_rate=1e-3,
+    )  # fmt: skip
+    assert train_on_warm_ranks(again, 4).returncode == 0
+    step, words = first_recorded(run, other)
+    assert step is not None and words.startswith(f"the records differ from step {step} on")
+    saved, _, tensors = first_saved(run, other)
+    assert tensors is not None and saved == f"the checkpoints of step {tensors.step} differ"
+    assert all(row[2] > 0 for row in tensors.rows) and not tensors.alone
+    assert compare_states(RunDirectory(run), RunDirectory(run), STEPS) is None
+    with replayed(look_up(other, 7)) as (_, answer):  # after the change of the rate
+        assert agreement(look_up(other, 7).record, *answer["trace"][-1][1:]) == "bit-equal to the record"
+    with replayed(look_up(other, 4)) as (_, answer):  # and before it
+        assert agreement(look_up(other, 4).record, *answer["trace"][-1][1:]) == "bit-equal to the record"
+
+
+@pytest.mark.full
+def test_a_hundred_steps_of_ten_runs(tiny_shards: Path, tmp_path: Path) -> None:
+    generator, words = random.Random(25), []
+    for seed in (1, 2):
+        for name in RUNS:
+            own = trained(tiny_shards, tmp_path / str(seed), name, run__seed=seed)
+            for step in generator.sample(range(1, STEPS + 1), 10):
+                words.append((name, seed, step, made_again(look_up(own, step))[0]))
+    assert len(words) == 100
+    assert [each for each in words if each[-1] != "bit-equal to the record"] == []
+
+
+def test_the_verbs_write_their_pages(run: Path, tiny_shards: Path, tmp_path: Path) -> None:
+    """With the launcher's own processes."""
+    done = warm_cli(["replay", str(run), "--step", "5", "--out", str(tmp_path / "page")])
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "bit-equal to the record (from step 4 on, the layout of the run" in (" ".join(done.stdout.split()))
+    page = (tmp_path / "page/report.md").read_text()
+    assert "## Gradient norm by part" in page and "### 1. " in page
+    one = trained(tiny_shards, tmp_path, "one")
+    told = warm_cli(["diff", str(one), str(run), "--out", str(tmp_path / "diff")])
+    assert told.returncode == 0, (told.stdout, told.stderr)
+    content = json.loads((tmp_path / "diff/diff.json").read_text())
+    assert "parallel.tensor_model_parallel_size: 1 and 2" in content["causes"]
+    assert content["first_step"] <= 3 and "states of tensors differ, the first in" in content["answer"]
+    assert content["tensors"] and max(row[2] for row in content["tensors"]) < 1e-4

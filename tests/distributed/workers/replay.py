@@ -1,0 +1,13 @@
+"""Rank function of test_replay.py: one rank of a replay, without the start of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pretrain.replay.__main__ import main
+
+
+def one_rank(payload: dict[str, Any]) -> None:
+    """Replay what the request asks for."""
+    main(Path(payload["request"]), Path(payload["answer"]))
