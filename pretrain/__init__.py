@@ -1,5 +1,6 @@
 """The program: a pretraining run from configuration to comparison. Read `training.loop` first.
 
+api          the public Python interface
 evaluation   experiments on trained models: heads, lengths, approximation, downstream tasks
 finetuning   trained models, and a BERT, fine-tuned on tasks with frozen rows
 export       trained models as Hugging Face directories, and back; text from them

@@ -7,10 +7,11 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 try:
     import typer
+    from typer.core import TyperGroup
 except ModuleNotFoundError:
     print(
         f"error: {sys.executable} has no typer; `make demo` installs what is needed into .venv, then "
@@ -46,7 +47,36 @@ class Match(str, Enum):
     SECONDS = "seconds"
 
 
+class Named(str, Enum):
+    """What `list` has the names of."""
+
+    VARIANTS = "variants"
+    CONFIGS = "configs"
+    GRIDS = "grids"
+
+
+class Verbs(TyperGroup):
+    """The verbs; of a setting that was given as an option they say how settings are written."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # NoSuchOption, of click or of the one that newer versions of typer hold
+            option, of_verb = getattr(error, "option_name", None), getattr(error, "ctx", None)
+            if option and of_verb and any(one.name == "overrides" for one in of_verb.command.params):
+                from pretrain.config.keys import KEYS
+
+                name = option.strip("-").replace("-", "_")
+                keys = [key for key in KEYS if key.split(".")[1] == name] or [
+                    key for key in KEYS if name in key
+                ]
+                such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
+                error.message += f". Settings have no dashes: {such}"  # type: ignore[attr-defined]
+            raise
+
+
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -167,27 +197,28 @@ def compare(
 
     Example: python -m pretrain compare runs/* --baseline vanilla --out comparison
     """
-    from shutil import get_terminal_size
+    from shutil import get_terminal_size, which
 
     from rich.console import Console
 
     from pretrain.compare.comparison import compare_runs
-    from pretrain.compare.report import print_comparison, write_comparison
+    from pretrain.compare.report import compare_command, print_comparison, write_comparison
     from pretrain.runs.finished import leave_out_others
 
     directories, left_out = leave_out_others(runs)
     comparison = compare_runs(directories, baseline, subject or [], match.value)
-    command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
-    command += [("--baseline", baseline), ("--out", str(out))]
-    command += [("--subject", name) for name in subject or []]
-    command += [("--match", match.value)] if match != Match.TOKENS else []
+    command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
     command += [("--sample-tokens", str(sample_tokens))] if prompt else []
     write_comparison(comparison, out, command, _model_texts(comparison, prompt or [], sample_tokens))
-    print_comparison(comparison, Console(width=max(100, get_terminal_size().columns)))
+    print_comparison(comparison, Console(width=get_terminal_size((100, 24)).columns))
     if left_out:
         typer.echo(left_out)
-    typer.echo(f"report: {out / 'report.html'}    TensorBoard: tensorboard --logdir {out / 'tensorboard'}")
+    tensorboard = str(Path(sys.executable).with_name("tensorboard"))  # a shell outside .venv has no other
+    tensorboard = (
+        "tensorboard" if which("tensorboard") else min(tensorboard, os.path.relpath(tensorboard), key=len)
+    )
+    typer.echo(f"report: {out / 'report.html'}\nTensorBoard: {tensorboard} --logdir {out / 'tensorboard'}")
 
 
 def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> list[ModelText]:
@@ -239,6 +270,39 @@ def doctor(
     code = _doctor_on_this_rank(request)
     sys.stdout.flush()
     os._exit(code)  # a check that hangs was left behind in a thread, for which Python would wait at its end
+
+
+@app.command("list")
+def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None:
+    """List the variants of attention, the shipped configurations, or the grids of `sweep`.
+
+    Example: python -m pretrain list grids
+    """
+    from dataclasses import fields
+    from importlib.resources import files
+    from itertools import takewhile
+    from textwrap import fill
+
+    from megatron_patches.recipe.policy import VARIANTS
+
+    folder = files("pretrain") / "configs" / (what.value if what is Named.GRIDS else "")
+    about = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".yaml"):
+            comment = takewhile(lambda line: line.startswith("# "), file.read_text().splitlines())
+            about[file.name.removesuffix(".yaml")] = " ".join(line[2:] for line in comment).partition(". ")[0]
+    if what is Named.VARIANTS:  # what the policy has that is not the default
+        about = {
+            name: ", ".join(
+                f"{axis.name}={value}"
+                for axis in fields(policy)
+                if (value := getattr(policy, axis.name)) != axis.default
+            )
+            for name, policy in VARIANTS.items()
+        }
+    wide = max(map(len, about)) + 2
+    for name, text in about.items():
+        typer.echo(fill(f"{name:{wide}}{text.removesuffix('.')}", 80, subsequent_indent=" " * wide))
 
 
 app.command()(plan)

@@ -1,6 +1,7 @@
 """The documentation names only what is there: links, files, commands, options, configuration keys, floors."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,12 @@ def test_configuration_keys_that_are_named_exist(name: str) -> None:
     for section, keys in SECTIONS.items():
         named = set(re.findall(rf"(?<![\w./]){section}\.([a-z_]+)(?![\w(])", text))
         assert named - FILE_ENDINGS <= keys, f"{name} names {section}.{named - FILE_ENDINGS - keys}"
+
+
+def test_the_drawing_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs/figures/draw.py"))["block"]()
+    assert (ROOT / "docs/figures/block.svg").read_text() == drawn
+    assert "prefers-color-scheme: dark" in drawn and "<title>" in drawn
 
 
 def test_readme_fits_on_two_screens() -> None:

@@ -36,7 +36,7 @@ from megatron_patches.bank.head_split import split_heads
 from megatron_patches.bank.monarch import Factors
 from megatron_patches.bank.monarch_kernel import Tile
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role
-from megatron_patches.bank.shards import head_rows_in, rank_factors
+from megatron_patches.bank.shards import query_key_rows
 from megatron_patches.engine.compat import mark_tensor_parallel
 from megatron_patches.engine.documents import Visible
 from megatron_patches.engine.freeze import FROZEN_BUFFERS
@@ -255,12 +255,10 @@ class FrozenQueryKeyValueLinear(torch.nn.Module):
     def regenerate(self) -> tuple[torch.Tensor, ...]:
         """Make this rank's frozen rows, or their two factors, anew on the CPU in the compute dtype."""
         frozen = self.heads.frozen
-        if self.recipe is None:
+        if self.recipe is None or not any(frozen.values()):
             return (torch.empty(0, self.input_size, dtype=self.dtype),)
-        if len(self._buffer_names()) > 1:
-            return rank_factors(self.recipe, self.layer, frozen, self.dtype)
-        shards = [head_rows_in(self.recipe, self.layer, role, frozen[role], self.dtype) for role in ROLES]
-        return (torch.cat(shards),)
+        made = query_key_rows(self.recipe, self.layer, frozen, self.dtype)
+        return made if isinstance(made, Factors) else (made,)
 
     def frozen(self) -> torch.Tensor | Factors:
         """Return the frozen rows in the form in which inputs are multiplied by them."""

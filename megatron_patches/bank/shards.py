@@ -82,6 +82,15 @@ def rank_factors(
     return _factors(recipe, layer, [(role, heads[role]) for role in ROLES], dtype)
 
 
+def query_key_rows(
+    recipe: BankRecipe, layer: int, heads: Mapping[Role, Sequence[int]], dtype: torch.dtype
+) -> torch.Tensor | Factors:
+    """Return the CPU rows of some heads, queries above keys; of a `structured` recipe their factors."""
+    if recipe.structured:
+        return rank_factors(recipe, layer, heads, dtype)
+    return torch.cat([head_rows_in(recipe, layer, role, heads[role], dtype) for role in ROLES])
+
+
 def _factors(
     recipe: BankRecipe, layer: int, heads: Sequence[tuple[Role, Sequence[int]]], dtype: torch.dtype
 ) -> Factors:

@@ -98,7 +98,7 @@ def _print_table(checkpoints: Sequence[Listed]) -> None:
         rows.append((each.path.name, tokens, byte_count(each.bytes), layout, age, each.state.value))
     header = ("checkpoint", "tokens", "size", "written by", "age", "state")
     table = rich_table(Table(header, rows, text_columns=(0, 3, 5)), bare=True)
-    width = max(MIN_WIDTH, get_terminal_size().columns)
+    width = get_terminal_size((MIN_WIDTH, 24)).columns
     Console(width=width, highlight=False, markup=False).print(table)
 
 

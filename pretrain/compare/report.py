@@ -80,6 +80,14 @@ def write_comparison(
     link_event_files(comparison, out / "tensorboard")
 
 
+def compare_command(runs: Sequence[Path], comparison: Comparison, out: Path) -> list[tuple[str, ...]]:
+    """Return the command that compares these runs so, cut where a line may break."""
+    command = [("python", "-m", "pretrain", "compare"), *((str(run),) for run in runs)]
+    command += [("--baseline", comparison.baseline), ("--out", str(out))]
+    command += [("--subject", name) for name in comparison.subjects]
+    return command + ([("--match", comparison.match)] if comparison.match != "tokens" else [])
+
+
 def comparison_document(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> Document:

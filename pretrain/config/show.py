@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ from pretrain.config.phases import Phase, phases_of
 from pretrain.config.schedule import last_stable_step
 from pretrain.config.tree import Config
 
-MIN_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
+PIPED_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns
 
 
 def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: bool = False) -> str:
@@ -32,18 +33,19 @@ def render_show(name_or_path: str, overrides: Sequence[str] = (), *, meanings: b
     Raises UserError as `load_config`.
     """
     loaded = load_config_with_origins(name_or_path, overrides)
-    columns = ("key", "value", "from", "meaning") if meanings else ("key", "value", "from")
     table = Table(box=None, pad_edge=False, show_edge=False)
-    for column in columns:
+    for column in ("key", "value", "from"):
         table.add_column(column, no_wrap=column == "key")
-    for row in value_rows(loaded):
-        table.add_row(*(Text(cell, overflow="fold") for cell in row[: len(columns)]))
+    explained: list[RenderableType] = []
+    for *row, meaning in value_rows(loaded):
+        table.add_row(*(Text(cell, overflow="fold") for cell in row))
+        explained += [Text("{} = {}  ({})".format(*row)), Padding(Text(meaning), (0, 0, 0, 4))]
     summary = Table(box=None, pad_edge=False, show_header=False)
     for name, value in summary_rows(loaded.config):
         summary.add_row(Text(name), Text(value))
-    console = Console(width=max(MIN_WIDTH, get_terminal_size().columns), no_color=True)
+    console = Console(width=get_terminal_size((PIPED_WIDTH, 24)).columns, no_color=True)
     with console.capture() as capture:
-        console.print(table, "", summary, sep="\n")
+        console.print(*(explained if meanings else [table]), "", summary, sep="\n")
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 

@@ -73,7 +73,7 @@ def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequ
         table.add_column(column, no_wrap=column in ("node", "ranks", "result"))
     for node, ranks in gathered.ranks_of.items():
         table.add_row(*map(Text, _row(gathered, node, ranks, problems)))
-    console = Console(width=max(MIN_WIDTH, get_terminal_size().columns), no_color=True, highlight=False)
+    console = Console(width=get_terminal_size((MIN_WIDTH, 24)).columns, no_color=True, highlight=False)
     with console.capture() as capture:
         console.print(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]

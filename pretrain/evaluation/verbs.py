@@ -103,7 +103,7 @@ def tasks(
     command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
     command += [(key, str(value)) for key, value in options.items() if value is not None]
     report = TaskReport(compare_tasks(groups, scores), groups, measured, scores, limit, versions, command)
-    finish(report.document(), out, Console(width=max(100, get_terminal_size().columns)))
+    finish(report.document(), out, Console(width=get_terminal_size((100, 24)).columns))
 
 
 @evaluate.command()
@@ -167,7 +167,7 @@ def length(
 def approximation(
     out: Out = Path("evaluation/approximation"),
     variants: Annotated[
-        str, typer.Option(help="Names in megatron_patches.recipe.policy.VARIANTS; the first is the baseline.")
+        str, typer.Option(help="Variants of docs/method.md; the first is the baseline.")
     ] = "vanilla,orthogonal",
     widths: Annotated[str, typer.Option(help="hidden_size values, ascending.")] = "16,32,64",
     depths: Annotated[str, typer.Option(help="num_layers values, ascending.")] = "1,2,4",

@@ -8,9 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +32,15 @@ _OWN_FILES = {
 }
 
 
-def exported(path: Path, step: int | None = None) -> Path:
+def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
     """Return a Hugging Face directory: `path` itself if it is one, else the export of the run in `path`.
 
     The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
     once one makes it. Exports whose checkpoints are gone are removed. Raises UserError: `path` is neither, or
     as `export_run`; DataError as `export_run`.
+
+    Args:
+        apart: export in another process, for one that goes on.
     """
     run = RunDirectory(path)
     if not run.config.is_file():
@@ -62,7 +63,7 @@ def exported(path: Path, step: int | None = None) -> Path:
                 stack.enter_context(lease)
         if not out.is_dir():  # unless another command has made it while this one waited
             print(f"exporting {checkpoint} first", file=sys.stderr, flush=True)
-            export_on_cpu(path, out, step_of(checkpoint), None)
+            (export_apart if apart else export_on_cpu)(path, out, step_of(checkpoint), None)
     return out
 
 
@@ -71,11 +72,34 @@ def exported_apart(path: Path, step: int | None = None) -> Path:
 
     An export hides the GPUs from its process for good, so on a machine with GPUs another process exports.
     """
-    is_run = RunDirectory(path).config.is_file()
-    if not is_run or not nvidia_devices(MACHINE) or cpu_was_asked_for(os.environ.get(VISIBLE)):
-        return exported(path, step)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
-        return other.submit(exported, path, step).result()
+    return exported(
+        path, step, bool(nvidia_devices(MACHINE)) and not cpu_was_asked_for(os.environ.get(VISIBLE))
+    )
+
+
+def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | None = None) -> str:
+    """Export in a process of its own, which ends with this one; return the line that it printed.
+
+    Raises UserError: as `export_run`, or it took too long.
+    """
+    command = [sys.executable, "-m", "pretrain", "export", str(run), "--out", str(out)]
+    command += ["--step", str(step)] if step is not None else []
+    command += ["--dtype", dtype] if dtype else []
+    try:
+        done = subprocess.run(
+            command,
+            env=without_launcher(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            preexec_fn=prepare_child,  # so that it does not outlive a kill of this process
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the export of {run} was not done after {_TIMEOUT // 3600} hours") from error
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise UserError(last.removeprefix("error: "))
+    return done.stdout.strip()
 
 
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
@@ -117,29 +141,15 @@ def export_at_end(config: Config, state: str) -> None:
     out = run.exports / find_checkpoint(run, None).name
     if out.exists():
         return
-    command = [sys.executable, "-m", "pretrain", "export", str(run.path), "--out", str(out)]
     try:
-        done = subprocess.run(
-            command,
-            env=without_launcher(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            preexec_fn=prepare_child,  # so that it does not outlive a kill of this process
+        print(f"exported: {export_apart(run.path, out)}", flush=True)
+    except UserError as error:
+        print(
+            f"warning: the run is finished, but its export failed ({error}); try again with "
+            f"`python -m pretrain export {run.path} --out {out}`",
+            file=sys.stderr,
+            flush=True,
         )
-    except subprocess.TimeoutExpired:
-        problem = f"it was not done after {_TIMEOUT // 3600} hours"
-    else:
-        if done.returncode == 0:
-            print(f"exported: {done.stdout.strip()}", flush=True)
-            return
-        problem = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
-    print(
-        f"warning: the run is finished, but its export failed ({problem.removeprefix('error: ')}); try again "
-        f"with `python -m pretrain export {run.path} --out {out}`",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 def is_own_export(directory: Path) -> bool:

@@ -59,24 +59,33 @@ class Sampler:
         self.ends_there = hasattr(config, "n_positions")
 
     def write(self, prompt: str, sampling: Sampling) -> str:
-        """Print the prompt and then each new token; return the new text.
+        """Print the prompt and then each new token; return the new text. Raises UserError as `text`."""
+        from transformers import TextStreamer
+
+        self._ids(prompt, sampling.tokens)  # refused before anything is printed
+        print(prompt, end="", flush=True)
+        streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        return self.text(prompt, sampling, streamer)
+
+    def text(self, prompt: str, sampling: Sampling, streamer: Any = None) -> str:
+        """Return the new text after a prompt.
+
+        Args:
+            streamer: of transformers, which gets each token at once.
 
         Raises UserError: prompt and tokens are more than the model has positions for.
         """
-        from transformers import TextStreamer
-
         ids = self._ids(prompt, sampling.tokens)
         torch.manual_seed(sampling.seed)
         options: dict[str, Any] = {"do_sample": sampling.temperature > 0}
         if sampling.temperature:
             options |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        print(prompt, end="", flush=True)
         with torch.inference_mode():
             output = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=sampling.tokens,
-                streamer=TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True),
+                streamer=streamer,
                 **options,
             )
         return str(self.tokenizer.decode(output[0, ids.size(1) :], skip_special_tokens=True))

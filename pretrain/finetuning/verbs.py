@@ -155,11 +155,12 @@ def bert_reservoir(
         Path, typer.Option(help="Examples as SST-2 has them, sentence and label 0 or 1: TSV, JSONL, parquet.")
     ],
     validation: Annotated[Path, typer.Option(help="Examples of the same form that are only judged.")],
-    out: Annotated[Path, typer.Option(help="Directory for the report; the same again goes on.")] = Path(
-        "evaluation/bert-reservoir"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(help="Directory for the report; the same again goes on.", show_default="in evaluation"),
+    ] = Path("evaluation/bert-reservoir"),
     conditions: Annotated[
-        str, typer.Option(help="Beside unfrozen, which is the baseline and always there.")
+        str, typer.Option(help="Beside unfrozen, which is the baseline and always there.", show_default="all")
     ] = "frozen,orthonormal,gaussian,reorthonormalized",
     layers: Annotated[
         list[str] | None,

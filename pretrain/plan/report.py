@@ -1,4 +1,4 @@
-"""A plan as text of 100 columns, and as plain values for JSON."""
+"""A plan as text of 80 columns, and as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from operator import attrgetter
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,7 @@ from pretrain.plan.roofline import BYTES_A_LOGIT, HOST_SECONDS, LAUNCHES_A_LAYER
 from pretrain.reporting.tables import Table, rich_table
 from pretrain.reporting.text import number, percent
 
-WIDTH = 100
+WIDTH = 80
 EXACT, ESTIMATE = "=", "~"
 
 Row = tuple[str, str, str, float, int]
@@ -31,9 +32,9 @@ MEMORY = {
     "states.autograd_gradients": (ESTIMATE, "gradients as backward writes them"),
     "activations": (ESTIMATE, "activations kept for backward"),
     "logits": (ESTIMATE, "logits, at their most"),
-    "layer_gradients": (ESTIMATE, "or gradients of a layer, when logits are gone"),
+    "layer_gradients": (ESTIMATE, "or a layer's gradients, without the logits"),
     "communication_buffers": (ESTIMATE, "communication buffers during backward"),
-    "update_buffers": (ESTIMATE, "copies during the update, when activations are gone"),
+    "update_buffers": (ESTIMATE, "copies in the update, without activations"),
     "context": (ESTIMATE, "CUDA context, NCCL, fragments (assumed)"),
     "peak": (ESTIMATE, "peak"),
 }
@@ -57,7 +58,7 @@ def render(plan: Plan) -> str:
     console = Console(width=WIDTH, no_color=True, highlight=False, soft_wrap=False)
     with console.capture() as capture:
         for line in _headline(plan):
-            console.print(line, markup=False)
+            console.print(_in_width(line), markup=False)
         for table in (_memory(plan), _step(plan), _run(plan)):
             console.print()
             console.print(rich_table(table, bare=True))
@@ -65,8 +66,12 @@ def render(plan: Plan) -> str:
         for block in (_fit(plan), _saving(plan), assumed):
             console.print()
             for line in block:
-                console.print(line, markup=False)
+                console.print(_in_width(line), markup=False)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _in_width(line: str) -> str:
+    return fill(line, WIDTH, subsequent_indent="  ")
 
 
 def _estimates(plan: Plan) -> list[Estimate]:

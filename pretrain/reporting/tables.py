@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -33,15 +34,16 @@ def markdown(table: Table) -> list[str]:
 def rich_table(table: Table, *, between_rows: bool = False, bare: bool = False) -> RichTable:
     """Return the table for a rich console, without its title; cells are shown without markup.
 
-    `bare`: no lines at all, and no cell is broken over two lines.
+    `between_rows`: a line between any two rows; `bare`: no lines at all.
     """
-    shown = RichTable(box=None, pad_edge=False) if bare else RichTable(show_lines=between_rows)
+    lines: dict[str, Any] = {"box": None} if bare else {"show_lines": between_rows, "show_edge": False}
+    shown = RichTable(pad_edge=False, **lines)
     for index, title in enumerate(table.header):
         shown.add_column(
             title,
             justify="left" if index in table.text_columns else "right",
-            no_wrap=bare,
-            overflow="ellipsis" if bare else "fold",
+            no_wrap=index not in table.text_columns,  # a broken number is another number
+            overflow="fold",
         )
     for row in table.rows:
         shown.add_row(*map(Text, row))

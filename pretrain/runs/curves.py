@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pretrain.errors import UserError
 from pretrain.runs.metrics_file import read_metrics
-from pretrain.runs.tags import METRICS, Metric
+from pretrain.runs.tags import METRICS, Metric, metric_of
 
 Floats = NDArray[np.float64]
 WARM_UP = 0.1
@@ -23,16 +23,16 @@ WARM_UP = 0.1
 class RunCurves:
     """The curves of a run: one element per record of metrics.jsonl, [records].
 
-    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]` is a metric's own
-    curve, [records], in the metric's unit; NaN where there is no finite value.
+    `steps` ascend; `tokens` are those consumed up to and with the step. `curves[metric]`, or `curves[tag]`,
+    is a metric's own curve, [records], in the metric's unit; NaN where there is no finite value.
     """
 
     steps: NDArray[np.int64]
     tokens: NDArray[np.int64]
     columns: Mapping[Metric, Floats]
 
-    def __getitem__(self, metric: Metric) -> Floats:
-        return self.columns[metric]
+    def __getitem__(self, metric: Metric | str) -> Floats:
+        return self.columns[metric_of(metric) if isinstance(metric, str) else metric]
 
     def after(self, step: float) -> NDArray[np.bool_]:
         """Mask the records of steps later than `step`, [records]."""

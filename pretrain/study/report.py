@@ -151,7 +151,7 @@ def show(blocks: Sequence[Block], console: Console, *, lines: bool = False) -> N
     """Print parts of a page, without its figures; `lines`: between any two rows of a table."""
     for block in blocks:
         if isinstance(block, Table):
-            console.print(rich_table(block, between_rows=lines))
+            console.print(rich_table(block, between_rows=lines), *([""] if lines else []), sep="\n")
         elif isinstance(block, str):
             console.print(Text(block))
         elif not isinstance(block, Picture):

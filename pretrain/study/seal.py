@@ -121,7 +121,7 @@ class Seal:
             if run.data_fingerprint not in sealed["data"]:
                 found.append(f"{run.name} has other data")
         commits = sorted({str(run.environment.get("git_commit")) for _, run in own})
-        others = [commit[:12] for commit in commits if commit != sealed["commit"]]
+        others = [commit[:12] for commit in commits if commit != str(sealed["commit"])]
         found += [f"runs are of commit {commit}, sealed at {str(sealed['commit'])[:12]}" for commit in others]
         if any(commit.endswith("+") for commit in (*commits, str(sealed["commit"]))):
             found.append("a checkout had uncommitted changes")

@@ -233,7 +233,7 @@ def _print_table(outcomes: Sequence[Outcome]) -> None:
         rows.append((outcome.run.name, outcome.ending, *numbers, seconds))
     header = ("run", "outcome", "validation loss", "perplexity", "time")
     table = rich_table(Table(header, rows, text_columns=(0, 1)), bare=True)
-    width = max(MIN_WIDTH, shutil.get_terminal_size().columns)
+    width = shutil.get_terminal_size((MIN_WIDTH, 24)).columns
     Console(width=width, highlight=False, markup=False).print("", table, "", sep="\n")
 
 

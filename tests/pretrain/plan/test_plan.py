@@ -101,15 +101,16 @@ def test_the_run_follows_from_the_step() -> None:
 
 @pytest.mark.parametrize("variant", ["orthogonal", "vanilla", "hybrid", "unfreeze", "synthesizer_factorized"])
 @pytest.mark.parametrize("config", ["demo", "small", "base", "large"])
-def test_the_text_is_a_hundred_columns_wide_and_marks_every_number(config: str, variant: str) -> None:
+def test_the_text_is_eighty_columns_wide_and_marks_every_number(config: str, variant: str) -> None:
     plan = planned(config, f"attention.variant={variant}", gpus=2, gpu="l40s", price=1)
     lines = report.render(plan).splitlines()
-    assert [line for line in lines if len(line) > 100] == []
+    assert [line for line in lines if len(line) > 80] == []
     tables = [line for line in lines if line[:3].strip() in ("=", "~")]
     assert len(tables) > 20
     names = {name for _, name in report.MEMORY.values()} | {"step", "tokens/s", "days", "kWh", "cost"}
     names |= {"MFU, %", "HFU, %"} if config != "demo" else set()
-    assert [name for name in names if not any(line[3:].startswith(name) for line in tables)] == []
+    # Beside a long variant a long name takes two lines.
+    assert [name for name in names if not any(line[3:].startswith(name[:15]) for line in tables)] == []
     assert "No GPU was used" in lines[3] and "Assumed:" in lines
 
 

@@ -80,7 +80,7 @@ def test_one_table_in_markdown_and_on_the_terminal() -> None:
     output = io.StringIO()
     Console(file=output, width=40).print(rich_table(table, between_rows=True))
     shown = output.getvalue()
-    assert "c [red]" in shown and shown.count("├") == 1
+    assert "c [red]" in shown and shown.count("┼") == 1
     output = io.StringIO()
     Console(file=output, width=40).print(rich_table(table, bare=True))
     last = output.getvalue().splitlines()[-1]

@@ -1,0 +1,131 @@
+"""The public Python interface: docs/api.md shows each name with an example.
+
+    from pretrain.api import FrozenAttention, compare, load_run
+
+These names stay as they are within a version 0.x; everything else in the packages may change. Importing this
+module imports neither megatron-core nor DeepSpeed. A mistake in what is asked for raises one sentence, as a
+`pretrain.errors.UserError` or a `megatron_patches.errors.MethodError`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron_patches.attention.module import FrozenAttention
+from megatron_patches.bank.orthonormal import BankRecipe
+from megatron_patches.bank.shards import bank_rows
+from megatron_patches.recipe.policy import ORDINARY
+from pretrain.errors import UserError
+from pretrain.runs.finished import FinishedRun, read_finished_run
+
+if TYPE_CHECKING:
+    from pretrain.compare.comparison import Comparison
+    from pretrain.plan.estimate import Plan
+    from pretrain.study.gaps import PairedGap
+
+__all__ = ["BankRecipe", "FinishedRun", "FrozenAttention", "bank_rows", "compare", "export", "load_run"]
+__all__ += ["paired_gaps", "plan", "sample"]
+
+AnyPath = str | os.PathLike[str]
+
+
+def load_run(run: AnyPath) -> FinishedRun:
+    """Load a finished run from its directory: configuration, result, sizes, curves; no weights."""
+    return read_finished_run(Path(run))
+
+
+def compare(
+    runs: Sequence[AnyPath],
+    baseline: str = ORDINARY,
+    subjects: Sequence[str] = (),
+    match: str = "tokens",
+    out: AnyPath | None = None,
+) -> Comparison:
+    """Compare finished runs, several seeds of each variant, as `python -m pretrain compare` does.
+
+    `subjects` are keys that may differ because they are what is compared, such as model.num_layers; `match`
+    is tokens, flops or seconds. The report is written to the directory `out`, if one is given.
+    """
+    from pretrain.compare.comparison import compare_runs
+    from pretrain.compare.report import compare_command, write_comparison
+
+    paths = [Path(run) for run in runs]
+    comparison = compare_runs(paths, baseline, subjects, match)
+    if out is not None:
+        write_comparison(comparison, Path(out), compare_command(paths, comparison, Path(out)))
+    return comparison
+
+
+def paired_gaps(losses: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, PairedGap]:
+    """Compare losses of any models, paired by seed: intervals, t-tests and Wilcoxon's, Holm's correction.
+
+    `losses` are {model: {seed: nats per token}}. The result is {model: its gap to the baseline}, over the
+    seeds that both have.
+    """
+    from pretrain.study.gaps import NATS, adjust, paired_gap
+
+    if baseline not in losses:
+        raise UserError(f"there is no model '{baseline}' to compare with; there are {', '.join(losses)}")
+    others = [name for name in losses if name != baseline]
+    gaps = adjust([paired_gap(baseline, losses[name], losses[baseline], NATS) for name in others])
+    if None in gaps:
+        name = others[gaps.index(None)]
+        raise UserError(f"'{name}' and '{baseline}' have no seed in common; train both with the same seeds")
+    return {name: gap for name, gap in zip(others, gaps, strict=True) if gap is not None}
+
+
+def plan(
+    config: AnyPath,
+    overrides: Sequence[str] = (),
+    gpus: int = 8,
+    gpu: str = "a100-80gb",
+    baseline: str = ORDINARY,
+    price: float | None = None,
+) -> Plan:
+    """Estimate memory, time, energy and cost of a run, as `python -m pretrain plan` does; builds no model.
+
+    `config` is the name of a shipped configuration or a YAML file, overrides are section.key=value, `gpu` is
+    a card's name or a file that describes one, `price` is of a GPU for an hour.
+    """
+    from pretrain.plan.estimate import Request, make_plan
+
+    return make_plan(Request(os.fspath(config), tuple(overrides), gpus, gpu, baseline, price))
+
+
+def export(run: AnyPath, out: AnyPath, step: int | None = None, dtype: str | None = None) -> dict[str, Any]:
+    """Export a run's model for transformers to a new directory, in another process; return export.json.
+
+    `step` is of the checkpoint, None the newest complete one; `dtype` fp32, bf16 or None, the run's own.
+    """
+    from pretrain.export.run_exports import export_apart
+    from pretrain.study.models import FACTS
+
+    export_apart(Path(run), Path(out), step, dtype)
+    facts: dict[str, Any] = json.loads((Path(out) / FACTS).read_text())
+    return facts
+
+
+def sample(
+    path: AnyPath,
+    prompt: str = "",
+    tokens: int = 100,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    step: int | None = None,
+) -> str:
+    """Write text with a trained model; return what follows the prompt.
+
+    `path` is a run, which is exported once a checkpoint, or an export without code of its own. Temperature 0
+    takes always the likeliest token; `top_p` is the total probability of those that are drawn from.
+    """
+    from pretrain.export.run_exports import exported
+    from pretrain.export.sampling import Sampler, Sampling
+
+    directory = exported(Path(path), step, apart=True)
+    sampler = Sampler(directory, trust_code=directory != Path(path))
+    return sampler.text(prompt, Sampling(tokens, temperature, top_p, seed))

@@ -1,0 +1,191 @@
+"""The plain module beside the program's own attention: the same rows bit for bit, the same outputs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from megatron_patches.attention.module import DRAWN, FrozenAttention
+from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
+from megatron_patches.attention.rotary import RotaryAngles
+from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.bank.shards import bank_rows
+from megatron_patches.errors import MethodError
+from megatron_patches.recipe.policy import VARIANTS
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEED, SEQ, build
+from tests.ranks import ROOT
+
+BATCH, LAYER, BASE = 3, 1, 100.0
+BUFFERS = ("query_key_weight", "query_key_right", "query_key_left")
+CASES: list[tuple[str, int, dict[str, Any]]] = [
+    ("orthogonal", 4, {}),
+    ("orthogonal", 2, {"shared": True}),
+    ("orthogonal", 2, {"scope": "layer", "construction": "householder"}),
+    ("gaussian", 2, {}),
+    ("gaussian_naive", 1, {}),
+    ("dct", 4, {}),
+    ("orthogonal_shared", 4, {}),
+    ("monarch", 4, {}),
+    ("monarch", 2, {"shared": True}),
+]
+
+
+def plain(variant: str, groups: int, **more: Any) -> FrozenAttention:
+    more = {"seed": SEED, "layer": LAYER, "num_query_groups": groups, "head_dim": HEAD_DIM, **more}
+    return FrozenAttention(HIDDEN, HEADS, variant=variant, **more)
+
+
+def buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The frozen rows, or their factors, by name."""
+    return {name: held for name in BUFFERS if (held := getattr(module, name)) is not None}
+
+
+def assert_same_bits(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    held, wanted = buffers(ours), buffers(theirs)
+    assert held and held.keys() == wanted.keys()
+    for name, rows in held.items():
+        assert rows.dtype == wanted[name].dtype and torch.equal(rows, wanted[name]), name
+
+
+@pytest.mark.parametrize(("variant", "groups", "axes"), CASES)
+@pytest.mark.parametrize("rotary", [False, True])
+def test_rows_outputs_and_gradients_are_those_of_the_program(
+    one_rank: dist.ProcessGroup, variant: str, groups: int, axes: dict[str, Any], rotary: bool
+) -> None:
+    angles = RotaryAngles(HEAD_DIM, BASE) if rotary else None
+    theirs = build(variant, groups, rotary=angles, **axes).decoder.layers[LAYER].self_attention.eval()
+    ours = plain(variant, groups, rotary_base=BASE if rotary else None, **axes)
+    assert isinstance(theirs.linear_qkv, FrozenQueryKeyValueLinear)
+    assert_same_bits(ours, theirs.linear_qkv)
+    with torch.no_grad():
+        ours.v_proj.weight.copy_(theirs.linear_qkv.value_weight)
+        ours.o_proj.weight.copy_(theirs.linear_proj.weight)
+    hidden = torch.randn(SEQ, BATCH, HIDDEN, generator=torch.Generator().manual_seed(0))
+    own, copy = hidden.clone().requires_grad_(), hidden.transpose(0, 1).contiguous().requires_grad_()
+    wanted, found = theirs(own, None)[0], ours(copy)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(found.transpose(0, 1), wanted, rtol=0, atol=1e-6)
+    wanted.square().sum().backward()
+    found.square().sum().backward()
+    assert own.grad is not None and copy.grad is not None
+    pairs = [(copy.grad.transpose(0, 1), own.grad)]
+    pairs += [(ours.v_proj.weight.grad, theirs.linear_qkv.value_weight.grad)]
+    pairs += [(ours.o_proj.weight.grad, theirs.linear_proj.weight.grad)]
+    for mine, of_program in pairs:
+        torch.testing.assert_close(mine, of_program, rtol=1e-5, atol=1e-6)
+
+
+def test_another_seed_or_layer_has_other_rows() -> None:
+    (first,), (seed,), (layer,) = (
+        buffers(plain("orthogonal", 4, **other)).values() for other in ({}, {"seed": 6}, {"layer": 0})
+    )
+    assert not torch.equal(first, seed) and not torch.equal(first, layer)
+
+
+def test_rows_by_role_and_head_are_those_of_the_bank() -> None:
+    module = plain("gaussian", 2, dtype=torch.float64)
+    heads = {"query": range(4), "key": range(2)}
+    rows = [bank_rows(module.recipe, LAYER, role, [head]) for role in ROLES for head in heads[role]]
+    assert module.query_key_weight is not None
+    assert torch.equal(module.query_key_weight, torch.cat([torch.from_numpy(one) for one in rows]))
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
+def test_a_cast_module_has_the_rows_of_a_program_in_that_dtype(
+    one_rank: dist.ProcessGroup, variant: str
+) -> None:
+    wanted = build(variant, 2, torch.bfloat16).decoder.layers[LAYER].self_attention.linear_qkv
+    assert_same_bits(plain(variant, 2).to(torch.bfloat16), wanted)
+    assert_same_bits(plain(variant, 2, dtype=torch.bfloat16), wanted)
+    # Rounded by way of another type rows are others, which is why they are drawn anew.
+    twice = plain(variant, 2, dtype=torch.float16).to(torch.bfloat16)
+    assert_same_bits(twice, wanted)
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
+def test_rows_come_back_on_a_device_after_meta(variant: str) -> None:
+    module = plain(variant, 2, device="meta")
+    assert all(held.is_meta for held in buffers(module).values())
+    assert_same_bits(module.to_empty(device="cpu"), plain(variant, 2))
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
+def test_a_state_dict_holds_what_trains_and_nothing_else(variant: str) -> None:
+    module, other = plain(variant, 4), plain(variant, 4)
+    assert (
+        set(module.state_dict())
+        == {"v_proj.weight", "o_proj.weight"}
+        == dict(module.named_parameters()).keys()
+    )
+    other.load_state_dict(module.state_dict())
+    hidden = torch.randn(BATCH, SEQ, HIDDEN)
+    assert torch.equal(module(hidden), other(hidden))
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "monarch"])
+def test_a_training_under_autocast(variant: str) -> None:
+    module, hidden = plain(variant, 2, rotary_base=BASE), torch.randn(BATCH, SEQ, HIDDEN)
+    wanted = module(hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = module(hidden.requires_grad_())
+        rounded.float().square().sum().backward()
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(
+        rounded.float(), wanted, rtol=0.1, atol=0.03 * float(wanted.detach().abs().max())
+    )
+    assert hidden.grad is not None and module.v_proj.weight.grad is not None
+
+
+def test_a_token_does_not_see_later_ones() -> None:
+    module, hidden = plain("orthogonal", 4, rotary_base=BASE), torch.randn(1, SEQ, HIDDEN)
+    changed = hidden.clone()
+    changed[:, -1] += 1
+    before, after = module(hidden), module(changed)
+    torch.testing.assert_close(after[:, :-1], before[:, :-1])
+    assert not torch.allclose(after[:, -1], before[:, -1])
+
+
+@pytest.mark.parametrize("variant", sorted({*VARIANTS} - {*DRAWN}))
+def test_a_design_that_it_cannot_be_is_refused(variant: str) -> None:
+    with pytest.raises(
+        MethodError, match=f"which variant '{variant}' has not; it knows orthogonal, gaussian"
+    ):
+        plain(variant, 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"variant": "rotated"}, "attention.variant is 'rotated'; known variants: vanilla"),
+        ({"layer": -1}, "layer=-1 is negative; layers count from 0"),
+        ({"num_query_groups": 3}, "num_attention_heads=4 is not divisible by num_query_groups=3"),
+        ({"hidden_size": 42}, "hidden_size=42 is not divisible by num_attention_heads=4; give head_dim"),
+        ({"num_attention_heads": 0}, "hidden_size=40 is not divisible by num_attention_heads=0"),
+        ({"head_dim": 5, "rotary_base": 10.0}, "head_dim=5 is odd; rotary positions need an even one"),
+        ({"variant": "dct", "construction": "cayley"}, "construction=cayley contradicts variant 'dct'"),
+        ({"head_dim": 80}, "head_dim=80 is larger than hidden_size=40"),
+    ],
+)
+def test_impossible_sizes_are_one_sentence(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(MethodError, match=said):
+        FrozenAttention(**{"hidden_size": 40, "num_attention_heads": 4, "seed": 1, "layer": 0, **more})
+
+
+@pytest.mark.distributed
+def test_neither_megatron_core_nor_deepspeed_is_imported() -> None:
+    program = """
+import sys, torch
+from pretrain.api import FrozenAttention
+for variant in ("orthogonal", "monarch"):
+    FrozenAttention(32, 4, seed=1, layer=0, variant=variant)(torch.zeros(1, 3, 32)).sum().backward()
+sys.exit(", ".join({"megatron", "deepspeed", "scipy", "matplotlib", "transformers"} & {*sys.modules}) or 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,135 @@
+"""What a terminal of 80 columns shows: nothing is cut, and nothing runs over; settings given as options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import data_pipeline.__main__
+import megatron_patches.__main__
+import pretrain.__main__
+from megatron_patches.recipe.policy import VARIANTS
+from tests.fabricated_runs import write_run
+from tests.ranks import ROOT
+
+COLUMNS = 80
+PROGRAMS = (pretrain.__main__, data_pipeline.__main__, megatron_patches.__main__)
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(COLUMNS))  # typer's own variable
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, below in getattr(command, "commands", {}).items():
+        yield from verbs(below, (*path, name))
+
+
+def printed(program: Any, *arguments: str) -> str:
+    done = CliRunner().invoke(program.app, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def assert_fits(text: str) -> None:
+    lines = text.replace("seeds 1 …", "").replace("Seeds 1 …", "").splitlines()
+    assert len(lines) > 5
+    assert [line for line in lines if len(line) > COLUMNS or "…" in line] == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_every_help_text_fits(program: Any) -> None:
+    paths = [*verbs(typer.main.get_command(program.app))]
+    assert len(paths) >= 2
+    for path in paths:
+        assert_fits(printed(program, *path, "--help"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "large", "--gpus", "16", "--price", "2.5"],
+        [
+            "plan",
+            "large",
+            "--gpus",
+            "8",
+            "--gpu",
+            "l40s",
+            "data.micro_batch_size=512",
+            "data.global_batch_size=4096",
+        ],
+        ["plan", "small", "--gpus", "8", "attention.variant=orthogonal_trainable"],
+        ["show", "large", "attention.variant=monarch"],
+        ["show", "demo", "--meanings"],
+    ],
+)
+def test_a_plan_and_a_configuration_fit(arguments: list[str]) -> None:
+    assert_fits(printed(pretrain.__main__, *arguments))
+
+
+@pytest.mark.distributed  # draws the figures, too
+def test_a_comparison_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = {"vanilla": 4.0, "orthogonal": 4.1, "orthogonal_shared": 4.05}
+    runs = [
+        write_run(
+            tmp_path, f"{variant}-{seed}", variant, seed=seed, loss=loss + 0.01 * seed + 0.001 * (seed % 2)
+        )
+        for variant, loss in losses.items()
+        for seed in (1, 2, 3)
+    ]
+    text = printed(pretrain.__main__, "compare", *(run.name for run in runs), "--out", "out")
+    where = [line for line in text.splitlines() if line.startswith("TensorBoard: ")]
+    assert len(where) == 1 and where[0].endswith("tensorboard --logdir out/tensorboard")
+    assert_fits(text.replace(where[0], ""))  # a path may be long
+    for number in ("4.0207", "+0.05", "1,313,024"):
+        assert number in text
+
+
+@pytest.mark.parametrize(
+    ("what", "some"),
+    [
+        (
+            "variants",
+            ("monarch                 init=orthogonal, scope=layer", "synthesizer_factorized  init=default"),
+        ),
+        ("configs", ("large  335.4 M parameters", "demo   A small model")),
+        ("grids", ("a1_init                       A1: what the frozen matrices are", "demo_structured")),
+    ],
+)
+def test_names_are_listed(what: str, some: tuple[str, ...]) -> None:
+    text = printed(pretrain.__main__, "list", what)
+    assert_fits(f"{text}\n\n\n")
+    folder = ROOT / "pretrain/configs" / ("grids" if what == "grids" else "")
+    names = [*VARIANTS] if what == "variants" else [path.stem for path in folder.glob("*.yaml")]
+    assert sorted(line.split()[0] for line in text.splitlines() if line[0] != " ") == sorted(names)
+    assert all(line in text for line in some)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "demo", "--variant", "dct"], "--variant. Settings have no dashes: attention.variant=..."),
+        (["train", "demo", "--vocab-size", "100"], "Settings have no dashes: model.vocab_size=..."),
+        (["plan", "demo", "--batch-size", "3"], "data.micro_batch_size=..., data.global_batch_size=..."),
+        (["plan", "demo", "--lr", "3"], "Settings have no dashes: section.key=value"),
+    ],
+)
+def test_a_setting_given_as_an_option_is_told_how_it_is_written(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(pretrain.__main__.app, arguments)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_an_unknown_option_of_a_verb_without_settings_is_no_setting() -> None:
+    done = CliRunner().invoke(pretrain.__main__.app, ["compare", "a", "--variant", "dct"])
+    assert done.exit_code == 2 and "No such option: --variant" in done.output and "dashes" not in done.output
