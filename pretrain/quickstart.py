@@ -248,7 +248,7 @@ def _write_grid(grid: Mapping[str, Any], out: Path) -> Path:
             )
         out.mkdir(parents=True, exist_ok=True)
         write_text_atomically(path, text)
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--out {out} cannot be used: {error}; give another") from error
     return path
 
