@@ -20,7 +20,7 @@ from tests.ranks import ROOT, rank_environment
 
 pytestmark = pytest.mark.distributed  # builds, installs and starts programs
 PRODUCT = ("pretrain", "megatron_patches", "data_pipeline", "ds_configs")
-DATA = (".yaml", ".json", ".md", ".css", ".js")
+DATA = (".yaml", ".json", ".md", ".css", ".js", ".typed")
 
 
 @dataclass(frozen=True)
