@@ -205,7 +205,7 @@ def read_manifest(directory: Path) -> Manifest:
         parts["shards"] = tuple(shard_from_json(entry) for entry in value["shards"])
         manifest = Manifest(directory, **parts | {"passed_over": tuple(value["passed_over"])})
         agrees = (value["fingerprint"], value["totals"]) == (manifest.fingerprint, totals(manifest.shards))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
         raise DataError(f"{path} is not a complete manifest ({error}); tokenise again") from error
     if not agrees:
         raise DataError(f"{path} contradicts itself: its totals or fingerprint do not follow from its shards")

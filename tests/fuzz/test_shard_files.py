@@ -107,7 +107,9 @@ def test_an_index_that_ends_in_its_header(shards: Manifest, length: int) -> None
         path.write_bytes(content)
 
 
-@pytest.mark.parametrize("changes", [{"dtype": 3}, {"tokenizer": []}, {"shards": 5}, {"fingerprint": None}])
+@pytest.mark.parametrize(
+    "changes", [{"dtype": 3}, {"dtype": "\ud800"}, {"tokenizer": []}, {"shards": 5}, {"fingerprint": None}]
+)
 def test_a_manifest_that_somebody_wrote(shards: Manifest, changes: dict[str, Any]) -> None:
     path = shards.directory / MANIFEST_NAME
     content = path.read_bytes()
