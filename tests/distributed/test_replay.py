@@ -30,7 +30,7 @@ RUNS: dict[str, tuple[int, dict[str, object]]] = {
     "one": (1, {}),
     "parallel": (4, {"parallel__tensor_model_parallel_size": 2, "deepspeed__config": "zero1"}),
     "zero3": (2, {"deepspeed__config": "zero3", "model__dropout": 0.1}),
-    "unfreezes": (1, {"attention__unfreeze": "{start_step: 5, every_steps: 3}"}),
+    "unfreezes": (1, {"attention__variant": "unfreeze"}),
     "documents": (2, {"data__reset_at_document_end": True, "deepspeed__config": "zero2"}),
 }
 
