@@ -30,6 +30,12 @@ from pretrain.runs.metrics_file import read_metrics
 
 LAYOUT = ("parallel.", "deepspeed.", "performance.", "data.micro_batch_size", "run.device")
 """Settings that may be overridden: they change how a step is computed, and what it is only up to rounding."""
+_OF_A_SEGMENT = {
+    "parallel.tensor_model_parallel_size": "tensor_model_parallel_size",
+    "parallel.sequence_parallel": "sequence_parallel",
+    "data.micro_batch_size": "micro_batch_size",
+}
+"""{setting: key of a start in environment.json}: a later start may have had another layout."""
 _QUIET = [
     *("telemetry.tensorboard=false", "telemetry.wandb=false", "telemetry.profile=null"),
     *("telemetry.sample_prompts=[]", "checkpoint.every=0", "checkpoint.keep_last=1000"),
@@ -83,6 +89,9 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
     then = [own for own in segments if own.get("first_step", 1) <= step]
     later = [own.get("changes", {}).items() for own in reversed(segments[len(then) :])]
     was = {key: change["was"] for changes in later for key, change in changes if key in KEYS}
+    was |= {key: then[-1][name] for key, name in _OF_A_SEGMENT.items() if name in then[-1]}
+    if "zero_stage" in then[-1] and load_config(str(run.config)).deepspeed.config == "auto":
+        was["deepspeed.config"] = f"zero{then[-1]['zero_stage']}"  # what auto chose then
     settings = tuple(override_text(key, value) for key, value in was.items())
     checkpoints = [own for own in run.complete_checkpoints() if step_of(own) < (before or step)]
     record = next((record for record in records if record["step"] == step), {})

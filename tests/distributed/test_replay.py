@@ -121,6 +121,16 @@ def test_the_first_difference_of_two_runs_is_found(run: Path, tiny_shards: Path,
         assert agreement(look_up(other, 4).record, *answer["trace"][-1][1:]) == "bit-equal to the record"
 
 
+def test_the_stage_that_auto_chose_then_is_taken_again(tiny_shards: Path, tmp_path: Path) -> None:
+    own = trained(tiny_shards, tmp_path, "one")
+    file = own / "environment.json"
+    assert "deepspeed.config=zero0" in look_up(own, 3).settings
+    facts = json.loads(file.read_text())
+    facts["segments"][0]["zero_stage"] = 1
+    file.write_text(json.dumps(facts))
+    assert "deepspeed.config=zero1" in look_up(own, 3).settings
+
+
 @pytest.mark.full
 def test_a_hundred_steps_of_ten_runs(tiny_shards: Path, tmp_path: Path) -> None:
     generator, words = random.Random(25), []
