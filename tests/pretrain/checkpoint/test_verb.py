@@ -56,7 +56,7 @@ def test_list_tells_what_there_is_without_loading_torch(run: Path, tmp_path: Pat
     header, *rows = (" ".join(line.split()) for line in done.stdout.splitlines())
     assert header == "checkpoint tokens size written by age state"
     size = rows[1].split()[2:4]
-    layout = "2 ranks: TP 1 x DP 2, ZeRO 1, fp32"
+    layout = "2 ranks: TP 1 x DP 2, ZeRO 0, fp32"
     assert [row.split()[0] for row in rows] == sorted(path.name for path in checkpoints.glob("step_*"))
     assert rows[0].startswith("step_00000001 – 0 B – ") and rows[0].endswith("unfinished")
     assert rows[1].startswith(f"step_00000002 512 {' '.join(size)} {layout} ") and rows[1].endswith(" s good")
