@@ -277,7 +277,7 @@ def _seal_sentences(variants: Sequence[Variant], runs: Sequence[FinishedRun]) ->
         outcomes = [_outcome(hypothesis, seal, variants, runs) for hypothesis in seal.hypotheses]
         if known := [outcome for outcome in outcomes if outcome]:
             sentences.append(f"{seal.statement(runs)} {' '.join(known)}")
-    return sentences or ["Not sealed: no hypothesis was written down before the first of these runs."]
+    return sentences or ["Not sealed: no hypothesis lies beside these runs from before the first of them."]
 
 
 def _outcome(

@@ -19,7 +19,17 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLoc
 from pretrain.compare.comparison import Comparison, Variant
 from pretrain.compare.loss_plot import loss_figure, runs_figure
 from pretrain.compare.trend import Trend
-from pretrain.reporting.plots import COLOURS, DASHES, GREY, LABEL_WIDTH, MARKERS, WIDTH, remark, style_of
+from pretrain.reporting.plots import (
+    COLOURS,
+    DASHES,
+    GREY,
+    LABEL_WIDTH,
+    MARKERS,
+    WIDTH,
+    legend_below,
+    remark,
+    style_of,
+)
 from pretrain.reporting.text import byte_count, percent, share, signed
 from pretrain.study.gaps import CONFIDENCE
 
@@ -70,7 +80,7 @@ def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | N
     shown = [v for v in comparison.others if v.compute and v.compute.cost and v.gap]
     if not shown:
         return None
-    figure = Figure(figsize=(WIDTH, 5.0), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.0 + 0.22 * len(shown)), layout="constrained")
     axes = figure.add_subplot()
     saved = [100 * (1 - v.compute.cost) for v in shown if v.compute and v.compute.cost]
     x = np.linspace(min(0.0, *saved) - 0.5, max(0.0, *saved) + 1, 50)
@@ -92,8 +102,7 @@ def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | N
     axes.set_ylabel(
         f"{comparison.gap_to}, nats per token\n(up is worse; {share(CONFIDENCE)} interval, – a seed)"
     )
-    handles = {str(handle.get_label()): handle for handle in axes.get_legend_handles_labels()[0]}
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, axes)
     return figure
 
 

@@ -156,6 +156,7 @@ def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
     Entries fill the legend column by column, `rows` at least, and more where the width does not hold them.
     """
     handles, names = plot.get_legend_handles_labels()
+    names, handles = map(list, zip(*dict(zip(names, handles, strict=True)).items(), strict=True))  # each once
     fitting = max(1, 95 // (max(map(len, names)) + 8))
     columns = min(fitting, -(-len(names) // rows))
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
