@@ -129,7 +129,7 @@ def open_source(directory: Path) -> SourceModel:
             )
     section = _starcoder2(directory, config) if config.model_type == "starcoder2" else _gpt2(config)
     model, info = loaded
-    for name, stored, expected in info["mismatched_keys"]:
+    for name, stored, expected in sorted(info["mismatched_keys"]):
         shapes = f"the shape {tuple(stored)}, and its config.json makes it {tuple(expected)}"
         raise UserError(f"{directory}: {name} has {shapes}")
     if strange := sorted(info["unexpected_keys"]):
@@ -233,7 +233,9 @@ def _refuse_oversized(config: Any, stored: dict[str, tuple[str, int]]) -> None:
     """Refuse, before memory is taken for it, a model far larger than what its files hold."""
     from transformers import AutoModelForCausalLM
 
-    if (layers := config.num_hidden_layers) > len(stored):
+    if not stored:
+        return  # transformers says that there is no file
+    if (layers := config.num_hidden_layers) > 16 * len(stored):
         raise ValueError(f"config.json tells of {layers} layers, and the files have {len(stored)} tensors")
     with torch.device("meta"):
         wanted = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())

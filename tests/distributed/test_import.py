@@ -102,7 +102,7 @@ def test_other_weights_are_another_run(trained: list[str]) -> None:
         "bias": "model.layers.1.mlp.c_fc.bias is not zero",
         "exists": "exists already",
         "type": "is a model of type 'llama'; only starcoder2 and gpt2",
-        "shape": "mlp.c_fc.weight has the shape (32, 128), and its config.json makes it (32, 96)",
+        "shape": "h.0.mlp.c_fc.bias has the shape (128,), and its config.json makes it (96,)",
         "silent": "has no weight model.layers.2.input_layernorm.weight",
         "no weights": "no file named model.safetensors",
     }.items(),
