@@ -84,6 +84,11 @@ OTHER_CONSTRUCTIONS = among(
     "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
 )
 WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
+SEARCHED_RATES = tuple(
+    f"{arm}-learning_rate_{rate}"
+    for arm in ("vanilla", "vanilla_conv4", *WITH_HELPERS, "low_rank_8_conv4")
+    for rate in ("0.0015", "0.003", "0.006")
+)
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -117,6 +122,19 @@ PAGES = (
             among("vanilla_conv4-seed_1", "frozen_designs/to_vanilla_conv4", "vanilla_conv4", *WITH_HELPERS),
             among("low_rank_8_conv4-seed_1", "frozen_designs/to_low_rank", "low_rank_8_conv4", *WITH_HELPERS),
         ),
+    ),
+    Page(
+        "documentation",
+        (Runs("documentation_frozen_designs"),),
+        (
+            Report("compare", "vanilla", "tokens", out="documentation/to_vanilla"),
+            Report("compare", "vanilla_conv4-2m-seed_1", "tokens", out="documentation/to_vanilla_conv4"),
+        ),
+    ),
+    Page(
+        "documentation_rates",
+        (Runs("documentation_rates"),),
+        (Report("compare", "vanilla", "optimizer.learning_rate", SEARCHED_RATES, "documentation/rates"),),
     ),
     Page(
         "tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,7 @@ def _print_table(checkpoints: Sequence[Listed]) -> None:
     header = ("checkpoint", "tokens", "size", "written by", "age", "state")
     table = rich_table(Table(header, rows, text_columns=(0, 3, 5)), bare=True)
     width = get_terminal_size((MIN_WIDTH, 24)).columns
+    width = width if sys.stdout.isatty() else max(MIN_WIDTH, width)
     Console(width=width, highlight=False, markup=False).print(table)
 
 

@@ -130,7 +130,7 @@ def replayed(
             (linked / GOOD).touch()  # else the replay would mark the run's own
             take_records(past.run, run, step_of(past.checkpoint))
         request, answer = Path(place, "request.json"), Path(place, "answer.json")
-        write_json(request, {"config": str(Path(place, "config.yaml")), "step": past.step, "keep": [*keep]})
+        write_json(request, {"config": str(Path(place, "resolved.yaml")), "step": past.step, "keep": [*keep]})
         if threads := past.segment.get("cpu_threads"):
             os.environ["OMP_NUM_THREADS"] = str(threads)  # other sums of the same numbers otherwise
         command = [sys.executable, "-m", "pretrain.replay", str(request), str(answer)]
@@ -148,5 +148,5 @@ def _configure(past: Past, overrides: Sequence[str], place: Path) -> Config:
     values["data"]["cache_directory"] = str(was.sample_cache)
     write_text_atomically(place / "replay.yaml", yaml.safe_dump(values))
     config = load_config(str(place / "replay.yaml"), [*_QUIET, *overrides])
-    write_text_atomically(place / "config.yaml", config.to_yaml())
+    write_text_atomically(place / "resolved.yaml", config.to_yaml())
     return config

@@ -62,14 +62,10 @@ def test_a_schedule_survives_config_yaml() -> None:
 
 
 def test_show_lists_the_phases() -> None:
-    lines = render_show("demo", [UNFREEZE]).splitlines()
-    trainable = {
-        start: line for line in lines for start in ("from step 73", "from step 145") if start in line
-    }
-    assert (
-        "1,247,488 trainable (also Query/Key of layer 2, 3), learning rate x 0.5" in trainable["from step 73"]
-    )
-    assert "1,313,024 trainable" in trainable["from step 145"]  # all there are
+    shown = " ".join(render_show("demo", [UNFREEZE]).split())
+    halfway = "from step 73 on 1,247,488 trainable (also Query/Key of layer 2, 3), learning rate x 0.5"
+    assert halfway in shown
+    assert "from step 145 on 1,313,024 trainable" in shown  # all there are
 
 
 @pytest.mark.parametrize(

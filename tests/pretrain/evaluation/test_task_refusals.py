@@ -138,8 +138,9 @@ def test_where_there_are_gpus_an_export_is_made_in_another_process(
 ) -> None:
     """An export hides the GPUs from its process; what it refuses comes back as it was said."""
 
-    def here(path: Path, step: int | None) -> Path:
-        raise AssertionError("in this process")
+    def here(path: Path, step: int | None, apart: bool) -> Path:
+        assert not apart
+        raise UserError("in this process")
 
     (tmp_path / "config.yaml").write_text("run: {}\n")
     monkeypatch.setattr(cache, "nvidia_devices", lambda machine: ["/dev/nvidia0"])
@@ -148,5 +149,5 @@ def test_where_there_are_gpus_an_export_is_made_in_another_process(
         cache.exported_apart(tmp_path)
     monkeypatch.setattr(cache, "exported", here)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(AssertionError, match="in this process"):
+    with pytest.raises(UserError, match="in this process"):
         cache.exported_apart(tmp_path)

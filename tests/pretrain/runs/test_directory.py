@@ -68,6 +68,7 @@ NAMES |= {"checkpoints", "latest", MARKER, "step_", FINISHED}
 ALLOWED = {
     "sweep/plan.py": {FINISHED},  # words of its own: what a directory holds before a sweep, …
     "sweep/running.py": {FINISHED},  # … and how the sweep's own attempt ended
+    "sweep/trial.py": {FINISHED},
     "sweep/verb.py": {FINISHED},
     "export/source_model.py": {"config.yaml"},  # beside the weights that it makes, in no run directory
 }
