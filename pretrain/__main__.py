@@ -48,7 +48,7 @@ class Match(str, Enum):
 
 
 class Named(str, Enum):
-    """What `list` has the names of."""
+    """Kind of thing whose names `list` prints."""
 
     VARIANTS = "variants"
     CONFIGS = "configs"

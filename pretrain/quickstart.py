@@ -31,7 +31,7 @@ BATCH, LENGTH = 8, 128
 PARAMETERS_TOKENS = 5e9
 """Parameters × tokens that one core of a server trains on in a second, of models of these sizes."""
 OTHER_SECONDS = 75.0
-"""Of a trial, for what is not training: imports, tokenizer, shards, the comparison."""
+"""Seconds of a trial that are not training: imports, tokenizer, shards, the comparison."""
 MOST_EPOCHS = 10
 FEW_TOKENS = 20_000_000
 """So many take seconds to make; of a longer text, only what is needed is taken."""
@@ -48,7 +48,7 @@ Out = Annotated[Path, typer.Option(help="Directory for all that is made; the sam
 
 @dataclass(frozen=True)
 class Trial:
-    """What the steps are told: options of theirs, and `settings` of both runs, over the config `demo`."""
+    """Request for a trial: options of its steps, and `settings` of both runs, over the config `demo`."""
 
     texts: tuple[str, ...]
     name: str

@@ -56,7 +56,7 @@ _LARGER = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """One repetition of a contestant: seconds, tokens, and the most MB that one of its processes held."""
+    """Repetition of a contestant: seconds, tokens, and the most MB that one of its processes held."""
 
     wall: float
     cpu: float

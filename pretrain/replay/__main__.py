@@ -1,4 +1,4 @@
-"""One rank of a replay: `python -m pretrain.replay REQUEST ANSWER`, started by `prepare.replayed`.
+"""Rank of a replay: `python -m pretrain.replay REQUEST ANSWER`, started by `prepare.replayed`.
 
 The steps are the training loop's own `train_step`. Hooks on the last one keep the losses of its tokens and
 the gradients that AdamW gets; neither changes a bit of the step. Rank 0 writes the answer.

@@ -98,11 +98,11 @@ class OverlappedReduction:
         return ready
 
     def _launch(self, bucket: Bucket) -> None:
-        gradients = [] if bucket.flat else bucket.gradients()
-        if not bucket.flat and not gradients:
+        gradients = [bucket.flat()] if bucket.flat else bucket.gradients()
+        if not gradients:
             return
         packed = gradients if len(gradients) > 1 else []
-        flat = bucket.flat() if bucket.flat else _flatten_dense_tensors(packed) if packed else gradients[0]
+        flat = _flatten_dense_tensors(packed) if packed else gradients[0]
         how = dist.ReduceOp.AVG if self._takes_mean else dist.ReduceOp.SUM
         work = dist.all_reduce(flat, how, group=self._group, async_op=True)
         assert work is not None

@@ -32,7 +32,7 @@ UNCHECKED = {  # DeepSpeed itself would make this update
     "precision__grad_accum_dtype": "bf16",
 }
 WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
-"""One case of each optimizer of DeepSpeed."""
+"""Cases with each optimizer of DeepSpeed once."""
 
 
 def whole_runs(*tested: str) -> pytest.MarkDecorator:

@@ -185,7 +185,7 @@ class Cases:
     def _both_go_on(
         self, case: Case, outcome: Outcome, directory: Path, runs: Path, reference: Reference
     ) -> None:
-        """Of two starts at once one must finish the run, and the other say that somebody trains it."""
+        """Start the run twice at once: one must finish it, and the other say that somebody trains it."""
         with ThreadPoolExecutor(2) as pool:
             logs = [directory / f"resumed-{number}.log" for number in (1, 2)]
             ends = list(pool.map(lambda log: self._start(case.then, log, runs), logs))

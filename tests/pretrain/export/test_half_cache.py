@@ -72,6 +72,11 @@ def test_keys_that_do_not_determine_values_are_refused(changes: dict[str, Any]) 
         halve_cache(model_of(**changes))
 
 
+def test_rows_rounded_to_bf16_are_refused() -> None:
+    with pytest.raises(UserError, match="in fp32"):
+        halve_cache(model_of().bfloat16())
+
+
 def test_other_classes_are_refused() -> None:
     with pytest.raises(UserError, match="Linear has learned positions, or convolutions"):
         halve_cache(torch.nn.Linear(1, 1))
