@@ -9,5 +9,4 @@ checkpoint  synchronous and asynchronous saves
 inference   exported models
 compute_coverage  coverage of the intervals that `compare` gives effective compute
 trial_campaigns  simulated campaigns of `trial`: false answers, and pairs at d_z = 1
-bert_small  a small BERT and a test of its sentences, for `evaluate bert-reservoir`
 """

@@ -303,9 +303,8 @@ def test_the_loop_names_no_variant() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
         }
         found = texts & set(VARIANTS)
-        # The default baseline of `compare`, and of tasks; rows of a BERT, which has no variant.
+        # The default baseline of `compare`, and of tasks.
         named = {"pretrain/__main__.py": {"vanilla"}, "evaluation/verbs.py": {"vanilla"}}
-        named["finetuning/bert/arms.py"] = {"gaussian"}
         named["export/architectures.py"] = {
             "hybrid"
         }  # transformers' word for a layer with two kinds of cache

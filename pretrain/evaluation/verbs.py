@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from pretrain.errors import UserError
-from pretrain.finetuning.verbs import bert_reservoir, glue, translation
+from pretrain.finetuning.verbs import glue
 
 if TYPE_CHECKING:
     from pretrain.evaluation.heads.trained_model import TrainedModel
@@ -200,8 +200,6 @@ def approximation(
 
 
 evaluate.command()(glue)
-evaluate.command()(translation)
-evaluate.command()(bert_reservoir)
 
 
 def _ascending(option: str, text: str) -> tuple[int, ...]:

@@ -20,8 +20,6 @@ from pretrain.finetuning.classification_data import Example, Task
 _T = TypeVar("_T")
 ASIDE, MOST_ASIDE = 0.1, 1000
 """Share of the training examples that decides when a training ends, and their largest number."""
-IGNORED = -100
-"""The label of a token that has no part in the loss."""
 Ids = list[int]
 Item = Mapping[str, Any]
 """Example as a model reads it: `input_ids`, `labels`, and lists as long as `input_ids`."""

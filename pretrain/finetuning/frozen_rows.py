@@ -78,18 +78,18 @@ def remember(model: nn.Module, rows: Rows) -> State:
     return frozen_digest(model, rows), _trained_digests(model)
 
 
-def what_changed(model: nn.Module, rows: Rows, before: State, head: str | None) -> dict[str, Any]:
+def what_changed(model: nn.Module, rows: Rows, before: State, head: str) -> dict[str, Any]:
     """Check that the frozen rows are the same bits, and that others changed.
 
-    `head`: first letters of the name of the new head's weight; None: there is no new head. Returns numbers of
-    frozen tensors and entries, the digest, and tensors that changed and did not. Raises RuntimeError: a
-    frozen bit changed; UserError: nothing, or not the head, has changed.
+    `head`: first letters of the name of the new head's weight. Returns numbers of frozen tensors and entries,
+    the digest, and tensors that changed and did not. Raises RuntimeError: a frozen bit changed; UserError:
+    nothing, or not the head, has changed.
     """
     (frozen, trained), (after, now) = before, remember(model, rows)
     if after != frozen:
         raise RuntimeError("frozen rows of queries and keys changed in fine-tuning: this is a defect")
     changed = [name for name in now if now[name] != trained[name]]
-    if not changed or (head is not None and not any(name.startswith(head) for name in changed)):
+    if not any(name.startswith(head) for name in changed):
         what = "no weight" if not changed else f"not the head ({head})"
         raise UserError(f"fine-tuning changed {what}: raise --learning-rate or --epochs")
     return {

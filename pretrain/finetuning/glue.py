@@ -1,90 +1,171 @@
-"""Fine-tuning on GLUE: every model and task, with Q and K frozen as they were in the pretraining."""
+"""Fine-tunings on GLUE, and the loop over models, tasks and seeds that keeps each result on disk.
+
+set aside → seed → load → freeze → remember → train → compare with what was remembered → judge
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
 from transformers import DataCollatorWithPadding
 
-from pretrain.finetuning.classification_data import MISMATCHED, TRAIN, VALIDATION, Task, TaskData
-from pretrain.finetuning.encoding import encode_examples
-from pretrain.finetuning.metrics import classified, measure, predictions_of, score
+import pretrain
+from pretrain.finetuning.classification_data import MISMATCHED, TRAIN, VALIDATION, TaskData
+from pretrain.finetuning.encoding import ASIDE, MOST_ASIDE, encode_examples, set_aside
+from pretrain.finetuning.frozen_rows import freeze, remember, what_changed
+from pretrain.finetuning.metrics import measure, predictions_of, score, standard_error
 from pretrain.finetuning.models import HEAD, Pretrained, Tokenizer, load_classifier, load_tokenizer
-from pretrain.finetuning.training import Judge
-from pretrain.finetuning.trials import ExportFineTuning, FineTuned, Plan
-from pretrain.study.cache import content_digest
+from pretrain.finetuning.report import Trial
+from pretrain.finetuning.training import Settings, begin, fine_tune
+from pretrain.ranks.devices import use_cuda
+from pretrain.study.cache import ResultCache, content_digest
+from pretrain.study.seeds import Groups
 
 
-class GlueFineTuning(ExportFineTuning):
-    """Fine-tuning of an export on a task of GLUE."""
+@dataclass(frozen=True)
+class Plan:
+    """Plan of fine-tunings of exports, each with the seeds 1 … `seeds`.
 
-    head = HEAD
+    Attributes:
+        seeds: of a new head, the order of examples, dropout, and which examples are set aside.
+        max_length: ids of an example at most; None: as long as the model's own sequences.
+        train_query_key: Q and K train like everything else.
+    """
+
+    models: Sequence[Pretrained]
+    groups: Groups[Pretrained]
+    settings: Settings
+    seeds: int = 3
+    max_length: int | None = None
+    train_query_key: bool = False
+
+
+class GlueFineTuning:
+    """Fine-tuning of an export on a task of GLUE, without the seed.
+
+    Attributes:
+        identity: everything that decides the result, beside the seed; as JSON gives it back.
+        train: examples to train on, of which each seed sets some aside.
+        judged: {name: examples} to compute the outputs of, after the training.
+        name: of model and task.
+    """
 
     def __init__(self, plan: Plan, model: Pretrained, tokenizer: Tokenizer, data: TaskData) -> None:
-        super().__init__(plan, model, tokenizer, data.task.name)
-        self.glue_task, self.judge = data.task, task_judge(data.task)
-        self.collator = DataCollatorWithPadding(tokenizer.program)
+        self.plan, self.model, self.tokenizer, self.task = plan, model, tokenizer, data.task
+        self.frozen_rows = {} if plan.train_query_key else model.frozen_rows
+        self.name = f"{model.name}-{data.task.name}"
+        longest = min(plan.max_length or tokenizer.longest, tokenizer.longest)
         splits = {TRAIN: data.train, VALIDATION: data.validation, MISMATCHED: data.mismatched}
         encoded = {
-            name: encode_examples(data.task, examples, tokenizer.ids, tokenizer.start, self.longest)
+            name: encode_examples(data.task, examples, tokenizer.ids, tokenizer.start, longest)
             for name, examples in splits.items()
         }
         self.train = encoded.pop(TRAIN)
         self.judged = {name: split for name, split in encoded.items() if len(split)}
-        examples = [[asdict(example) for example in split] for split in splits.values()]
+        packages = ("torch", "transformers", "accelerate", "scikit-learn")
         self.identity = {
-            **self.common_identity("accelerate", "scikit-learn"),
-            "task": self.task,
-            "examples": content_digest(examples),
-            "longest": self.longest,
+            "program": pretrain.__version__,
+            "packages": {name: version(name) for name in packages},
+            "device": "cuda" if use_cuda() else "cpu",
+            "model": model.digest,
+            "frozen_rows": content_digest(self.frozen_rows),
+            "settings": asdict(plan.settings),
+            "task": data.task.name,
+            "examples": content_digest([[asdict(example) for example in split] for split in splits.values()]),
+            "longest": longest,
         }
 
-    def load(self, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-        return load_classifier(self.model, self.glue_task, self.tokenizer.start), {}
+    def file_name(self, seed: int) -> str:
+        """Return the name of the kept result; models of one name have results of their own."""
+        place = hashlib.sha256(str(self.model.directory.resolve()).encode()).hexdigest()[:8]
+        return f"{self.name}-{seed}-{place}".replace("/", "_")
 
-    def result(self, seed: int, tuned: FineTuned) -> dict[str, Any]:
-        """Return the result; of two validation sets the score is the mean."""
-        predictions = {name: predictions_of(self.glue_task, made) for name, made in tuned.outputs.items()}
-        each = {
-            name: classified(self.glue_task, self.judged[name].labels, predicted)
-            for name, predicted in predictions.items()
+    def run(self, seed: int) -> dict[str, Any]:
+        """Fine-tune with one seed, check what stayed frozen, and return {"result": the result}.
+
+        Raises UserError: too few examples, a model that cannot be loaded, a loss that is not finite, or
+        weights that should have changed and did not; RuntimeError: frozen rows changed, which is a defect.
+        """
+        train, aside = set_aside(self.train.items, ASIDE, MOST_ASIDE, seed)
+        begin(seed)
+        model = load_classifier(self.model, self.task, self.tokenizer.start)
+        freeze(model, self.frozen_rows)
+        before = remember(model, self.frozen_rows)
+        course, outputs = fine_tune(
+            model,
+            train,
+            aside,
+            DataCollatorWithPadding(self.tokenizer.program),
+            self.plan.settings,
+            seed,
+            self._judge,
+            {name: encoded.items for name, encoded in self.judged.items()},
+        )
+        predictions = {name: predictions_of(self.task, made) for name, made in outputs.items()}
+        result = {
+            **self._scores(predictions),
+            "items": sum(map(len, self.judged.values())),
+            "examples": {
+                "trained": len(train),
+                "set_aside": len(aside),
+                "shortened": self.train.shortened,
+            },
+            "training": course,
+            "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
+            "weights": what_changed(model, self.frozen_rows, before, HEAD),
+            "predictions": {name: predicted.tolist() for name, predicted in predictions.items()},
         }
-        metrics = {
-            metric + name.removeprefix(VALIDATION): value
-            for name, one in each.items()
-            for metric, value in one["metrics"].items()
-        }
+        return {"result": result}
+
+    def _judge(self, labels: np.ndarray, outputs: np.ndarray) -> float:
+        """Return the task's score of examples that are set aside."""
+        return score(measure(self.task, labels, predictions_of(self.task, outputs)))
+
+    def _scores(self, predictions: dict[str, np.ndarray]) -> dict[str, Any]:
+        """Return metrics, score and its standard error; of two validation sets the score is the mean."""
+        metrics, errors = {}, []
+        for name, predicted in predictions.items():
+            labels = self.judged[name].labels
+            for metric, value in measure(self.task, labels, predicted).items():
+                metrics[metric + name.removeprefix(VALIDATION)] = value
+            errors.append(standard_error(self.task, labels, predicted))
         return {
             "metrics": metrics,
             "score": score(metrics),
-            "standard_error": math.hypot(*(one["standard_error"] for one in each.values())) / len(each),
-            "items": sum(map(len, self.judged.values())),
-            "examples": {
-                "trained": tuned.trained,
-                "set_aside": tuned.set_aside,
-                "shortened": self.train.shortened,
-            },
-            **self.training(tuned),
-            "predictions": {name: predicted.tolist() for name, predicted in predictions.items()},
+            "standard_error": math.hypot(*errors) / len(errors),
         }
 
 
-def glue_fine_tunings(plan: Plan, tasks: Sequence[TaskData]) -> Iterator[tuple[GlueFineTuning, int]]:
-    """Yield every model of the plan with every task, encoded when its turn comes, and every seed.
+def run_glue(
+    plan: Plan, tasks: Sequence[TaskData], out: Path, begin_piece: Callable[[str], None]
+) -> tuple[list[Trial], list[dict[str, Any]]]:
+    """Fine-tune every model on every task with every seed, but for results that `out`/trials has.
 
-    Raises UserError as `load_tokenizer`.
+    `begin_piece`: called with the title of each before it begins. Returns the scores, and what report.json
+    has of each; `kept`: the result was on disk already. Raises UserError where a result cannot be written,
+    and as `load_tokenizer` and `GlueFineTuning.run`.
     """
+    cache = ResultCache(out / "trials")
+    scores, details = [], []
     for model in plan.models:
         tokenizer = load_tokenizer(model)
         for data in tasks:
             one = GlueFineTuning(plan, model, tokenizer, data)
-            yield from ((one, seed) for seed in range(1, plan.seeds + 1))
-
-
-def task_judge(task: Task) -> Judge:
-    """Return the judge of examples that are set aside: the task's score."""
-    return lambda labels, outputs: score(measure(task, labels, predictions_of(task, outputs)))
+            for seed in range(1, plan.seeds + 1):
+                begin_piece(title := f"{one.name}-{seed}")
+                identity = {**one.identity, "seed": seed}
+                content, kept = cache.read_or_make(one.file_name(seed), identity, partial(one.run, seed))
+                result = content["result"]
+                numbers = (result[key] for key in ("score", "metrics", "standard_error", "items"))
+                group = plan.groups.name_of(model)
+                scores.append(Trial(data.task.name, group, model.name, model.seed, seed, *numbers))
+                details.append({"name": title, "kept": kept, **result})
+    return scores, details

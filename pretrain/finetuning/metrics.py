@@ -68,13 +68,6 @@ def standard_error(task: Task, labels: np.ndarray, predictions: np.ndarray) -> f
     return float(resampled.standard_error)
 
 
-def classified(task: Task, labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
-    """Return metrics, score and standard error of predictions, as a result has them."""
-    metrics = measure(task, labels, predictions)
-    error = standard_error(task, labels, predictions)
-    return {"metrics": metrics, "score": score(metrics), "standard_error": error}
-
-
 def _correlation(test: Callable[..., Any], labels: np.ndarray, predictions: np.ndarray) -> float:
     if min(np.ptp(labels), np.ptp(predictions)) == 0:
         return 0.0

@@ -156,9 +156,6 @@ class Tokenizer:
         ids: list[Ids] = self.program(texts, add_special_tokens=False)["input_ids"] if texts else []
         return ids
 
-    def text(self, ids: Ids) -> str:
-        return str(self.program.decode(ids, skip_special_tokens=True))
-
 
 def load_tokenizer(pretrained: Pretrained) -> Tokenizer:
     """Load the model's tokenizer.

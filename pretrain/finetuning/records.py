@@ -1,10 +1,6 @@
-"""Rows of TSV, JSONL and parquet files by column, and pairs of a text and its translation from such files.
+"""Rows of TSV, JSONL and parquet files by column.
 
 A TSV is GLUE's: a tab ends a field, a quotation mark is a letter like any other.
-
-pairs.tsv                   source and translation between tabs; a header names the columns, or is left out
-pairs.jsonl, *.parquet      {"source": …, "target": …}, or the hub's {"translation": {"en": …, "de": …}}
-text.en and text.de         two files, line by line
 """
 
 from __future__ import annotations
@@ -121,58 +117,3 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 ({error}); convert it") from error
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Text and its translation; `place` is file and line."""
-
-    source: str
-    target: str
-    place: str
-
-
-def read_pairs(option: str, paths: Sequence[Path], source: str, target: str) -> list[Pair]:
-    """Read the pairs of files that have both, one after the other, or of two files line by line.
-
-    Args:
-        option: that named the files, for messages.
-        source, target: names of the columns.
-
-    Raises UserError: a file cannot be read, a row has no such columns, or a text is empty.
-    """
-    if all(path.suffix in SUFFIXES for path in paths):
-        columns = (source, target)
-        pairs = [_pair(row, *columns) for path in paths for row in read_records(path, columns, columns)]
-    elif len(paths) == 2:
-        pairs = _aligned(*paths)
-    else:
-        raise UserError(
-            f"{option}: give files that end in {', '.join(SUFFIXES)}, or two others: first the file of the "
-            "sources, then that of the translations"
-        )
-    if not pairs:
-        raise UserError(f"{option} {paths[0]}: there are no pairs")
-    for pair in pairs:
-        if not pair.source.strip() or not pair.target.strip():
-            raise UserError(f"{pair.place}: source or translation is empty; mend the line or leave it out")
-    return pairs
-
-
-def _aligned(source: Path, target: Path) -> list[Pair]:
-    sources, targets = list(_numbered_lines(source)), list(_numbered_lines(target))
-    if len(sources) != len(targets):
-        raise UserError(
-            f"{source} has {len(sources)} lines, {target} {len(targets)}: each line must be the other's"
-        )
-    return [
-        Pair(one, other, f"{source} and {target}, line {number}")
-        for (number, one), (_, other) in zip(sources, targets, strict=True)
-    ]
-
-
-def _pair(record: Record, source: str, target: str) -> Pair:
-    nested = record.fields.get("translation")
-    if isinstance(nested, dict):
-        record = Record(record.place, nested)
-    return Pair(record.text((source,)), record.text((target,)), record.place)

@@ -1,4 +1,4 @@
-"""Report of fine-tuned models beside a baseline, the same for all three tasks.
+"""Report of fine-tuned models beside a baseline.
 
 Scores are shown in points, 100 the best, and kept as parts of 1. A pair is two pretrainings of the same seed,
 each the mean over its fine-tunings, where two seeds or more were pretrained of both; else two fine-tunings of
@@ -57,7 +57,7 @@ class Comparison:
     """Comparison of a group with another on one task.
 
     Attributes:
-        control: the other group: the baseline, unless further pairs of groups are compared.
+        control: the other group, which is the baseline.
         held: number of pairs in which the criterion held; None if a score of the control is not above 0.
     """
 
@@ -69,20 +69,17 @@ class Comparison:
     held: int | None
 
 
-def compare_trials(
-    trials: Sequence[Trial], baseline: str, tolerance: float, others: Sequence[tuple[str, str]] = ()
-) -> list[Comparison]:
+def compare_trials(trials: Sequence[Trial], baseline: str, tolerance: float) -> list[Comparison]:
     """Compare every group with the baseline on every task, with Holm's correction over all comparisons.
 
-    Args:
-        tolerance: the part of the baseline's score that a pair may lose.
-        others: further pairs of groups to compare.
+    `tolerance`: the part of the baseline's score that a pair may lose.
     """
-    comparisons = []
-    for groups in _by_task(trials).values():
-        pairs = [(group, baseline) for group in groups if group != baseline and baseline in groups]
-        for group, control in (*pairs, *others):
-            comparisons.append(_compare(groups[group], groups[control], tolerance))
+    comparisons = [
+        _compare(own, groups[baseline], tolerance)
+        for groups in _by_task(trials).values()
+        for group, own in groups.items()
+        if group != baseline and baseline in groups
+    ]
     gaps = adjust([comparison.gap for comparison in comparisons])
     return [replace(one, gap=gap) for one, gap in zip(comparisons, gaps, strict=True)]
 
@@ -115,31 +112,23 @@ def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
 
 
 def fine_tuned_report(
-    experiment: str,
-    title: str,
     trials: Sequence[Trial],
     baseline: str,
     tolerance: float,
     notes: Sequence[str],
     content: Mapping[str, Any],
-    others: Sequence[tuple[str, str]] = (),
-    tables: Sequence[Table] = (),
 ) -> Report:
     """Return the report of all trials.
 
-    Args:
-        tolerance, others: as in `compare_trials`.
-        notes: about this kind of task.
-        content: further content of report.json.
-        tables: further ones.
+    `tolerance` as in `compare_trials`; `notes` and `content` of report.json are added.
     """
-    comparisons = compare_trials(trials, baseline, tolerance, others)
+    comparisons = compare_trials(trials, baseline, tolerance)
     return Report(
-        experiment=experiment,
-        title=title,
+        experiment="E3",
+        title="Fine-tuning on GLUE",
         criterion=f"score ≥ {100 * (1 - tolerance):g} % of {baseline}'s, pair by pair",
         verdicts=_verdicts(trials, comparisons, baseline),
-        tables=[_scores(trials), *([_gaps(comparisons)] if comparisons else []), *tables],
+        tables=[_scores(trials), *([_gaps(comparisons)] if comparisons else [])],
         notes=[*_notes(trials, comparisons), *notes],
         content={
             "baseline": baseline,
@@ -160,8 +149,6 @@ def _verdicts(trials: Sequence[Trial], comparisons: Sequence[Comparison], baseli
         ]
     verdicts = []
     for one in comparisons:
-        if one.control != baseline:
-            continue
         name = f"{one.group}, {one.task}"
         if one.gap is None:
             verdicts.append(Verdict(name, 0, None, f"no seed in common with {baseline}"))

@@ -80,8 +80,8 @@ def fine_tune(
     collator: Collator,
     settings: Settings,
     seed: int,
-    judge: Judge | None = None,
-    judged: Mapping[str, Sequence[Item]] | None = None,
+    judge: Judge,
+    judged: Mapping[str, Sequence[Item]],
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Train the model; it is left with its best weights, in evaluation mode.
 
@@ -90,23 +90,23 @@ def fine_tune(
     Args:
         aside: examples that decide when the training ends, and which weights are the best.
         seed: of the order of the data, and of dropout.
-        judge: of the examples set aside; None: their loss, less is better.
+        judge: of the examples set aside.
         judged: {name: examples} to compute the outputs of, after the training.
 
-    Returns the course of the training, as report.json has it, with (step, value) of every evaluation of the
-    examples set aside (the judge's, or minus the loss) in `looks`; and {name: outputs `[items, …]` float32}
-    of what is judged. Raises UserError: a loss was not finite.
+    Returns the course of the training, as report.json has it, with (step, judge's value) of every evaluation
+    of the examples set aside in `looks`; and {name: outputs `[items, …]` float32} of what is judged. Raises
+    UserError: a loss was not finite.
     """
     best = _BestWeights(settings.patience)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as nothing:
         trainer = Trainer(
             model=model,  # type: ignore[arg-type]
-            args=_arguments(settings, len(train), judge is None, seed, nothing),
+            args=_arguments(settings, len(train), seed, nothing),
             train_dataset=list(train),  # type: ignore[arg-type]
             eval_dataset=list(aside),  # type: ignore[arg-type]
             data_collator=collator,
-            compute_metrics=partial(_metrics, judge) if judge else None,
+            compute_metrics=partial(_metrics, judge),
             callbacks=[best],
         )
         trainer.remove_callback(PrinterCallback)
@@ -115,10 +115,9 @@ def fine_tune(
         if not best.looks or best.looks[-1][0] != trainer.state.global_step:
             trainer.evaluate()
         best.restore(model)
-        trainer.args.prediction_loss_only = False
         outputs = {
             name: np.asarray(trainer.predict(list(items)).predictions)  # type: ignore[arg-type]
-            for name, items in (judged or {}).items()
+            for name, items in judged.items()
         }
     model.eval()
     course = {
@@ -150,7 +149,7 @@ class _BestWeights(TrainerCallback):
             raise UserError(
                 f"the loss of step {state.global_step} of a fine-tuning is {loss}; lower --learning-rate"
             )
-        value = metrics.get("eval_judged", -loss)
+        value = metrics["eval_judged"]
         self.looks.append((state.global_step, value))
         if value > self.value or not self._weights:
             self.value, self.step = value, state.global_step
@@ -173,7 +172,7 @@ def _metrics(judge: Judge, made: EvalPrediction) -> dict[str, float]:
     return {"judged": judge(np.asarray(made.label_ids), np.asarray(made.predictions))}
 
 
-def _arguments(settings: Settings, examples: int, by_loss: bool, seed: int, folder: str) -> TrainingArguments:
+def _arguments(settings: Settings, examples: int, seed: int, folder: str) -> TrainingArguments:
     cuda = use_cuda()
     arguments = TrainingArguments(
         output_dir=folder,
@@ -189,7 +188,6 @@ def _arguments(settings: Settings, examples: int, by_loss: bool, seed: int, fold
         seed=seed,
         eval_strategy="steps",
         eval_steps=min(settings.evaluate_every, -(-examples // settings.batch_size)),
-        prediction_loss_only=by_loss,
         save_strategy="no",
         logging_strategy="no",
         report_to="none",

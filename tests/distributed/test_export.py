@@ -247,7 +247,7 @@ def test_a_run_is_fine_tuned_through_its_export(found: dict[str, Any], runs: Pat
 def test_no_code_and_no_pickle_of_a_strangers_directory_is_run(
     found: dict[str, Any], runs: Path, tmp_path: Path
 ) -> None:
-    """By `sample`, `evaluate tasks`, `glue` and `translation`, of a run and of a directory."""
+    """By `sample`, `evaluate tasks` and `glue`, of a run and of a directory."""
     run, canary = tmp_path / "normed", tmp_path / "it ran"
     shutil.copytree(runs / "normed", run)
     export, directory, pickled = run / "exports/step_00000004", tmp_path / "directory", tmp_path / "pickled"

@@ -1,4 +1,4 @@
-"""Examples of GLUE's tasks and pairs of translations, from files in all the layouts they come in."""
+"""Examples of GLUE's tasks from files in all the layouts they come in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pyarrow import parquet
 from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, find_tasks, read_examples, read_task
 from pretrain.finetuning.encoding import encode_examples, set_aside, shorten
-from pretrain.finetuning.records import read_pairs
 
 # Header and a row of each archive of GLUE, as its files are; CoLA's have no header.
 ARCHIVES = {
@@ -154,32 +153,3 @@ def test_what_is_set_aside_is_drawn_by_the_seed() -> None:
     assert len(set_aside(range(100), 0.1, 3, seed=1)[1]) == 3
     with pytest.raises(UserError, match="1 training examples are too few"):
         set_aside(range(1), 0.1, 3, seed=1)
-
-
-def test_pairs_from_every_form(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("one\teins\ntwo\tzwei\n")
-    (tmp_path / "b.tsv").write_text("de\ten\neins\tone\nzwei\ttwo\n")
-    (tmp_path / "c.jsonl").write_text(
-        "".join(
-            json.dumps({"translation": {"en": a, "de": b}}) + "\n"
-            for a, b in (("one", "eins"), ("two", "zwei"))
-        )
-    )
-    (tmp_path / "d.en").write_text("one\ntwo\n")
-    (tmp_path / "d.de").write_text("eins\r\nzwei")
-    found = [
-        read_pairs("--train", paths, "en", "de")
-        for paths in ([tmp_path / "a.tsv"], [tmp_path / "b.tsv"], [tmp_path / "c.jsonl"])
-    ]
-    found.append(read_pairs("--train", [tmp_path / "d.en", tmp_path / "d.de"], "en", "de"))
-    for pairs in found:
-        assert [(pair.source, pair.target) for pair in pairs] == [("one", "eins"), ("two", "zwei")]
-    assert read_pairs("--train", [tmp_path / "a.tsv", tmp_path / "b.tsv"], "en", "de") == found[0] + found[1]
-    (tmp_path / "d.de").write_text("eins\n")
-    with pytest.raises(UserError, match=r"d.en has 2 lines, .*d.de 1: each line must be the other's"):
-        read_pairs("--train", [tmp_path / "d.en", tmp_path / "d.de"], "en", "de")
-    with pytest.raises(UserError, match="or two others: first the file of the sources"):
-        read_pairs("--test", [tmp_path / "d.en"], "en", "de")
-    (tmp_path / "a.tsv").write_text("one\teins\ntwo\t \n")
-    with pytest.raises(UserError, match=r"a.tsv, line 2: source or translation is empty"):
-        read_pairs("--train", [tmp_path / "a.tsv"], "en", "de")

@@ -1,4 +1,4 @@
-"""`evaluate glue` and `translation` on tiny exports: groups, the whole command, what is refused."""
+"""`evaluate glue` on tiny exports: groups, the whole command, what is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pytest
 
 pytest.importorskip("accelerate")
 pytest.importorskip("sklearn")
-pytest.importorskip("sacrebleu")
 
 from pretrain.errors import UserError
 from pretrain.finetuning.models import Pretrained, group_models, open_pretrained
-from pretrain.finetuning.verbs import glue, translation
+from pretrain.finetuning.verbs import glue
 from tests.command_line import assert_refused, cli
 from tests.tiny_exports import tiny_export
 
@@ -34,7 +33,6 @@ def exports(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     for name, count in (("train", 48), ("dev", 24)):
         rows = [f"a {'good' if i % 2 else 'bad'} film {i}\t{i % 2}" for i in range(count)]
         (data / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    (directory / "pairs.tsv").write_text("\n".join(f"{i}\tfilm {i}" for i in range(40)) + "\n")
     return directory
 
 
@@ -108,10 +106,9 @@ def test_the_command_writes_a_report_and_goes_on_from_what_is_there(exports: Pat
 
 
 def test_query_and_key_train_if_that_is_asked_for(exports: Path, tmp_path: Path) -> None:
-    translation(
+    glue(
         models=[exports / "orthogonal-1"],
-        train=[exports / "pairs.tsv"],
-        test=[exports / "pairs.tsv"],
+        data=exports / "data",
         train_query_key=True,
         seeds=1,
         epochs=1,
@@ -122,9 +119,8 @@ def test_query_and_key_train_if_that_is_asked_for(exports: Path, tmp_path: Path)
     (training,) = report["trainings"]
     assert training["weights"]["frozen_tensors"] == 0 and training["query_key"] == "trained"
     assert training["weights"]["unchanged_tensors"] == []
-    assert any(note.startswith("sacreBLEU's signature: nrefs:1|") for note in report["notes"])
     assert "--train-query-key: Q and K trained like everything else" in report["notes"]
-    assert report["experiment"] == "translation" and report["trials"][0]["items"] == 40
+    assert report["experiment"] == "E3" and report["trials"][0]["items"] == 24
 
 
 def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path: Path) -> None:
@@ -150,9 +146,6 @@ def test_mistakes_are_refused_before_anything_is_trained(exports: Path, tmp_path
     (tmp_path / "model/own.py").write_text("")
     with pytest.raises(UserError, match=r"has code of its own, own.py: read it, then give --trust-code"):
         glue(models=[tmp_path / "model"], **data)
-    pairs = {"train": [exports / "pairs.tsv"], "test": [exports / "pairs.tsv"]}
-    with pytest.raises(UserError, match=r"--prompt 'to German' must have \{source\} in it"):
-        translation(**arguments(exports, "vanilla-1"), **pairs, prompt="to German")
     assert not (exports / "out").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,7 @@ import pytest
 
 pytest.importorskip("accelerate")
 pytest.importorskip("sklearn")
-pytest.importorskip("sacrebleu")
 
-import sacrebleu
 import torch
 from transformers import DataCollatorWithPadding
 
@@ -24,33 +21,27 @@ from pretrain.errors import UserError
 from pretrain.finetuning.classification_data import TASKS, Example, TaskData
 from pretrain.finetuning.encoding import encode_examples
 from pretrain.finetuning.frozen_rows import freeze, frozen_digest, remember, what_changed
-from pretrain.finetuning.glue import glue_fine_tunings
+from pretrain.finetuning.glue import Plan, run_glue
 from pretrain.finetuning.models import (
     HEAD,
     Pretrained,
     group_models,
     load_classifier,
-    load_language_model,
     load_tokenizer,
     open_pretrained,
 )
-from pretrain.finetuning.records import Pair
-from pretrain.finetuning.report import Trial
 from pretrain.finetuning.training import Settings, begin, fine_tune
-from pretrain.finetuning.translation import Prompt, Texts, translate, translation_fine_tunings
-from pretrain.finetuning.trials import Plan, run_trials
 from pretrain.finetuning.verbs import require_packages
 from tests.tiny_exports import learned_rows, rotary_rows, tiny_export, tiny_language_model
 
 pytestmark = pytest.mark.distributed
-Done = tuple[list[Trial], list[dict[str, Any]]]
 SST2 = TASKS["sst2"]
 QUICK = Settings(learning_rate=5e-3, epochs=4, batch_size=16)
 
 
 @pytest.fixture(scope="module")
 def models(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pretrained]:
-    require_packages("a test", "accelerate", "sklearn", "sacrebleu")
+    require_packages("a test", "accelerate", "sklearn")
     directory = tmp_path_factory.mktemp("models")
     tiny_export(directory / "rotary", tiny_shards, "orthogonal")
     tiny_export(directory / "learned", tiny_shards, "orthogonal", rotary=False)
@@ -72,10 +63,6 @@ def reviews(count: int, seed: int) -> list[Example]:
 
 def plan_of(models: list[Pretrained], settings: Settings, seeds: int = 1) -> Plan:
     return Plan(models, group_models(models), settings, seeds)
-
-
-def run_glue(plan: Plan, tasks: list[TaskData], out: Path, begins: Callable[[str], None] = str) -> Done:
-    return run_trials(glue_fine_tunings(plan, tasks), out, begins)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +113,7 @@ def test_frozen_rows_and_the_rest_are_reported(
 
 
 def test_what_is_finished_is_not_trained_again(trained: dict[str, Any], sst2: TaskData) -> None:
-    again, details = run_glue(trained["plan"], [sst2], trained["out"])
+    again, details = run_glue(trained["plan"], [sst2], trained["out"], str)
     assert again == trained["trials"] and [detail["kept"] for detail in details] == [True] * 4
     assert [detail["kept"] for detail in trained["details"]] == [False] * 4
 
@@ -141,7 +128,7 @@ def test_the_same_seed_gives_the_same_numbers(
             path.read_text().replace('"examples": "', '"examples": "0')
         )
     plan = plan_of([models["rotary"]], QUICK)
-    (trial,), (detail,) = run_glue(plan, [sst2], tmp_path)
+    (trial,), (detail,) = run_glue(plan, [sst2], tmp_path, str)
     first = trained["details"][0]
     assert not detail["kept"] and trial == replace(trained["trials"][0], group="orthogonal")
     for key in ("metrics", "weights", "predictions"):
@@ -158,7 +145,7 @@ def test_nothing_is_left_and_nothing_is_said(
 ) -> None:
     assert trained["left"] == set()
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    run_glue(plan_of([models["learned"]], quick), [sst2], tmp_path)
+    run_glue(plan_of([models["learned"]], quick), [sst2], tmp_path, str)
     assert capfd.readouterr() == ("", "")
     assert [path.name for path in tmp_path.iterdir()] == ["trials"]
 
@@ -179,13 +166,13 @@ def test_weight_decay_moves_no_frozen_row(rotary: bool) -> None:
         model(ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    found = what_changed(model, rows, before, head=None)
+    found = what_changed(model, rows, before, head="")
     assert found["frozen_bits_equal"] and found["unchanged_tensors"] == []
     fused = model.get_submodule(next(iter(rows)).removesuffix(".weight"))
     with torch.no_grad():
         fused.parametrizations.weight[0].frozen.add_(1e-3)
     with pytest.raises(RuntimeError, match="frozen rows of queries and keys changed"):
-        what_changed(model, rows, before, head=None)
+        what_changed(model, rows, before, head="")
 
 
 def test_rows_that_the_model_does_not_have_are_refused() -> None:
@@ -230,13 +217,16 @@ def test_a_training_ends_early_with_its_best_weights(models: dict[str, Pretraine
     begin(1)
     model = load_classifier(models["rotary"], SST2, tokenizer.start)
     settings = Settings(learning_rate=1e-2, epochs=30, batch_size=40, patience=2)
+
+    def minus_loss(labels: np.ndarray, outputs: np.ndarray) -> float:
+        return -float(torch.nn.functional.cross_entropy(torch.tensor(outputs), torch.tensor(labels)))
+
     collator = DataCollatorWithPadding(tokenizer.program)
-    course, outputs = fine_tune(model, train, aside, collator, settings, seed=1, judged={"aside": aside})
+    course, outputs = fine_tune(model, train, aside, collator, settings, 1, minus_loss, {"aside": aside})
     steps = [step for step, _ in course["looks"]]
     assert course["steps"] == steps[-1] < 90 and course["best_step"] == steps[-3]
-    labels = torch.tensor([item["labels"] for item in aside])
-    loss = torch.nn.functional.cross_entropy(torch.tensor(outputs["aside"]), labels)
-    assert -course["best"] == pytest.approx(float(loss), rel=1e-4)
+    best = minus_loss(np.array([item["labels"] for item in aside]), outputs["aside"])
+    assert course["best"] == pytest.approx(best, rel=1e-4)
     assert course["best"] == max(value for _, value in course["looks"])
 
 
@@ -245,7 +235,7 @@ def test_a_loss_that_is_no_number_ends_it(
 ) -> None:
     plan = plan_of([models["rotary"]], Settings(learning_rate=1e30, epochs=1, batch_size=40))
     with pytest.raises(UserError, match=r"the loss of step 4 of a fine-tuning is nan; lower --learning-rate"):
-        run_glue(plan, [sst2], tmp_path)
+        run_glue(plan, [sst2], tmp_path, str)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -256,7 +246,7 @@ def test_scores_are_learned_by_regression(models: dict[str, Pretrained], tmp_pat
         return [Example(one.first, "bad film", 5.0 * one.label) for one in reviews(count, seed)]
 
     plan = plan_of([models["learned"]], replace(QUICK, epochs=10))
-    (trial,), _ = run_glue(plan, [TaskData(task, some(96, 0), some(40, 1))], tmp_path)
+    (trial,), _ = run_glue(plan, [TaskData(task, some(96, 0), some(40, 1))], tmp_path, str)
     assert trial.metrics.keys() == {"pearson", "spearman"} and min(trial.metrics.values()) > 0.8
     assert trial.score == sum(trial.metrics.values()) / 2 and 0 < trial.standard_error < 0.1
 
@@ -265,63 +255,10 @@ def test_the_score_of_mnli_is_the_mean_of_both_sets(models: dict[str, Pretrained
     some = [Example(one.first, "bad film", one.label) for one in reviews(48, 0)]
     data = TaskData(TASKS["mnli"], some, some[:20], some[20:])
     quick = Settings(learning_rate=5e-3, epochs=1, batch_size=16)
-    (trial,), _ = run_glue(plan_of([models["learned"]], quick), [data], tmp_path)
+    (trial,), _ = run_glue(plan_of([models["learned"]], quick), [data], tmp_path, str)
     assert list(trial.metrics) == ["accuracy", "accuracy_mismatched"] and trial.items == 48
     errors = [p * (1 - p) / n for p, n in zip(trial.metrics.values(), (20, 28), strict=True)]
     assert trial.standard_error == pytest.approx(sum(errors) ** 0.5 / 2)
-
-
-PHRASES = {
-    "one": "the film with some people",
-    "two": "a good day of joy",
-    "three": "bad news for that house",
-}
-
-
-def test_a_toy_language_is_translated(models: dict[str, Pretrained], tmp_path: Path) -> None:
-    train = [Pair(word, text, "") for word, text in PHRASES.items()] * 48
-    test = [Pair(word, text, "") for word, text in PHRASES.items()] * 3
-    test.append(Pair("three", PHRASES["one"], ""))  # so that BLEU is not 100
-    test.append(Pair("long " * 60, "too long", ""))
-    texts = Texts(train, test, "{source} =")
-    quick = Settings(learning_rate=1e-2, epochs=12, batch_size=16)
-    plan = plan_of([models["rotary"]], quick)
-    (trial,), (detail,) = run_trials(translation_fine_tunings(plan, texts), tmp_path, str)
-    assert detail["translations"][:3] == list(PHRASES.values())
-    assert detail["translations"][-2:] == [PHRASES["three"], ""] and detail["untranslated"] == 1
-    bleu = sacrebleu.corpus_bleu(detail["translations"], [[pair.target for pair in test]])
-    assert 50 < bleu.score < 99 and trial.score == bleu.score / 100
-    assert detail["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a|smooth:exp")
-    assert trial.metrics["BLEU"] == trial.score and 0 < trial.standard_error < 0.3
-    assert detail["weights"]["frozen_bits_equal"] and detail["weights"]["unchanged_tensors"] == []
-    again, (kept,) = run_trials(translation_fine_tunings(plan, texts), tmp_path, str)
-    assert again == [trial] and kept["kept"]
-
-
-@pytest.mark.parametrize("name", ["rotary", "learned"])
-def test_many_are_translated_as_each_alone(models: dict[str, Pretrained], name: str) -> None:
-    tokenizer = load_tokenizer(models[name])
-    model = load_language_model(models[name]).eval()
-    pairs = [Pair(text, "", "") for text in ("a", "a film of the day with people", "good", "bad day")]
-    prompts = Prompt("{source}\n", 64).ids(tokenizer, pairs)
-    assert [ids[0] for ids in prompts] == [tokenizer.start] * 4
-    together = translate(model, prompts, tokenizer, 64, 12, batch_size=4)
-    assert together == [translate(model, [ids], tokenizer, 64, 12, 1)[0] for ids in prompts]
-    assert any(together) and len(set(together)) > 1
-
-
-def test_only_the_translation_is_learned(models: dict[str, Pretrained]) -> None:
-    tokenizer = load_tokenizer(models["rotary"])
-    pair, long = Pair("good", "bad day", ""), Pair("good", "bad day " * 40, "")
-    encoded = Prompt("{source} =", 64).encode(tokenizer, [pair, long])
-    (item,) = encoded.items
-    learned = [label for label in item["labels"] if label != -100]
-    assert learned == [*tokenizer.ids(["bad day"])[0], tokenizer.start] == item["input_ids"][-len(learned) :]
-    assert encoded.shortened == 1
-    with pytest.raises(UserError, match="no pair of --train fits into 64 tokens"):
-        Prompt("{source} =", 64).encode(tokenizer, [long])
-    with pytest.raises(UserError, match=r"must have \{source\} in it, once"):
-        Prompt("translate", 64)
 
 
 def test_outputs_are_numbers(trained: dict[str, Any]) -> None:
