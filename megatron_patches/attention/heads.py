@@ -9,7 +9,7 @@ Version-sensitive: calls methods of megatron-core's attention modules one by one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
@@ -19,6 +19,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.attention import SelfAttention
 
+from megatron_patches.attention.scores import CausalDotProductAttention
 from megatron_patches.engine.documents import Documents
 
 
@@ -65,13 +66,16 @@ def _is_linear(images: torch.Tensor, signs: torch.Tensor) -> bool:
     return bool((mixture - images[-1]).norm() <= 0.1 * images[:-1].norm())
 
 
-Observe = Callable[[int, torch.Tensor], None]
-"""(layer from 0, probabilities `[batch, heads, query, key]` float32)"""
+Observe = Callable[[int, torch.Tensor, torch.Tensor | None], None]
+"""(layer from 0, probabilities, scores before the softmax), both `[batch, heads, query, key]` float32.
+
+A score that a query must not see has probability 0. None: a synthesizer's, which has no queries and keys.
+"""
 
 
 @contextmanager
 def attention_observed(model: GPTModel, observe: Observe) -> Iterator[None]:
-    """Pass each layer's attention distributions to `observe` in every forward pass inside the context.
+    """Pass each layer's distributions and scores to `observe` in every forward pass inside the context.
 
     The core attention runs once more on the same queries and keys with the unit vectors as values: row t of
     its output is then the distribution of query t. The forward pass itself does not change.
@@ -100,6 +104,14 @@ def _hook(layer: int, observe: Observe) -> Callable[..., None]:
         for name in {"query", "key"} & arguments.keys():
             arguments[name] = arguments[name].float()
         context = core.forward(**arguments)  # not core(...), which would come here again
-        observe(layer, context.unflatten(-1, (-1, length)).permute(1, 2, 0, 3))
+        observe(layer, context.unflatten(-1, (-1, length)).permute(1, 2, 0, 3), _scores(core, arguments))
 
     return hook
+
+
+def _scores(core: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    if not isinstance(core, CausalDotProductAttention):
+        return None
+    query, key = core.rotated(arguments["query"], arguments["key"])
+    key = key.repeat_interleave(query.size(2) // key.size(2), dim=2)
+    return torch.einsum("qbhd,kbhd->bhqk", query, key) * core.scale

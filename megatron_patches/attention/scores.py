@@ -80,7 +80,7 @@ class CausalDotProductAttention(MegatronModule):
         """
         assert attention_bias is None and packed_seq_params is None
         recompute, self.recompute_query_key = self.recompute_query_key, None
-        query, key = self._rotated(query, key)
+        query, key = self.rotated(query, key)
         dropout = self.dropout if self.training else 0.0
         if isinstance(attention_mask, Documents):
             if not (query.device.type == "cpu" and torch.compiler.is_compiling()):
@@ -108,7 +108,8 @@ class CausalDotProductAttention(MegatronModule):
             )
         return context.permute(2, 0, 1, 3).flatten(2)
 
-    def _rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def rotated(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `[seq, batch, heads, head_dim]` turned by their positions, where there is a rotation."""
         if self.rotary is None:
             return query, key
         return self.rotary.rotate(query), self.rotary.rotate(key)
@@ -125,7 +126,7 @@ class CausalDotProductAttention(MegatronModule):
         source = recompute
 
         def rotated() -> tuple[torch.Tensor, ...]:
-            return tuple(heads.permute(1, 2, 0, 3) for heads in self._rotated(*source()))
+            return tuple(heads.permute(1, 2, 0, 3) for heads in self.rotated(*source()))
 
         return recomputed_in_backward((query, key), rotated)
 

@@ -401,6 +401,13 @@ class TelemetrySection(Section):
     variance_window: Int = setting(
         100, "Records over which stability/loss_variance is taken.", EFFECTIVE, ge=2
     )
+    attention_every: Int = setting(
+        0,
+        "Steps between measurements of entropy, scale and largest score of each layer's attention, on one "
+        "held-out sample; 0: none.",
+        EFFECTIVE,
+        ge=0,
+    )
     sample_prompts: Names = setting(
         (),
         "Texts that the model continues at every validation, for TensorBoard's page TEXT.",

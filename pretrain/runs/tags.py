@@ -20,6 +20,7 @@ class When(Enum):
     TERM_ADDED = "where the model adds a term to the training loss"
     VALIDATED = "after a validation"
     SAVED = "at a step with a checkpoint"
+    OBSERVED = "after every `telemetry.attention_every`-th step"
     WRITTEN = "in the first record after a checkpoint is written"
     PEAK_KNOWN = "where the device's peak FLOP/s is known"
     ON_CUDA = "on CUDA"
@@ -119,6 +120,30 @@ SKIPPED_STEPS = Metric(
     "steps",
     "steps so far whose update was left out: loss or gradient norm not finite, or a spike",
     (Page.QUALITY, "skipped steps"),
+)
+ATTENTION_ENTROPY = Metric(
+    "attention/entropy/",
+    "nats",
+    "entropy of a query's attention, mean over the queries and heads of a layer, on held-out text",
+    (Page.QUALITY, "attention entropy, by layer"),
+    When.OBSERVED,
+    member="layer",
+)
+ATTENTION_SCALE = Metric(
+    "attention/score_scale/",
+    "",
+    "standard deviation of a query's scores, mean over the queries and heads of a layer",
+    (Page.QUALITY, "scale of attention scores, by layer"),
+    When.OBSERVED,
+    member="layer",
+)
+LARGEST_SCORE = Metric(
+    "attention/largest_score/",
+    "",
+    "largest score before the softmax in a layer; a synthesizer has none",
+    (Page.QUALITY, "largest attention score, by layer"),
+    When.OBSERVED,
+    member="layer",
 )
 
 TOKENS_PER_SECOND = Metric(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
 import torch
 
 from pretrain.runs import tags
-from pretrain.telemetry.records import HeldOutLosses, RunFacts, SaveSeconds, StepRecord
+from pretrain.telemetry.records import AttentionScores, HeldOutLosses, RunFacts, SaveSeconds, StepRecord
 
 
 def step_metrics(
@@ -27,6 +27,7 @@ def step_metrics(
         tags.GRADIENT_NORM.tag: result.gradient_norm,
         tags.LOSS_VARIANCE.tag: loss_variance,
         tags.SKIPPED_STEPS.tag: record.position.skipped_steps,
+        **attention_metrics(record.attention),
         **throughput_metrics(facts, step_tokens, seconds.step),
         tags.STEP_SECONDS.tag: seconds.step,
         tags.DATA_SECONDS.tag: seconds.data,
@@ -35,6 +36,18 @@ def step_metrics(
     }
     if record.seconds_stall is not None:
         metrics[tags.CHECKPOINT_STALL_SECONDS.tag] = record.seconds_stall
+    return metrics
+
+
+def attention_metrics(layers: Sequence[AttentionScores]) -> dict[str, float]:
+    """Return entropy, scale and largest score of each measured layer, numbered from 0."""
+    metrics: dict[str, float] = {}
+    for number, layer in enumerate(layers):
+        name = f"{number:02d}"
+        metrics[tags.ATTENTION_ENTROPY.of(name)] = layer.entropy
+        metrics[tags.ATTENTION_SCALE.of(name)] = layer.scale
+        if layer.largest is not None:
+            metrics[tags.LARGEST_SCORE.of(name)] = layer.largest
     return metrics
 
 

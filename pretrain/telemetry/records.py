@@ -60,6 +60,15 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class AttentionScores:
+    """A layer's attention on one sample: means over queries and heads, and the largest score, if any."""
+
+    entropy: float
+    scale: float
+    largest: float | None
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """A step's result, with the position after it, and checkpoint, validation and samples of that step.
 
@@ -67,6 +76,7 @@ class StepRecord:
         seconds_stall: seconds in which the training waited for this step's checkpoint; None: no checkpoint.
         written: seconds of a checkpoint, of this step or an earlier one, whose writing has just ended.
         samples: of telemetry.sample_prompts, in their order, where there was a validation.
+        attention: of each layer, where telemetry.attention_every asks for it.
     """
 
     position: Position
@@ -75,6 +85,7 @@ class StepRecord:
     validation: HeldOutLosses | None = None
     written: SaveSeconds | None = None
     samples: tuple[Sample, ...] = ()
+    attention: tuple[AttentionScores, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ class Telemetry:
 
     With `wandb` it hands the same to Weights & Biases.
 
-    With `every` > 1 only every `every`-th step is written, and besides those each step with a validation or
-    a checkpoint, each without an update, and the last one; a record always describes its own step, not a mean
-    over the steps between. `variance_window` is in steps, as `LossWindow` explains.
+    With `every` > 1 only every `every`-th step is written, and besides those each step with a validation, a
+    checkpoint or attention measured, each without an update, and the last one; a record always describes its
+    own step, not a mean over the steps between. `variance_window` is in steps, as `LossWindow` explains.
 
     A run resumed at `resume_step` first drops everything later from both; 0 means from the beginning and
     drops all. To lose no step, call `log` for a step and then `sync` before its checkpoint is declared
@@ -137,6 +137,7 @@ class Telemetry:
             or record.validation is not None
             or record.seconds_stall is not None
             or not record.result.updated
+            or bool(record.attention)
         )
 
     def _say_what_is_missing(self, metrics: Path, resume_step: int) -> None:

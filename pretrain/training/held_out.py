@@ -1,19 +1,21 @@
-"""Loss on held-out text, source by source."""
+"""Loss on held-out text, source by source, and each layer's attention on a sample of it."""
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from megatron_patches.attention.heads import attention_observed
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData
 from pretrain.model.build import token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import ParallelContext
-from pretrain.telemetry.records import HeldOutLosses
+from pretrain.telemetry.records import AttentionScores, HeldOutLosses
 
 
 def held_out_losses(engine: Any, data: RunData, config: Config, context: ParallelContext) -> HeldOutLosses:
@@ -40,3 +42,40 @@ def held_out_losses(engine: Any, data: RunData, config: Config, context: Paralle
         source: (loss, round(count))
         for source, (loss, count) in zip(data.validation, totals.tolist(), strict=True)
     }
+
+
+def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tuple[AttentionScores, ...]:
+    """Return each layer's attention on the first held-out sample (collective): the same under every layout.
+
+    One forward pass of one sample without dropout, compiled layers as they were written. It holds the
+    probabilities of one layer at a time, float32 `[heads, sequence, sequence]` of this rank's heads.
+    """
+    layers: list[torch.Tensor] = []
+
+    def observe(_: int, probabilities: torch.Tensor, scores: torch.Tensor | None) -> None:
+        visible = probabilities > 0
+        logs = probabilities.log().where(visible, 0.0)
+        entropy = -(probabilities * logs).sum(dim=-1)
+        seen = visible.sum(dim=-1).double()
+        mean = logs.sum(dim=-1, dtype=torch.float64) / seen
+        spread = ((logs - mean[..., None]).square().where(visible, 0.0).sum(dim=-1) / seen).sqrt()
+        largest = torch.tensor(torch.nan) if scores is None else scores.where(visible, -torch.inf).max()
+        layers.append(torch.stack([part.double().mean() for part in (entropy, spread, largest.to(entropy))]))
+
+    samples = next(samples for samples in data.validation.values() if len(samples))
+    tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
+    engine.eval()
+    with (
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),
+        attention_observed(engine.module, observe),
+    ):
+        token_losses(engine, tokens, data.boundary)
+    engine.train()
+    means, largest = (part.contiguous() for part in torch.stack(layers).split((2, 1), dim=1))
+    if context.tensor_parallel_size > 1:
+        dist.all_reduce(means, group=context.tensor_parallel_group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=context.tensor_parallel_group)
+    means /= context.tensor_parallel_size
+    numbers = torch.cat((means, largest), dim=1).tolist()
+    return tuple(AttentionScores(one, two, None if isnan(three) else three) for one, two, three in numbers)

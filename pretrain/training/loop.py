@@ -26,9 +26,16 @@ from pretrain.ranks.groups import agree, set_seeds
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.directory import CONTINUE, FINISHED, STOPPED
 from pretrain.runs.position import Position
-from pretrain.telemetry.records import HeldOutLosses, Sample, StepRecord, StepResult, StepSeconds
+from pretrain.telemetry.records import (
+    AttentionScores,
+    HeldOutLosses,
+    Sample,
+    StepRecord,
+    StepResult,
+    StepSeconds,
+)
 from pretrain.training.engine import set_learning_rate
-from pretrain.training.held_out import held_out_losses
+from pretrain.training.held_out import attention_scores, held_out_losses
 from pretrain.training.open_run import Run, open_run
 from pretrain.training.prompts import continue_prompts
 from pretrain.training.stability import require_good_step, require_good_weights
@@ -75,7 +82,13 @@ def run_steps(run: Run, signals: StopSignals) -> str:
             started = time.perf_counter()
             run.save(position, in_background=config.checkpoint.asynchronous and state is None)
             stall = time.perf_counter() - started
-        record = StepRecord(position, result, stall, validation, run.checkpoints.take_written(), samples)
+        attention: tuple[AttentionScores, ...] = ()
+        if _due(position.step, config.telemetry.attention_every):
+            run.watch.at(f"the attention after step {position.step}")
+            attention = attention_scores(run.engine, run.data, run.context)
+        record = StepRecord(
+            position, result, stall, validation, run.checkpoints.take_written(), samples, attention
+        )
         # On the disk before a checkpoint counts: a resumed run then misses no record.
         run.record(record, durable=stall is not None)
         if stall is not None:

@@ -84,7 +84,7 @@ def observe_maps(trained: TrainedModel, group: str, layer: int, positions: int) 
     tokens = torch.from_numpy(samples.blocks(np.array([0]))).to(device)
     seen: dict[int, torch.Tensor] = {}
 
-    def observe(number: int, probabilities: torch.Tensor) -> None:
+    def observe(number: int, probabilities: torch.Tensor, _: torch.Tensor | None) -> None:
         if number == layer:
             seen[number] = probabilities[0, :HEADS, :positions, :positions].cpu()
 

@@ -99,7 +99,7 @@ def _attention_sums(model: GPTModel, tokens: torch.Tensor, boundary: int | None)
     several = visible >= 2
     sums = np.zeros((len(model.decoder.layers), 3))
 
-    def observe(layer: int, probabilities: torch.Tensor) -> None:
+    def observe(layer: int, probabilities: torch.Tensor, _: torch.Tensor | None) -> None:
         heads = probabilities.size(1)
         divergence = pairwise_divergence(probabilities).sum((-1, -2)) / max(1, heads * (heads - 1))
         nats = entropy(probabilities).mean(1)

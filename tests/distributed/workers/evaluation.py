@@ -137,11 +137,11 @@ def _heads(config: Config, context: ParallelContext) -> dict[str, float]:
 
 
 def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> float:
-    """Observed distributions of the last layer against softmax(q·k/√d) of the queries and keys it got."""
+    """Observed scores and distributions of the last layer against q·k/√d, and softmax, of what it got."""
     caught, observed = [], {}
     core = model.decoder.layers[1].self_attention.core_attention
     handle = core.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[:2]))
-    with torch.no_grad(), attention_observed(model, observed.__setitem__):
+    with torch.no_grad(), attention_observed(model, lambda layer, *seen: observed.update({layer: seen})):
         watched = token_losses(model, tokens, boundary)
     handle.remove()
     with torch.no_grad():
@@ -156,4 +156,5 @@ def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> f
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     if boundary is not None:
         hidden = document_layout(tokens[:, :-1], boundary).documents.mask()
-    return float((observed[1] - scores.masked_fill(hidden, -math.inf).softmax(-1)).abs().max())
+    expected = scores.masked_fill(hidden, -math.inf).softmax(-1), scores
+    return max(float((seen - value).abs().max()) for seen, value in zip(observed[1], expected, strict=True))

@@ -1,0 +1,87 @@
+"""Entropy, scale and largest score of each layer's attention, measured while a model trains."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.tags import ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal
+from tests.distributed.designs import design_overrides
+from tests.ranks import train_on_warm_ranks
+
+EVERY = 2
+STEPS = 4
+FAMILIES = (ATTENTION_ENTROPY, ATTENTION_SCALE, LARGEST_SCORE)
+
+
+def trained(
+    shards: Path, runs: Path, design: str, ranks: int, name: str, stage: int = 1, **keys: object
+) -> Path:
+    """Train a run of four steps on so many ranks; return its directory."""
+    overrides = design_overrides(design, shards, runs, name, stage, schedule__steps=STEPS, **keys)
+    done = train_on_warm_ranks(overrides, ranks)
+    assert done.returncode == 0, done.stderr
+    return runs / name
+
+
+def measured(run: Path) -> list[dict[str, float]]:
+    """Return what each record has of attention."""
+    return [
+        {tag: value for tag, value in record.items() if tag.startswith("attention/")}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("alone")
+    return trained(tiny_shards, runs, "orthogonal", 1, "alone", telemetry__attention_every=EVERY)
+
+
+def test_every_layer_is_measured_when_asked(alone: Path) -> None:
+    records = measured(alone)
+    assert [bool(record) for record in records] == [step % EVERY == 0 for step in range(1, STEPS + 1)]
+    layers = {name for family in FAMILIES for name in family.members(records[1])}
+    assert layers == {"00", "01"} and len(records[1]) == 6
+    for record in (records[1], records[3]):
+        assert all(0 < value < math.log(64) for value in ATTENTION_ENTROPY.members(record).values())
+        scales, largest = ATTENTION_SCALE.members(record), LARGEST_SCORE.members(record)
+        assert all(0 < scales[layer] < largest[layer] for layer in layers)
+
+
+def test_the_training_does_not_notice(alone: Path, tiny_shards: Path, tmp_path: Path) -> None:
+    without = trained(tiny_shards, tmp_path, "orthogonal", 1, "without")
+    assert not any(measured(without))
+    losses = [[record["loss/train"] for record in deterministic_metrics(run)] for run in (alone, without)]
+    assert losses[0] == losses[1]
+    ours, theirs = (checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}") for run in (alone, without))
+    assert ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "keys"),
+    [
+        (2, 1, {"parallel__tensor_model_parallel_size": 2, "parallel__sequence_parallel": True}),
+        (2, 3, {}),
+    ],
+    ids=["tensor-and-sequence-parallel", "zero3"],
+)
+def test_layouts_agree(
+    alone: Path, tiny_shards: Path, tmp_path: Path, ranks: int, stage: int, keys: dict[str, object]
+) -> None:
+    run = trained(
+        tiny_shards, tmp_path, "orthogonal", ranks, "run", stage, telemetry__attention_every=EVERY, **keys
+    )
+    for one, other in zip(measured(alone), measured(run), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_synthesizer_has_no_scores(tiny_shards: Path, tmp_path: Path) -> None:
+    run = trained(tiny_shards, tmp_path, "synthesizer_random", 1, "run", telemetry__attention_every=EVERY)
+    record = measured(run)[1]
+    assert len(ATTENTION_ENTROPY.members(record)) == len(ATTENTION_SCALE.members(record)) == 2
+    assert not LARGEST_SCORE.members(record)
