@@ -1,4 +1,4 @@
-"""The rates of one card: products, attention and memory traffic; a stage of benchmarks.gpu.check.
+"""The rates of one card: products, attention and memory traffic; a stage of `make gpu-check`.
 
     python -m benchmarks.gpu.card --json rates.json --card card.json
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.context import Measurements, measuring_parser, write_json
+from benchmarks.gpu.measurements import Measurements, measuring_parser, write_json
 from pretrain.model.structured_products import take_turns
 from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.gpu_settings import use_arithmetic

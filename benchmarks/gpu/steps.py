@@ -1,4 +1,4 @@
-"""Training steps of one shape beside plain PyTorch, and each switch alone; a stage of benchmarks.gpu.check.
+"""Training steps of one shape beside plain PyTorch, and each switch alone; a stage of `make gpu-check`.
 
     python -m benchmarks.gpu.steps --shape 24x1024x25x512x32000 --seconds 100 --json steps.json
 
@@ -23,7 +23,7 @@ silence_expected_warnings()
 
 import torch  # noqa: E402
 
-from benchmarks.gpu.context import Measurements, measuring_parser  # noqa: E402
+from benchmarks.gpu.measurements import Measurements, measuring_parser  # noqa: E402
 from benchmarks.step.contenders import (  # noqa: E402
     AGAIN,
     COMPILED,

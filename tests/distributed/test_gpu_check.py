@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import check as gpu_check
 from benchmarks.gpu.card import attention_curve, card_of
-from benchmarks.gpu.context import StageContext, StageReport, StageResult
-from benchmarks.gpu.page import write_page
 from pretrain.plan.roofline import find_gpu
+from tests.gpu_check import __main__ as gpu_check
+from tests.gpu_check.context import StageContext, StageReport, StageResult
+from tests.gpu_check.page import write_page
 from tests.ranks import ROOT, rank_environment
 
 STAGES = ("card", "parity", "structured", "large_2048")
@@ -23,7 +23,7 @@ STAGES = ("card", "parity", "structured", "large_2048")
 @pytest.mark.full
 def test_the_check_runs_on_a_cpu(tiny_shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "benchmarks.gpu.check", "--out", str(out), "--shards", str(tiny_shards)]
+    command = [sys.executable, "-m", "tests.gpu_check", "--out", str(out), "--shards", str(tiny_shards)]
     done = subprocess.run(
         [*command, "--stages", *STAGES],
         cwd=ROOT,

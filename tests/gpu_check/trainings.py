@@ -1,4 +1,4 @@
-"""The stages of benchmarks.gpu.check that train: whole runs by the program's own command."""
+"""The stages that train: whole runs by the program's own command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.context import StageContext, StageError, StageResult
+from tests.gpu_check.context import StageContext, StageError, StageResult
 
 MAIN_VARIANTS = ("vanilla", "orthogonal", "synthesizer_random", "hybrid")
 """Trained weights, a frozen bank, scores without queries and keys, frozen and trained heads in one layer."""

@@ -9,7 +9,7 @@ from shutil import which
 
 import pytest
 
-from benchmarks.gpu.dry import DESIGNS, ROOT
+from tests.gpu_dry.__main__ import DESIGNS, ROOT
 
 QUICK = ("orthogonal", "tp2")
 
@@ -20,7 +20,7 @@ QUICK = ("orthogonal", "tp2")
     "design", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in DESIGNS]
 )
 def test_a_step_asks_for_no_more_than_it_did(design: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.dry", design]
+    command = [sys.executable, "-m", "tests.gpu_dry", design]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"| {design} | {DESIGNS[design].bounds[0]} |" in done.stdout

@@ -1,6 +1,6 @@
 """Coverage of the intervals of effective compute in `compare`: the share of simulated campaigns they hold in.
 
-    python -m benchmarks.compute_coverage
+    python -m tests.simulations.compute_coverage
 
 The baseline's loss falls by 0.46 nats a doubling of tokens, as the demo's; the variant has the same curve at
 t / 1.15, and 0.95 of the cost of a token. Losses of five seeds vary by seed (0.03 nats, alike in both) and by

@@ -1,6 +1,6 @@
 """Simulated campaigns of `pretrain trial`: false answers at every stopping time, and pairs at d_z = 1.
 
-    python -m benchmarks.trial_campaigns [--campaigns 10000]
+    python -m tests.simulations.trial_campaigns [--campaigns 10000]
 
 Differences are normal with standard deviation 1 (their scale does not matter), and in one row skewed. A
 campaign goes to LAST pairs if nothing answers before, so a row's last column bounds every stopping time.

@@ -2,7 +2,7 @@
 
     make gpu-wheels                                              # where there is a network: other packages
     make gpu-check                                               # on the GPU machine
-    python -m benchmarks.gpu.check                               # the same, in an environment that is there
+    python -m tests.gpu_check                                    # the same, in an environment that is there
 
 First what must be right: CPU and GPU agree, bf16 trains, the audit, kill and resume, compiled layers,
 documents, the profile. Then what it costs: the card's own rates, steps of `large` and `base` beside plain
@@ -30,12 +30,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import trainings
-from benchmarks.gpu.context import ROOT, StageContext, StageError, StageReport, StageResult
-from benchmarks.gpu.page import write_page
 from pretrain.ranks.environment import without_launcher
 from pretrain.runs.environment import describe_environment
+from tests.gpu_check import trainings
+from tests.gpu_check.context import ROOT, StageContext, StageError, StageReport, StageResult
+from tests.gpu_check.page import write_page
 
+LAYERS = "tests.gpu_check.layers"
 SECONDS = 480.0
 PATIENCE_ON_CPU = 6
 """Times as long for all stages and for each: nothing is measured there, and other work may take the cores."""
@@ -74,14 +75,14 @@ class Stage:
 
 def card(context: StageContext) -> StageResult:
     """Measure the rates of this card."""
-    found = context.measure("rates", "card", "--card", str(context.work / "card.json"))
+    found = context.measure("rates", "benchmarks.gpu.card", "--card", str(context.work / "card.json"))
     return StageResult(found, {"every rate was measured": not found["failed"] and not found["left_out"]})
 
 
 def compile_layers(context: StageContext) -> StageResult:
     """Compile every kind of attention: no graph break, and the numbers of eager layers."""
     words = ["--variants", "orthogonal"] if context.small else []
-    found = context.measure("compile", "layers", "compile", *words)
+    found = context.measure("compile", LAYERS, "compile", *words)
     near = 0.02 if context.on_gpu else 1e-5  # bf16: eight bits, and kernels that round at other places
     checks = {
         name: entry["breaks"] == 0
@@ -96,7 +97,7 @@ def compile_layers(context: StageContext) -> StageResult:
 
 def structured(context: StageContext) -> StageResult:
     """Time the kernel of structured banks beside two products and the dense one, both ways."""
-    found = context.measure("structured", "layers", "structured")
+    found = context.measure("structured", LAYERS, "structured")
     checks = {
         f"{size}, {name}, {way}": apart <= (2.0**-8 if "bf" in size else 1e-6)  # by norm
         for size, passes in found["sizes"].items()
@@ -111,7 +112,7 @@ def steps(name: str, shape: str, *more: str) -> Callable[[StageContext], StageRe
 
     def work(context: StageContext) -> StageResult:
         words = SMALL_STEPS if context.small else ("--shape", shape, *more)
-        found = context.measure(name, "steps", *words)
+        found = context.measure(name, "benchmarks.gpu.steps", *words)
         return StageResult(found, {"nothing failed": not found["failed"]})
 
     return work

@@ -1,7 +1,7 @@
 """A GPU that is not there: CUDA tensors without contents, and a count of what a GPU would have to do.
 
 torch's FakeTensorMode runs a program on shapes and types alone. On a torch built for the CPU it needs a
-device guard for CUDA, which `dry` loads, and stand-ins for what torch.cuda offers as Python.
+device guard for CUDA, which the command loads, and stand-ins for what torch.cuda offers as Python.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The context of a stage of benchmarks.gpu.check (folder, deadline, commands), its measurements, its result.
+"""The context of a stage (folder, deadline, commands), and its result.
 
 Imports no torch: a stage starts processes of its own, so that one that breaks the GPU's context, or hangs,
 takes nothing with it.
@@ -6,21 +6,20 @@ takes nothing with it.
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu.measurements import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 60
@@ -87,7 +86,7 @@ class StageContext:
             raise StageError(f"{name} ended with {code}:\n{self.tail(name)}")
 
     def measure(self, name: str, module: str, *words: str) -> dict[str, Any]:
-        """Return the `Measurements` of a module of this folder; its own end before time counts as a failure.
+        """Return the `Measurements` of a module; its own end before time counts as a failure.
 
         StageError: it failed before it measured anything.
         """
@@ -95,7 +94,7 @@ class StageContext:
         seconds = f"{max(1.0, self.seconds_left - TO_START):.0f}"
         options = ["--seconds", seconds, "--json", str(file)]
         try:
-            self.run(name, [sys.executable, "-m", f"benchmarks.gpu.{module}", *words, *options])
+            self.run(name, [sys.executable, "-m", module, *words, *options])
         except StageError as error:
             failure = str(error)
             if not file.exists():
@@ -150,49 +149,3 @@ class StageReport:
 
     def write(self) -> None:
         write_json(self._file, self.values)
-
-
-class Measurements:
-    """The values that a stage's process measures before its time is over, written to a file after each.
-
-    Attributes:
-        values: as given, the traceback of every failure by name, and the names for which no time was left.
-    """
-
-    def __init__(self, file: Path, seconds: float, **values: Any) -> None:
-        self._file = file
-        self.until = time.monotonic() + seconds
-        self.values: dict[str, Any] = {**values, "failed": {}, "left_out": []}
-
-    def attempt(self, name: str, measure: Callable[[], Any], section: str | None = None) -> None:
-        """Make one measurement, unless time is over; its result goes into a section of the values."""
-        if time.monotonic() > self.until:
-            self.values["left_out"].append(name)
-        else:
-            try:
-                result = measure()
-                if section is not None:
-                    self.values[section][name] = result
-                    print(name, result, flush=True)
-            except Exception:  # the other measurements are still worth having
-                self.values["failed"][name] = traceback.format_exc(limit=-12)
-                print(f"{name} failed", flush=True)
-        self.write()
-
-    def write(self) -> None:
-        write_json(self._file, self.values)
-
-
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file that a reader, or a process killed in between, never sees half."""
-    beside = file.with_suffix(".tmp")
-    beside.write_text(json.dumps(values, indent=1) + "\n")
-    beside.replace(file)
-
-
-def measuring_parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that `StageContext.measure` gives."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=math.inf, help="after which nothing new begins")
-    parser.add_argument("--json", type=Path, required=True)
-    return parser

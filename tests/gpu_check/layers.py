@@ -1,9 +1,9 @@
 """Single layers: those of every kind compiled, and the products of structured banks by each way.
 
-    python -m benchmarks.gpu.layers compile --seconds 50 --json compile.json
-    python -m benchmarks.gpu.layers structured --seconds 30 --json structured.json
+    python -m tests.gpu_check.layers compile --seconds 50 --json compile.json
+    python -m tests.gpu_check.layers structured --seconds 30 --json structured.json
 
-Stages of benchmarks.gpu.check. `compile`: graph breaks, and the difference from eager layers; bf16 and
+Stages of the check. `compile`: graph breaks, and the difference from eager layers; bf16 and
 inductor on a GPU, fp32 on the CPU, where the graphs run with torch's own kernels. `structured`: the Triton
 kernel beside two batched products and the dense matrix; one layer's product and, apart, its input gradient,
 for the tokens of a micro batch of `large`, in the precision and at the hidden sizes of SIZES. All ways take
@@ -26,8 +26,7 @@ import torch  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 from benchmarks.gpu.card import HEAD_DIM, facts  # noqa: E402
-from benchmarks.gpu.context import Measurements, measuring_parser  # noqa: E402
-from benchmarks.gpu.trainings import MAIN_VARIANTS  # noqa: E402
+from benchmarks.gpu.measurements import Measurements, measuring_parser  # noqa: E402
 from megatron_patches.bank.monarch import Factors, add_input_grad, project  # noqa: E402
 from megatron_patches.bank.monarch_kernel import TILES, Tile  # noqa: E402
 from megatron_patches.bank.orthonormal import BankRecipe, factors_of_heads  # noqa: E402
@@ -45,6 +44,7 @@ from pretrain.model.structured_products import (  # noqa: E402
 from pretrain.ranks.gpu_settings import use_arithmetic  # noqa: E402
 from pretrain.ranks.groups import ParallelContext, set_seeds  # noqa: E402
 from pretrain.ranks.single_process import one_process  # noqa: E402
+from tests.gpu_check.trainings import MAIN_VARIANTS  # noqa: E402
 
 BY_KERNEL = "monarch by the kernel"
 """Whatever a measurement would choose; without a GPU by the operator's own products."""

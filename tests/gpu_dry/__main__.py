@@ -1,6 +1,6 @@
 """Costs of a training step on a GPU, counted without one: host waits, copies, types, kernels.
 
-    make gpu-dry                                                 # or: python -m benchmarks.gpu.dry [DESIGN …]
+    make gpu-dry                                                 # or: python -m tests.gpu_dry [DESIGN …]
 
 The program's own training step runs on pretended CUDA tensors (`pretended`), `large` cut to two layers, in
 bf16, without dropout, in eager mode. Rank 0 alone runs, and its collectives leave everything as it is. Every
@@ -73,7 +73,7 @@ DESIGNS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Count the designs that are named, or all; return 1 if a bound is passed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.dry", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_dry", description=__doc__)
     parser.add_argument("designs", nargs="*", choices=[*DESIGNS, []], metavar="DESIGN")
     parser.add_argument("--places", action="store_true", help="print where each count but kernels comes from")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     passed = []
     print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
     for name in options.designs or DESIGNS:
-        command = [sys.executable, "-m", "benchmarks.gpu.dry", name, "--in-this-process"]
+        command = [sys.executable, "-m", "tests.gpu_dry", name, "--in-this-process"]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
         counts, places = json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
         print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
 def count(design: Design) -> tuple[list[int], list[str]]:
     """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
     load_guard()
-    from benchmarks.gpu.pretended import PretendedGpu
+    from tests.gpu_dry.pretended import PretendedGpu
 
     with PretendedGpu() as gpu:
         context = _pretend_ranks(design)
