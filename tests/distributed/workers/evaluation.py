@@ -156,5 +156,7 @@ def _attention(model: GPTModel, tokens: torch.Tensor, boundary: int | None) -> f
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     if boundary is not None:
         hidden = document_layout(tokens[:, :-1], boundary).documents.mask()
-    expected = scores.masked_fill(hidden, -math.inf).softmax(-1), scores
-    return max(float((seen - value).abs().max()) for seen, value in zip(observed[1], expected, strict=True))
+    probabilities, seen = observed[1]
+    expected = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    errors = (probabilities - expected, (seen - scores) / scores.abs().max())
+    return max(float(error.abs().max()) for error in errors)
