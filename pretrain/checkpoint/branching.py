@@ -11,14 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pretrain.config.keys import KEYS, effective_changes
 from pretrain.config.phases import phases_of
 from pretrain.config.schedule import last_stable_step, learning_rate
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically
+from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import LEARNING_RATE, METRICS
 
@@ -41,10 +40,10 @@ def branch_points(config: Config, trunk: RunDirectory) -> list[Path]:
 def _check_keys(config: Config, trunk: RunDirectory) -> None:
     """Refuse a trunk that had another value of a key that decides about its steps, at any time."""
     place = f"schedule.branch_from={trunk.path}"
-    for change in effective_changes(_content(trunk.config), config):
+    for change in effective_changes(_facts(trunk.config), config):
         if KEYS[change.key].trunk:
             raise UserError(f"{place}: {change} in the trunk; set it back, or leave schedule.branch_from out")
-    for segment in _content(trunk.environment).get("segments", []):
+    for segment in _facts(trunk.environment).get("segments", []):
         for key in segment["changes"]:
             if key in KEYS and KEYS[key].trunk:
                 step = segment["first_step"]
@@ -68,7 +67,7 @@ def _last_common_step(config: Config, trunk: RunDirectory) -> int:
 
 def origin_of(trunk: RunDirectory, step: int) -> dict[str, Any]:
     """Return where a branch comes from, for environment.json: run, step, and the commit that trained it."""
-    segments = _content(trunk.environment).get("segments", [])
+    segments = _facts(trunk.environment).get("segments", [])
     *_, segment = ({}, *(each for each in segments if each["first_step"] <= step))
     return {"run": str(trunk.path), "step": step, "git_commit": segment.get("git_commit")}
 
@@ -81,13 +80,8 @@ def take_records(trunk: RunDirectory, run: RunDirectory, step: int) -> None:
     write_text_atomically(run.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
 
-def _content(path: Path) -> dict[str, Any]:
-    """Read a mapping from YAML, which JSON is too."""
+def _facts(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"schedule.branch_from={path.parent}: {reason}; give the directory of a run"
-        ) from None
-    return content if isinstance(content, dict) else {}
+        return read_facts(path)
+    except UserError as error:
+        raise UserError(f"schedule.branch_from={path.parent}: {error}") from None

@@ -20,6 +20,7 @@ from pretrain.compare.theory import expected_cost
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
 from pretrain.runs.curves import Floats
+from pretrain.runs.environment import STARTED
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import STEP_SECONDS, VALIDATION_LOSS
 from pretrain.study.gaps import NATS, SCORES, PairedGap, paired_gap
@@ -232,7 +233,7 @@ def seconds_ratio(own: FinishedRun, base: FinishedRun) -> float:
         facts, seconds = run.environment, run.curves[STEP_SECONDS]
         places.append((facts.get("host"), run.device, facts.get("world_size")))
         if "started" in facts and len(facts.get("segments", [])) < 2 and np.isfinite(seconds).any():
-            start = datetime.strptime(facts["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp()
+            start = datetime.strptime(facts["started"], STARTED).timestamp()
             spans.append((start, start + float(np.nanmean(seconds)) * run.result.steps))
             costs.append(float(np.nanmedian(seconds)) * run.result.steps / run.result.tokens)
     why = ""

@@ -1,15 +1,21 @@
-"""Output directories that are either complete or absent."""
+"""Output directories that are either complete or absent.
+
+.OUT.xxxxxxxx/made    renamed to OUT when complete
+.OUT.xxxxxxxx/lock    lease of the process that makes it: without one, the next to make OUT removes both
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data_pipeline.io.lease import BusyError, Lease
 from pretrain.errors import UserError
 
 
@@ -27,14 +33,17 @@ def made_beside(out: Path) -> Iterator[Path]:
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        directory = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        _remove_left_behind(out)
+        place = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise UserError(f"cannot write beside --out {out}: {error.strerror or error}") from error
     try:
-        yield directory
-        directory.chmod(0o777 & ~_umask())  # mkdtemp gives others no permissions
-        refuse_existing(out)
-        directory.rename(out)
+        with Lease(place / "lock", f"making {out}"):
+            directory = place / "made"
+            directory.mkdir()
+            yield directory
+            refuse_existing(out)
+            directory.rename(out)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another command has made it a moment ago
             refuse_existing(out)
@@ -42,10 +51,14 @@ def made_beside(out: Path) -> Iterator[Path]:
             raise
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _remove_left_behind(out: Path) -> None:
+    """Remove the temporary directories of processes that were killed; anything else may be somebody's."""
+    own = re.compile(rf"\.{re.escape(out.name)}\.[a-z0-9_]{{8}}")
+    for place in [path for path in out.parent.iterdir() if own.fullmatch(path.name)]:
+        if place.is_symlink() or not {"lock"} <= {path.name for path in place.glob("*")} <= {"lock", "made"}:
+            continue
+        with contextlib.suppress(BusyError), Lease(place / "lock", f"making {out}"):
+            shutil.rmtree(place, ignore_errors=True)

@@ -26,6 +26,7 @@ from pretrain.data.inputs import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically
+from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics
 
 LAYOUT = ("parallel.", "deepspeed.", "performance.", "data.micro_batch_size", "run.device")
@@ -81,7 +82,7 @@ def look_up(path: Path, step: int, before: int | None = None) -> Past:
     last = max((int(record["step"]) for record in records), default=0)
     if not 1 <= step <= last:
         raise UserError(f"{path} has no step {step}: its records go from 1 to {last}")
-    environment = json.loads(run.environment.read_text())
+    environment = read_facts(run.environment)
     segments = environment.get("segments") or [environment]
     if step < segments[0].get("first_step", 1):
         trunk = segments[0].get("branched_from")

@@ -8,7 +8,6 @@ clipped gradients.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pretrain.checkpoint.format import KINDS
 from pretrain.config.keys import KEYS
 from pretrain.replay.prepare import Past, look_up, replayed
 from pretrain.reporting.tables import Table
 from pretrain.runs.directory import RunDirectory, step_of
+from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import GRADIENT_NORM, LOSS, Page, metric_of
 from pretrain.study.report import Block, Document
@@ -173,11 +171,10 @@ def _causes(*pasts: Past) -> list[str]:
     """Return settings, data, versions and layout in which the runs differ, as sentences."""
     both = []
     for past in pasts:
-        environment = json.loads(past.run.environment.read_text())
-        config = yaml.safe_load(past.run.config.read_text())
+        environment, config = read_facts(past.run.environment), read_facts(past.run.config)
         values = {key: config.get(key.partition(".")[0], {}).get(key.partition(".")[2]) for key in KEYS}
-        data = json.loads(past.run.data.read_text())["fingerprint"]
-        both.append(values | environment["packages"] | dict(past.segment) | {"data": data})
+        data = read_facts(past.run.data)["fingerprint"]
+        both.append(values | environment.get("packages", {}) | dict(past.segment) | {"data": data})
         both[-1]["python"] = environment.get("python")
     keys = [key for key in dict.fromkeys([*both[0], *both[1]]) if key not in _NO_CAUSE]
     pairs = {key: [each.get(key) for each in both] for key in keys}

@@ -8,5 +8,6 @@ position      progress of a run, and running statistics of its loss and gradient
 tags          every metric of a run: tag, unit, records that have it, its TensorBoard chart
 metrics_file  metrics.jsonl: append, cut back at a resume, read
 curves        metrics.jsonl as arrays
+facts         the files that describe a run, read back, their types judged
 finished      a finished run as one record, and summary.json
 """

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretrain.errors import UserError
-from pretrain.runs.metrics_file import read_metrics
+from pretrain.runs.metrics_file import LARGEST, read_metrics
 from pretrain.runs.tags import METRICS, Metric, metric_of
 
 Floats = NDArray[np.float64]
+_LARGEST = 1e300
 WARM_UP = 0.1
 """This first share of a run's steps counts as start-up for speeds and, at least, for gradient norms."""
 
@@ -46,13 +47,13 @@ def read_curves(path: Path) -> RunCurves:
     steps, tokens = [], []
     values: dict[Metric, list[float]] = {metric: [] for metric in METRICS if not metric.member}
     for record in read_metrics(path):
-        if not isinstance(record.get("tokens"), int):
+        if type(tokens_so_far := record.get("tokens")) is not int or not 0 <= tokens_so_far < LARGEST:
             raise UserError(f'{path}: step {record["step"]} has no integer "tokens"; restore the file')
         steps.append(record["step"])
-        tokens.append(record["tokens"])
+        tokens.append(tokens_so_far)
         for metric, column in values.items():
             value = record.get(metric.tag)
-            if not isinstance(value, (int, float, type(None))):
+            if not isinstance(value, (int, float, type(None))) or abs(value or 0) > _LARGEST:
                 raise UserError(
                     f'{path}: step {record["step"]} has no number "{metric.tag}"; restore the file'
                 )

@@ -14,6 +14,7 @@ from typing import Any
 import pretrain
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "sentencepiece", "tensorboard")
+STARTED = "%Y-%m-%dT%H:%M:%S%z"
 
 
 def describe_environment(**facts: Any) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def describe_environment(**facts: Any) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": time.strftime(STARTED),
         **facts,
     }
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from pretrain.errors import UserError
 from pretrain.runs.curves import RunCurves, read_curves
 from pretrain.runs.directory import DIVERGED, FINISHED, RunDirectory
+from pretrain.runs.facts import read_facts
 from pretrain.runs.tags import LOSS, PERPLEXITY, PERPLEXITY_OF_SOURCE, VALIDATION_LOSS
-
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_SHALLOW = 1 << 14  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
-"""libyaml's parser, where PyYAML was built with it, is several times as fast."""
 
 
 @dataclass(frozen=True)
@@ -98,44 +93,42 @@ def read_finished_run(path: Path) -> FinishedRun:
     """Read the run in `path`; UserError names what is missing or that the run has not finished."""
     run = RunDirectory(path)
     run.require_run()
-    config = _Document(run.config)
-    name = str(config.get("run", "name"))
+    config = read_facts(run.config)
+    name = config["run"]["name"]
     _require_finished(run, name)
-    environment, data, audit = _Document(run.environment), _Document(run.data), _Document(run.audit)
+    environment, data, audit = (read_facts(path) for path in (run.environment, run.data, run.audit))
     curves = read_curves(run.metrics)
     _require_whole(run, curves, config, environment)
-    summary = _Document(run.summary)
+    summary = read_facts(run.summary)
+    totals, validation = audit["totals"], summary["validation"]
     return FinishedRun(
         path=path,
         name=name,
-        variant=str(config.get("attention", "variant")),
-        seed=config.get("run", "seed"),
-        config=config.content,
-        environment=environment.content,
-        data_fingerprint=data.get("fingerprint"),
-        validation_tokens=data.get("validation_tokens"),
-        zero_stage=audit.get("zero_stage"),
+        variant=config["attention"]["variant"],
+        seed=config["run"]["seed"],
+        config=config,
+        environment=environment,
+        data_fingerprint=data["fingerprint"],
+        validation_tokens=data["validation_tokens"],
+        zero_stage=audit["zero_stage"],
         result=RunResult(
-            steps=summary.get("step"),
-            tokens=summary.get("tokens"),
-            validation_loss=summary.get("validation", "loss"),
-            validation_perplexity=summary.get("validation", "perplexity"),
-            unigram_perplexity=data.get("unigram_perplexity"),
-            perplexity_by_source=summary.get("validation", "perplexity_by_source"),
+            steps=summary["step"],
+            tokens=summary["tokens"],
+            validation_loss=validation["loss"],
+            validation_perplexity=validation["perplexity"],
+            unigram_perplexity=data["unigram_perplexity"],
+            perplexity_by_source=validation["perplexity_by_source"],
         ),
-        size=ModelSize(
-            trainable_parameters=audit.get("totals", "model_trainable_parameters"),
-            frozen_parameters=audit.get("totals", "model_frozen_parameters"),
-        ),
+        size=ModelSize(totals["model_trainable_parameters"], totals["model_frozen_parameters"]),
         states=StateBytes(
-            weight_bytes=audit.get("totals", "trainable_bytes"),
-            frozen_bytes=audit.get("totals", "frozen_bytes"),
-            gradient_bytes=audit.get("totals", "gradient_bytes"),
-            optimizer_state_bytes=audit.get("totals", "optimizer_state_bytes"),
+            weight_bytes=totals["trainable_bytes"],
+            frozen_bytes=totals["frozen_bytes"],
+            gradient_bytes=totals["gradient_bytes"],
+            optimizer_state_bytes=totals["optimizer_state_bytes"],
             checkpoint_bytes=newest_checkpoint_bytes(path),
         ),
         curves=curves,
-        validation_bytes=data.content.get("validation_bytes", {}),
+        validation_bytes=data.get("validation_bytes", {}),
     )
 
 
@@ -177,7 +170,9 @@ def _require_finished(run: RunDirectory, name: str) -> None:
         )
 
 
-def _require_whole(run: RunDirectory, curves: RunCurves, config: _Document, environment: _Document) -> None:
+def _require_whole(
+    run: RunDirectory, curves: RunCurves, config: Mapping[str, Any], environment: Mapping[str, Any]
+) -> None:
     """Refuse a run in which no training loss is finite, or whose records are not all there.
 
     A start of the run may find fewer records than it goes on from, and has said so then: not an error here.
@@ -187,58 +182,30 @@ def _require_whole(run: RunDirectory, curves: RunCurves, config: _Document, envi
             f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it anew with a "
             "lower optimizer.learning_rate"
         )
-    recorded = set(curves.steps.tolist())
+    recorded = curves.steps.tolist()
     starts = _starts(config, environment)
     ends = [*(first for first, _ in starts[1:]), int(curves.steps[-1]) + 1]
     for number, (first, every) in enumerate(starts):
-        span = range(first, min(ends[number:]))
-        newest = max(recorded.intersection(span), default=0)
-        lost = [step for step in span if step % every == 0 and step < newest and step not in recorded]
-        if lost:
-            others = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
+        last = max((step for step in recorded if step < min(ends[number:])), default=0)
+        wanted = range(-(-first // every) * every, last, every)
+        found = {step for step in recorded if step in wanted}
+        if len(found) < len(wanted):
+            lost = next(step for step in wanted if step not in found)
+            others = f" and {len(wanted) - len(found) - 1} others" if len(wanted) > len(found) + 1 else ""
             raise UserError(
-                f"{run.metrics} has no record of step {lost[0]}{others}, though telemetry.every was {every}; "
+                f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was {every}; "
                 "restore the file, or leave the run out"
             )
 
 
-def _starts(config: _Document, environment: _Document) -> list[tuple[int, int]]:
+def _starts(config: Mapping[str, Any], environment: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return (first step, steps between records) of each start of the run."""
-    every = config.get("telemetry", "every")
+    every = config["telemetry"]["every"]
     starts = []
-    for segment in reversed(environment.content.get("segments") or [{"first_step": 1, "changes": {}}]):
-        starts.append((int(segment["first_step"]), int(every)))
+    for segment in reversed(environment.get("segments") or [{"first_step": 1, "changes": {}}]):
+        starts.append((segment["first_step"], every))
         every = segment["changes"].get("telemetry.every", {}).get("was", every)
     return starts[::-1]
-
-
-class _Document:
-    """A JSON or YAML file whose missing parts are reported by file and key."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        if not path.is_file():
-            raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
-        try:
-            text = path.read_text(encoding="utf-8")
-            loader = _YAML if len(text) < _SHALLOW else yaml.SafeLoader
-            content = yaml.load(text, loader) if path.suffix == ".yaml" else json.loads(text)
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
-            reason = str(error).splitlines()[0]
-            raise UserError(f"{path} cannot be read ({reason}); restore the file") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{path} does not hold a mapping of keys to values; restore the file")
-        self.content: Mapping[str, Any] = content
-
-    def get(self, *keys: str) -> Any:
-        value: Any = self.content
-        for key in keys:
-            if not isinstance(value, Mapping) or key not in value:
-                raise UserError(
-                    f"{self._path} has no key '{'.'.join(keys)}': it is no file of this version; run again"
-                )
-            value = value[key]
-        return value
 
 
 def summary_of(last: Mapping[str, Any]) -> dict[str, Any]:

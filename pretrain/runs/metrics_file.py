@@ -18,6 +18,8 @@ from data_pipeline.io.files import naming, sync
 from pretrain.errors import UserError
 from pretrain.runs.position import Position
 
+LARGEST = 1 << 53  # of a count: numpy and JSON have all integers up to here
+
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a metrics.jsonl in order; a torn last line (a killed writer's) is left out.
@@ -81,7 +83,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] >= LARGEST:
         raise UserError(
             f'{path}: line {number} is not a JSON object with an integer "step"; '
             "move the file away and start again from the checkpoint"

@@ -21,11 +21,10 @@ from typing import Any
 from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.runs.directory import write_json
-from pretrain.runs.environment import git_commit
+from pretrain.runs.environment import STARTED, git_commit
 from pretrain.runs.finished import FinishedRun
 
 SEALS = "seals"
-_TIME = "%Y-%m-%dT%H:%M:%S%z"
 _SENTENCE = re.compile(r"(\S+) (better|worse|within) (\d+(?:\.\d+)?) ?%? (?:than|of) (\S+)")
 _SETTINGS = frozenset(name for name, key in KEYS.items() if key.method or name == "attention.adapters")
 """Settings that decide how a model is trained, but for the seeds."""
@@ -106,7 +105,7 @@ class Seal:
         grid = Path(sealed["grid"]["file"])
         if not grid.is_file() or file_hash(grid) != sealed["grid"]["sha256"]:
             found.append(f"the grid file {grid} has changed or is gone")
-        began = datetime.strptime(sealed["sealed"], _TIME)
+        began = datetime.strptime(sealed["sealed"], STARTED)
         own = [(name, run) for name in sealed["settings"] for run in self.runs_of(name, runs)]
         lacking = len(sealed["settings"]) * len(sealed["seeds"]) - len(own)
         if lacking and sealed["fixed_n"]:
@@ -116,8 +115,8 @@ class Seal:
             keys = sorted(key for key in now.keys() | was.keys() if now.get(key) != was.get(key))
             found += [f"{key} is {now.get(key)} in {run.name}, sealed {was.get(key)}" for key in keys[:3]]
             first = (run.environment.get("segments") or [run.environment])[0]
-            if datetime.strptime(first["started"], _TIME) < began:
-                found.append(f"{run.name} began before")
+            if "started" not in first or datetime.strptime(first["started"], STARTED) < began:
+                found.append(f"{run.name} began before, or does not say when")
             if run.data_fingerprint not in sealed["data"]:
                 found.append(f"{run.name} has other data")
         commits = sorted({str(run.environment.get("git_commit")) for _, run in own})
@@ -158,7 +157,7 @@ def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]
             return seal
     if begun:
         return None
-    content = {**content, "commit": git_commit(), "sealed": datetime.now().astimezone().strftime(_TIME)}
+    content = {**content, "commit": git_commit(), "sealed": datetime.now().astimezone().strftime(STARTED)}
     digest = _hash(content)
     path = directory / SEALS / f"{digest[:12]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +173,7 @@ def read_seals(directories: Iterable[Path]) -> list[Seal]:
             content = json.loads(path.read_bytes())
             sealed, digest = content["sealed"], content["sha256"]
             seals.append(Seal(path, sealed, _hash(sealed) == digest and digest.startswith(path.stem)))
-            seals[-1].hypotheses, datetime.strptime(sealed["sealed"], _TIME)
+            seals[-1].hypotheses, datetime.strptime(sealed["sealed"], STARTED)
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path} is no seal ({error!r}); restore it, or move it away") from None
     return seals

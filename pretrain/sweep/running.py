@@ -7,7 +7,6 @@ stopped or killed goes on when it is started again, and several machines can eac
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shlex
 import signal
@@ -27,6 +26,7 @@ from pretrain.ranks.environment import without_rank
 from pretrain.ranks.launch import prepare_child
 from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import last_record
 from pretrain.sweep.plan import PlannedRun
 
@@ -59,7 +59,7 @@ class Outcome:
         path = RunDirectory(self.run.path).summary
         if not self.done or not path.is_file():
             return None, None
-        values = json.loads(path.read_text())["validation"]
+        values = read_facts(path)["validation"]
         return values["loss"], values["perplexity"]
 
 

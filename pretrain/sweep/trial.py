@@ -6,7 +6,6 @@ where it was, and an answer once given stays, because differences count in the o
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -15,6 +14,7 @@ from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import percent
 from pretrain.runs.directory import RunDirectory
+from pretrain.runs.facts import read_facts
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
@@ -71,9 +71,7 @@ def _differences(runs: Sequence[PlannedRun]) -> list[float]:
     for pair in zip(runs[::2], runs[1::2], strict=True):
         if {run.standing for run in pair} != {"finished"}:
             break
-        first, second = (
-            json.loads(RunDirectory(r.path).summary.read_text())["validation"]["loss"] for r in pair
-        )
+        first, second = (read_facts(RunDirectory(r.path).summary)["validation"]["loss"] for r in pair)
         if first is None or second is None:
             raise UserError(
                 f"{pair[0].path} or {pair[1].path} has no finite validation loss; no trial can use it"

@@ -122,9 +122,9 @@ def test_what_does_not_match_is_refused_with_the_key(family: Family, tmp_path: P
     family.refused(
         "no complete checkpoint up to step 3", "complete: 4, 8, 12, 16, 20, 24)", schedule__steps=4
     )
-    family.refused(
-        "nothing/config.yaml'; give the directory of a run", schedule__branch_from=tmp_path / "nothing"
-    )
+    nothing = tmp_path / "nothing"
+    sentence = f"schedule.branch_from={nothing}: {nothing / 'config.yaml'} is missing"
+    family.refused(sentence, schedule__branch_from=nothing)
 
 
 def test_a_damaged_checkpoint_is_left_where_it_is(family: Family) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -22,6 +23,8 @@ from pretrain.checkpoint.loading import StoredCheckpoint
 from pretrain.checkpoint.verify import verify
 from pretrain.checkpoint.writing import Snapshot, declare_complete, join_parts, write_snapshot
 from pretrain.compare.comparison import compare_runs
+from pretrain.compare.content import as_json, runs_csv, variants_csv
+from pretrain.compare.report import report_page
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.metrics_file import cut_back, last_record, read_metrics
 from pretrain.runs.position import Position
@@ -187,20 +190,56 @@ RUN_FILES = ("environment.json", "data.json", "audit.json", "summary.json", "con
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, bytes]:
-    """Two comparable runs: the files of the second, with their content."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two comparable runs."""
     root = tmp_path_factory.mktemp("runs")
+    was = {"telemetry.every": {"was": 1, "is": 1}}
+    began = {"started": "2026-11-20T10:00:00+0000", "host": "h", "git_commit": "a" * 40}
+    segments = [began | {"first_step": 1, "changes": {}}, began | {"first_step": 51, "changes": was}]
+    facts = {f"environment.{key}": value for key, value in began.items()} | {
+        "environment.segments": segments,
+        "environment.packages": {"torch": "2.13.0"},
+    }
     write_run(root, "baseline")
-    path = write_run(root, "other", "orthogonal")
-    return {path / name: (path / name).read_bytes() for name in RUN_FILES}
+    write_run(root, "other", "orthogonal", changes=facts)
+    return root
 
 
 @given(st.data())
-def test_runs_that_are_compared(runs: dict[Path, bytes], data: st.DataObject) -> None:
-    file = data.draw(st.sampled_from(sorted(runs)))
-    content = runs[file]
-    file.write_bytes(data.draw(st.one_of(cut(content), st.sampled_from(NO_OBJECTS), st.binary(max_size=60))))
+def test_runs_that_are_compared(runs: Path, data: st.DataObject) -> None:
+    file = runs / "other" / data.draw(st.sampled_from(RUN_FILES))
+    content = file.read_bytes()
+    odd = odd_contents(file, content)
+    changed = data.draw(
+        st.one_of(cut(content), odd, odd, st.sampled_from(NO_OBJECTS), st.binary(max_size=60))
+    )
+    match = data.draw(st.sampled_from(["tokens", "flops", "seconds"]))
+
+    def compare() -> str:
+        both = [file.parent.with_name("baseline"), file.parent]
+        comparison = compare_runs(both, "vanilla", match=match)
+        json.dumps(as_json(comparison))
+        return "".join(
+            map(str, [*report_page(comparison, []), variants_csv(comparison), runs_csv(comparison)])
+        )
+
+    file.write_bytes(changed)
     try:
-        right_or_refused(lambda: compare_runs([file.parent.with_name("baseline"), file.parent], "vanilla"))
+        right_or_refused(compare)
     finally:
         file.write_bytes(content)
+
+
+def odd_contents(file: Path, content: bytes) -> st.SearchStrategy[bytes]:
+    """Values of another type, or near the right one, at any place of a run's file."""
+    if file.suffix == ".jsonl":
+        before, _, last = content[:-1].rpartition(b"\n")
+        records = [json.loads(last)]
+        return (
+            odd_json(records)
+            .filter(lambda odd: isinstance(odd, list))
+            .map(lambda odd: before + b"\n" + b"".join(json.dumps(record).encode() + b"\n" for record in odd))
+        )
+    if file.suffix == ".yaml":
+        return odd_json(yaml.safe_load(content)).map(lambda odd: yaml.dump(odd, allow_unicode=False).encode())
+    return odd_json(json.loads(content)).map(lambda odd: json.dumps(odd).encode())

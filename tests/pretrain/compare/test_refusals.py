@@ -140,6 +140,12 @@ def test_records_are_missed_only_where_they_were_made(tmp_path: Path) -> None:
         ("audit.json", "{", "audit.json cannot be read"),
         ("audit.json", '{"zero_stage": 1, "totals": {}}', "has no key 'totals.model_trainable_parameters'"),
         ("checkpoints/step_00000100/COMPLETE", None, "has no complete checkpoint"),
+        (
+            "metrics.jsonl",
+            '{"step": 9223372036854775808}\n',
+            'line 1 is not a JSON object with an integer "step"',
+        ),
+        ("metrics.jsonl", '{"step": 1, "tokens": 9223372036854775808}\n', 'step 1 has no integer "tokens"'),
     ],
 )
 def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
@@ -150,3 +156,52 @@ def test_a_damaged_run_is_named(tmp_path: Path, file: str, content: str | None, 
     with pytest.raises(UserError, match=message) as refusal:
         compare_runs([path], "vanilla")
     assert str(path) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("audit.zero_stage", None, "audit.json: 'zero_stage': input should be a valid integer"),
+        (
+            "audit.totals.frozen_bytes",
+            "0",
+            "audit.json: 'totals.frozen_bytes': input should be a valid integer",
+        ),
+        (
+            "environment.world_size",
+            0,
+            "environment.json: 'world_size': input should be greater than or equal to 1",
+        ),
+        ("environment.device", ["cpu"], "environment.json: 'device': input should be a valid string"),
+        ("environment.packages", "torch", "environment.json: 'packages': input should be a valid dictionary"),
+        (
+            "environment.started",
+            "today",
+            "environment.json: 'started': value error, time data 'today' does not",
+        ),
+        ("environment.segments", "x", "environment.json: 'segments': input should be a valid list"),
+        ("environment.segments", [{}], "environment.json has no key 'segments.0.first_step'"),
+        (
+            "environment.segments",
+            [{"first_step": 1, "changes": {"telemetry.every": {"was": "2", "is": 1}}}],
+            "environment.json: 'segments.0.changes': input should be a valid integer",
+        ),
+        (
+            "data.validation_tokens.prose",
+            0,
+            "data.json: 'validation_tokens.prose': input should be greater than",
+        ),
+        ("data.fingerprint", 3, "data.json: 'fingerprint': input should be a valid string"),
+        ("summary.validation.loss", "4.0", "summary.json: 'validation.loss': input should be a valid number"),
+        ("config.run.seed", 1.5, "config.yaml: 'run.seed': input should be a valid integer"),
+        ("config.data", None, "config.yaml: 'data': input should be a valid dictionary"),
+        ("config.attention.adapters", 7, "config.yaml: 'attention.adapters': input should be a valid list"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_its_file_and_key(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    path = write_run(tmp_path, "vanilla", changes={key: value})
+    with pytest.raises(UserError, match=re.escape(said)) as refusal:
+        compare_runs([path], "vanilla")
+    assert str(refusal.value).startswith(str(path)) and "\n" not in str(refusal.value)

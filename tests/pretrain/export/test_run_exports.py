@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,7 @@ from pretrain.export.directories import made_beside
 from pretrain.export.run_exports import exported
 from pretrain.export.verb import sample
 from pretrain.runs.directory import MARKER
+from tests.ranks import ROOT
 
 
 @pytest.fixture
@@ -50,6 +54,41 @@ def test_a_directory_that_is_made_meanwhile_is_not_replaced(tmp_path: Path) -> N
     with pytest.raises(UserError, match="exists already"), made_beside(out):
         (out / "theirs").mkdir(parents=True)
     assert (out / "theirs").is_dir() and [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pretrain.export.directories import made_beside
+with made_beside(Path(sys.argv[1])) as directory:
+    (directory / "model.safetensors").write_bytes(bytes(100))
+    print(directory, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL if sys.argv[2] == "killed" else signal.SIGSTOP)
+"""
+
+
+def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED, out, end], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for end in ("killed", "stopped")
+    ]
+    left, alive = (Path(each.stdout.readline().strip()).parent for each in started if each.stdout)
+    assert started[0].wait(60) == -signal.SIGKILL and left.is_dir() and alive.is_dir()
+    foreign = [tmp_path / name for name in (".out.abcdefgh", ".out.more", ".other.abcdefgh")]
+    for path in foreign:
+        path.mkdir()
+        (path / "lock").touch()
+        (path / "theirs").touch()
+    (tmp_path / ".out.linkedxx").symlink_to(left)
+    with made_beside(out) as directory:
+        assert directory.stat().st_mode == foreign[0].stat().st_mode  # mkdtemp gives others no permissions
+    started[1].kill()
+    started[1].wait()
+    assert out.is_dir() and alive.is_dir() and not left.exists()
+    assert all((path / "theirs").is_file() for path in foreign) and (tmp_path / ".out.linkedxx").is_symlink()
 
 
 @pytest.mark.parametrize(

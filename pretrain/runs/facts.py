@@ -1,0 +1,136 @@
+"""Files that describe a run, read back: every key that this program goes by is there, and of its type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from pretrain.errors import UserError
+from pretrain.runs.environment import STARTED
+from pretrain.runs.metrics_file import LARGEST
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's parser, where PyYAML was built with it, is several times as fast."""
+_SHALLOW = 1 << 14  # characters: libyaml has no limit of depth, and overflows its stack in a longer text
+
+_Count = Annotated[int, Field(ge=0, lt=LARGEST)]
+_Positive = Annotated[_Count, Field(ge=1)]
+_Loss = Annotated[float, Field(gt=-1e100, lt=1e100)] | None
+_Perplexity = Annotated[float, Field(gt=0, lt=1e150)]
+_Time = Annotated[str, AfterValidator(lambda text: datetime.strptime(text, STARTED))]
+
+
+class _Was(TypedDict):
+    was: Any
+
+
+def _judged(changes: dict[str, _Was]) -> dict[str, _Was]:
+    TypeAdapter(_Positive).validate_python(changes.get("telemetry.every", {"was": 1})["was"], strict=True)
+    return changes
+
+
+class _Origin(TypedDict, total=False):
+    """What environment.json says of the last start, and of each in its `segments`."""
+
+    device: str | None
+    cpu_kernels: str | None
+    host: str | None
+    git_commit: str | None
+    started: _Time
+    tensor_model_parallel_size: _Positive
+
+
+class _Segment(_Origin):
+    first_step: _Positive
+    changes: Annotated[dict[str, _Was], AfterValidator(_judged)]
+
+
+class _Environment(_Origin):
+    python: NotRequired[str]
+    packages: NotRequired[dict[str, str | None]]
+    world_size: _Positive
+    segments: NotRequired[list[_Segment]]
+
+
+def _form(keys: Mapping[str, Any]) -> Any:
+    """Return the type of a mapping with these keys, and any others."""
+    fields = {key: _form(form) if isinstance(form, dict) else form for key, form in keys.items()}
+    return TypedDict("Form", fields)  # type: ignore[operator]
+
+
+_FORMS = {
+    "config": {
+        "run": {"name": str, "seed": int},
+        "model": {
+            **dict.fromkeys(("num_layers", "hidden_size", "num_attention_heads", "vocab_size"), _Positive),
+            "position_embedding": str,
+        },
+        "attention": {"variant": str, "adapters": NotRequired[list[str] | None]},
+        "schedule": {"warmup_steps": NotRequired[_Count]},
+        "data": {"sequence_length": _Positive, "validation_samples": _Positive},
+        "telemetry": {"every": _Positive},
+    },
+    "data": {
+        "fingerprint": str,
+        "validation_tokens": dict[str, _Positive],
+        "validation_bytes": NotRequired[dict[str, _Count]],
+        "unigram_perplexity": _Perplexity,
+    },
+    "audit": {
+        "zero_stage": Annotated[int, Field(ge=0, le=3)],
+        "totals": {
+            **dict.fromkeys(("model_trainable_parameters", "model_frozen_parameters"), _Count),
+            **dict.fromkeys(("trainable_bytes", "frozen_bytes", "gradient_bytes"), _Count),
+            "optimizer_state_bytes": _Count,
+        },
+    },
+    "summary": {
+        **dict.fromkeys(("step", "tokens"), _Positive),
+        "validation": {
+            "loss": _Loss,
+            "perplexity": _Perplexity | None,
+            "perplexity_by_source": dict[str, _Perplexity | None],
+        },
+    },
+}
+"""{file without suffix: {key: type, or a mapping of keys}}: what is read of each; the rest may be any."""
+
+
+@cache
+def _adapter(stem: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_form(_FORMS[stem]) if stem in _FORMS else _Environment)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Read config.yaml, environment.json, data.json, audit.json or summary.json of a run.
+
+    Raises UserError: the file is missing or damaged, or a key that is read is missing or of another type.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing: the run's directory is incomplete; restore the file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        loader = _YAML if len(text) < _SHALLOW else yaml.SafeLoader
+        content = yaml.load(text, loader) if path.suffix == ".yaml" else json.loads(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read ({reason}); restore the file") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} does not hold a mapping of keys to values; restore the file")
+    try:
+        _adapter(path.stem).validate_python(content, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = repr(".".join(map(str, first["loc"])))
+        if first["type"] == "missing":
+            raise UserError(f"{path} has no key {key}: it is no file of this version; run again") from None
+        raise UserError(f"{path}: {key}: {first['msg'].lower()}; restore the file") from None
+    return content
