@@ -84,10 +84,11 @@ OTHER_CONSTRUCTIONS = among(
     "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
 )
 WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
+STUDIED = ("shared_conv4", "trained_shared_conv4")
 SEARCHED_RATES = tuple(
-    f"{arm}-learning_rate_{rate}"
-    for arm in ("vanilla", "vanilla_conv4", *WITH_HELPERS, "low_rank_8_conv4")
-    for rate in ("0.0015", "0.003", "0.006")
+    f"{arm}-learning_rate_{rate}-warmup_steps_200"
+    for arm in ("vanilla", "vanilla_conv4", *STUDIED)
+    for rate in ("0.003", "0.006", "0.012", "0.024")
 )
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
@@ -127,8 +128,9 @@ PAGES = (
         "documentation",
         (Runs("documentation_frozen_designs"),),
         (
-            Report("compare", "vanilla", "tokens", out="documentation/to_vanilla"),
-            Report("compare", "vanilla_conv4-2m-seed_1", "tokens", out="documentation/to_vanilla_conv4"),
+            Report("compare", "vanilla"),
+            among("vanilla_conv4-seed_1", "documentation/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
+            among("trained_shared_conv4-seed_1", "documentation/to_trained_shared", *STUDIED),
         ),
     ),
     Page(
