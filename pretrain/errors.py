@@ -4,10 +4,12 @@
 class UserError(ValueError):
     """A mistake the user can mend; the message is one sentence naming the key, file or line and the remedy.
 
+    Characters that do not print, which what was typed may have, are escaped, so that one line remains.
     `rank_specific`: only this rank knows of it, so it must speak for itself. Otherwise all ranks refuse
     alike, and rank 0 speaks for them.
     """
 
     def __init__(self, message: str, *, rank_specific: bool = False) -> None:
-        super().__init__(message)
+        printed = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        super().__init__("".join(printed))
         self.rank_specific = rank_specific

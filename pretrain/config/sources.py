@@ -189,8 +189,7 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[str, Any]]:
         try:
             parsed.append((name, parse_yaml(text)))
         except YamlProblem as problem:
-            shown = item.encode("unicode_escape").decode() if not item.isprintable() else item
-            raise UserError(f"override '{shown}': the value {problem}") from None
+            raise UserError(f"override '{item}': the value {problem}") from None
     return parsed
 
 

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -66,9 +66,15 @@ def end_process(sentence: str) -> NoReturn:
 
 
 class Watch:
-    """A rank's part of the watch. All ranks make it at the same time, after the rendezvous."""
+    """A rank's part of the watch. All ranks make it at the same time, after the rendezvous.
 
-    def __init__(self, launch: LaunchEnvironment, timeout_seconds: float) -> None:
+    `held`: what holds every rank, as a clause, asked when a collective has waited in vain; "" for nothing.
+    """
+
+    def __init__(
+        self, launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
+    ) -> None:
+        self._held = held
         self._rank, self._ranks = launch.rank, range(launch.world_size)
         self._timeout = timeout_seconds
         self._every = min(MOST_SECONDS_BETWEEN, timeout_seconds / SIGNS_IN_TIMEOUT)
@@ -152,11 +158,11 @@ class Watch:
 
     def _end(self, sentence: str | None = None, code: int = EXIT_CODE) -> NoReturn:
         """Print the sentence, or what is known, unless another rank has printed one, and end the process."""
-        first = True
+        first, sentence = True, sentence or self.sentence()
         with suppress(*_STORE_ERRORS), self._using_store:
             first = self._store.add("said", 1) == 1
         if first:
-            print(f"error: {sentence or self.sentence()}", file=sys.stderr, flush=True)
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
         os._exit(code)
 
     def _lost(self) -> str:
@@ -178,6 +184,8 @@ class Watch:
                 f"{named}{more} gave no sign while {here}: it was stopped, or its node is gone; look at its "
                 f"node and its log{again}"
             )
+        if held := self._held():
+            return f"{here}: {held}{again}"
         signs = {rank: sign for rank, sign in self._signs.items() if rank != self._rank}
         behind = min(signs, key=lambda rank: signs[rank].passed, default=None)
         if behind is not None and signs[behind].passed < self._passed:
@@ -190,9 +198,11 @@ class Watch:
 
 
 @contextmanager
-def watching(launch: LaunchEnvironment, timeout_seconds: float) -> Iterator[Watch]:
+def watching(
+    launch: LaunchEnvironment, timeout_seconds: float, held: Callable[[], str] = str
+) -> Iterator[Watch]:
     """Watch over the block: a collective that waits in vain ends the process with a sentence."""
-    watch = Watch(launch, timeout_seconds)
+    watch = Watch(launch, timeout_seconds, held)
     try:
         yield watch
     except RuntimeError as error:

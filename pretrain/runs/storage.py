@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 _REMEDIES = {
@@ -39,6 +42,20 @@ def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
         f"{path} cannot be written ({reason}; {room}); {remedy}, then the same command goes on from the "
         "newest complete checkpoint"
     )
+
+
+def stands(directory: Path, seconds: float = 5.0) -> bool:
+    """Return whether the file system of a directory leaves a byte unanswered for so long."""
+
+    def write() -> None:
+        with suppress(OSError), tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(b"\n")
+            os.fsync(file.fileno())
+
+    probe = threading.Thread(target=write, daemon=True)
+    probe.start()
+    probe.join(seconds)
+    return probe.is_alive()
 
 
 def free_bytes(path: Path) -> int | None:

@@ -41,7 +41,7 @@ from pretrain.ranks.watch import Watch, watching
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.lock import PAUSE, RunLock
 from pretrain.runs.position import Position
-from pretrain.runs.storage import OF_THE_STORAGE, storage_sentence
+from pretrain.runs.storage import OF_THE_STORAGE, stands, storage_sentence
 from pretrain.telemetry.profile import StepProfile
 from pretrain.telemetry.records import StepRecord
 from pretrain.telemetry.telemetry import Telemetry
@@ -190,7 +190,7 @@ def open_run(config: Config) -> Iterator[Run]:
         launch, config.parallel.tensor_model_parallel_size, config.parallel.timeout_seconds
     )
     try:
-        with watching(launch, config.parallel.timeout_seconds) as watch:
+        with watching(launch, config.parallel.timeout_seconds, partial(_standing, config.run_path)) as watch:
             lock = _lock(config, context, watch)
             try:
                 yield from _opened(_build(config, context, blend, watch, lock))
@@ -202,6 +202,10 @@ def open_run(config: Config) -> Iterator[Run]:
         shutdown_distributed(context)
         raise
     shutdown_distributed(context)
+
+
+def _standing(run: Path) -> str:
+    return f"the file system of {run} takes no byte; look at it" if stands(run) else ""
 
 
 def _opened(run: Run) -> Iterator[Run]:

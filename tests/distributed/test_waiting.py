@@ -49,5 +49,13 @@ def test_a_rank_that_is_busy_elsewhere_is_named_with_what_it_does() -> None:
     )
 
 
+def test_what_holds_every_rank_is_said_in_place_of_a_rank_or_the_network() -> None:
+    payload = {"timeout": 2, "held": "the file system takes no byte"}
+    done = function_on_warm_ranks(2, WORKER + "one_is_busy", payload, timeout=120)
+    assert done.returncode == 2, done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if "rror" in line]
+    assert "at the sum of all: the file system takes no byte; then the same command goes on" in error
+
+
 def test_every_group_has_the_timeout_to_the_second() -> None:
     assert run_ranks(2, WORKER + "timeouts", {"timeouts": [20, 119]}) == [[20.0], [119.0]]

@@ -43,7 +43,7 @@ busy machine."""
 WORDS = {
     Fault.DISK_FULL: "No space left on device",
     Fault.IO_ERROR: "Input/output error",
-    Fault.STORAGE_STANDS: "parallel.timeout_seconds",
+    Fault.STORAGE_STANDS: "takes no byte",
 }
 
 
@@ -156,8 +156,7 @@ class Cases:
         end = self._start(case.layout, directory / "disturbed.log", runs, more, environment=environment)
         outcome.happened = end.code != 0 or (not on_disk and bytes_written(counter) > after)
         if outcome.happened:
-            of_the_disk = [str(runs)] if case.fault is not Fault.STORAGE_STANDS else []
-            _expect_sentence(outcome, end, WORDS[case.fault], *of_the_disk)
+            _expect_sentence(outcome, end, WORDS[case.fault], str(runs))
         if on_disk:
             make_room(runs)
         return end

@@ -49,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(["deepspeed.overrides={a: &a [x], b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]}"])
 @example(["run.seed=" + "9" * 5000])
 @example(["run.name=\x00"])
+@example(["\n"])
+@example(["a\nb.c=1"])
 @example(["data.directory=\x00"])
 def test_overrides(items: list[str]) -> None:
     config = right_or_refused(lambda: load_config("demo", items))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.runs.storage import storage_sentence
+from tests.faults.inflict import STANDS, build_shim, failing_storage
+from tests.ranks import ROOT
 
 
 @pytest.mark.distributed
@@ -23,3 +27,19 @@ def test_no_room_for_another_file_is_not_told_as_no_room_for_bytes(tmp_path: Pat
     finally:
         subprocess.run(["umount", tmp_path], check=True)
     assert "16.8 MB are free, but it may hold no more files); make room there" in sentence
+
+
+def test_a_file_system_that_answers_nobody_is_seen_to_stand(tmp_path: Path) -> None:
+    if (shim := build_shim(tmp_path)) is None:
+        pytest.skip("there is no C compiler")
+    standing, other = tmp_path / "standing", tmp_path / "other"
+    standing.mkdir(), other.mkdir()
+    program = (
+        "import sys; from pathlib import Path; from pretrain.runs.storage import stands;"
+        "print([stands(Path(each), 1.0) for each in sys.argv[1:]], flush=True)"
+    )
+    environment = os.environ | failing_storage(shim, standing, tmp_path / "counter", 0, STANDS)
+    command = [sys.executable, "-c", program, standing, other, tmp_path / "nowhere"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[True, False, False]\n", done.stderr
+    assert list(standing.iterdir()) == []
