@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.engine.compat import silence_expected_warnings
+from megatron_patches.engine.compat import prepare_imports
 
-silence_expected_warnings()
+prepare_imports()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402

@@ -140,9 +140,9 @@ def train(
     loaded = load_config(config, overrides or [])
     check_inputs(loaded, LaunchEnvironment.read().world_size)  # quick; the imports below take seconds
     ask_for(loaded.run.device)  # before the loop imports what looks for GPUs
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.export.run_exports import check_can_export, export_at_end
     from pretrain.training.loop import train as run_training
 
@@ -225,10 +225,10 @@ def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> lis
     """Return what the first run of every variant writes after each prompt; without any, [] and no torch."""
     if not prompts:
         return []
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from pretrain.compare.report import ModelText
 
-    silence_expected_warnings()
+    prepare_imports()
     ask_for("cpu")
     from pretrain.export.model_texts import model_texts
 
@@ -336,11 +336,11 @@ def _doctor_on_this_rank(request: Request) -> int:
     """Run the preflight; return its exit code. Steps that must precede the import of torch come first."""
     # The doctor says itself, in a sentence, what torch's sockets would warn of.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from megatron_patches.errors import MethodError
     from pretrain.config.load import load_config
 
-    silence_expected_warnings()
+    prepare_imports()
     with suppress(UserError, MethodError):  # a config that is refused is among what the doctor reports
         ask_for(load_config(request.config, request.overrides).run.device)
     from pretrain.doctor.rank import run_doctor

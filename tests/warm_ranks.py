@@ -60,9 +60,9 @@ def serve(address: str) -> None:
 
 
 def _import_everything() -> None:
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.ranks.groups import import_deepspeed
 
     import_deepspeed()

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from megatron_patches.engine.compat import silence_expected_warnings
+from megatron_patches.engine.compat import prepare_imports
 
-silence_expected_warnings()
+prepare_imports()
 
 import torch  # noqa: E402
 

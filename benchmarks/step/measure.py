@@ -24,9 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.engine.compat import silence_expected_warnings
+from megatron_patches.engine.compat import prepare_imports
 
-silence_expected_warnings()
+prepare_imports()
 
 import torch  # noqa: E402
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from megatron_patches.engine.compat import silence_expected_warnings
+from megatron_patches.engine.compat import prepare_imports
 
-silence_expected_warnings()
+prepare_imports()
 
 import torch  # noqa: E402
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: E402

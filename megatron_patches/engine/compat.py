@@ -18,7 +18,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial, wraps
 from importlib.metadata import version
 from typing import Any
 
@@ -31,6 +31,7 @@ TESTED_MEGATRON_CORE = ("0.16.1", "0.19.2")
 Python 3.12."""
 TESTED_TORCH = ("2.9", "2.15")
 """The oldest and the newest torch with which `make test-oldest` and `make test-newest` have passed."""
+_torch_compile = torch.compile
 
 
 def check_megatron_core_version(installed: str | None = None) -> None:
@@ -61,11 +62,12 @@ def _minor_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
-def silence_expected_warnings() -> None:
-    """Silence the warnings of megatron-core's import and use on which no user can act.
+def prepare_imports() -> None:
+    """Silence the warnings of megatron-core on which no user can act, and put off torch.compile's own import.
 
-    Call this before megatron-core is imported.
+    Call this before megatron-core and DeepSpeed are imported.
     """
+    torch.compile = _compile_when_called
     for message, category in (
         (".*(Apex|Transformer Engine).*not installed", UserWarning),  # this program uses neither
         ("full scope is deprecated", UserWarning),  # a default of megatron-core's own config
@@ -73,6 +75,20 @@ def silence_expected_warnings() -> None:
     ):
         warnings.filterwarnings("ignore", message=message, category=category)
     logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(_is_no_notice)
+
+
+def _compile_when_called(model: Any = None, **settings: Any) -> Any:
+    """Stand in for torch.compile as decorator of functions of megatron-core and DeepSpeed.
+
+    They decorate some forty functions, of which this program calls none, and the first decoration imports
+    torch's whole compiler: a second. A function of anybody else is compiled as always.
+    """
+    if model is None:
+        return partial(_compile_when_called, **settings)
+    if (getattr(model, "__module__", None) or "").partition(".")[0] not in ("megatron", "deepspeed"):
+        return _torch_compile(model, **settings)
+    compiled = cache(partial(_torch_compile, model, **settings))
+    return wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))
 
 
 def _is_no_notice(record: logging.LogRecord) -> bool:

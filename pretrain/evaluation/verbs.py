@@ -182,9 +182,9 @@ def approximation(
 
     Example: python -m pretrain evaluate approximation --out runs/approximation
     """
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.evaluation.heads.approximation import Grid, approximation_report, run_grid
     from pretrain.study.report import finish
 
@@ -226,9 +226,9 @@ def _read_runs(paths: Sequence[Path]) -> list[FinishedRun]:
     if left_out:
         typer.echo(left_out, err=True)
     typer.echo(f"measuring {len(runs)} runs, one after the other; the imports take a while")
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     return runs
 
 

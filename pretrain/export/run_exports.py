@@ -105,9 +105,9 @@ def export_apart(run: Path, out: Path, step: int | None = None, dtype: str | Non
 def export_on_cpu(run: Path, out: Path, step: int | None, dtype: str | None) -> dict[str, Any]:
     """Call `export_run` in one process without a GPU, wherever the run was trained."""
     RunDirectory(run).require_run()  # before imports that take seconds
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     ask_for("cpu")
     from pretrain.export.export import export_run
     from pretrain.ranks.single_process import one_process

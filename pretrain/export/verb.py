@@ -89,9 +89,9 @@ def import_(
 
     Example: python -m pretrain import exported/orthogonal --out imported --config demo
     """
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
 
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.export.source_model import CONFIG, WEIGHTS, import_model
 
     made = import_model(directory, out, config, overrides or [])

@@ -90,11 +90,11 @@ def require_packages(verb: str, *names: str) -> None:
 
     `names`: by which they are imported. Raises UserError: one is not installed.
     """
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from pretrain.export.packages import require_transformers
     from pretrain.ranks.devices import use_cuda
 
-    silence_expected_warnings()
+    prepare_imports()
     # Transformers imports DeepSpeed where it is installed, which would print the accelerator it detects.
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if use_cuda() else "cpu")
     require_transformers(verb)

@@ -23,7 +23,7 @@ def main(request: Path, answer: Path) -> None:
     from pretrain.ranks.signals import StopSignals
 
     signals = StopSignals().install()
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from pretrain.config.load import load_config
     from pretrain.ranks.devices import ask_for
     from pretrain.runs.directory import write_json
@@ -31,7 +31,7 @@ def main(request: Path, answer: Path) -> None:
     asked = json.loads(request.read_text())
     config = load_config(asked["config"])
     ask_for(config.run.device)  # before anything looks for GPUs
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.training.loop import train_step
     from pretrain.training.open_run import open_run
 

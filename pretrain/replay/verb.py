@@ -46,11 +46,11 @@ def diff(
 
     Example: python -m pretrain diff demo/runs/vanilla demo/runs/orthogonal
     """
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from pretrain.study.report import finish
     from pretrain.study.seeds import refuse_twice
 
-    silence_expected_warnings()
+    prepare_imports()
     from pretrain.replay.report import diff_document
 
     refuse_twice((one, other))

@@ -2,11 +2,13 @@
 
 Version-sensitive: torch's fused AdamW divides the gradients by the attribute `grad_scale` and changes nothing
 where `found_inf` is 1 (written for its GradScaler); DeepSpeed 0.19's optimizers keep the gradient norm of a
-step as `_global_grad_norm`, and so does `ClippingAdamW` for DeepSpeed to read.
+step as `_global_grad_norm`, and so does `ClippingAdamW` for DeepSpeed to read; its ZeRO takes optimizers of
+the classes in its list only, and `FusedAdamW` is added to them.
 """
 
 from __future__ import annotations
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -16,7 +18,26 @@ from megatron_patches.engine.freeze import parameter_groups
 from pretrain.config.sections import OptimizerSection
 
 
-class ClippingAdamW(torch.optim.AdamW):
+class FusedAdamW(torch.optim.AdamW):
+    """AdamW in one pass over weights, gradients and moments, on the CPU as on CUDA.
+
+    Its methods are torch's without what hides them from torch.compile: that would import the compiler, and no
+    optimizer is compiled here.
+    """
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = unwrap(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(unwrap(torch.optim.AdamW.step))
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
+
+
+class ClippingAdamW(FusedAdamW):
     """Fused AdamW over the model's own weights that first takes the norm of all gradients and clips by it.
 
     What DeepSpeed's ZeRO optimizers do around AdamW, without their flat copies of weights and gradients: one
@@ -38,7 +59,7 @@ class ClippingAdamW(torch.optim.AdamW):
         clip: float,
         tp_group: dist.ProcessGroup,
     ) -> None:
-        super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
+        super().__init__(groups, lr=lr, betas=betas, eps=eps)
         self._clip = clip
         self._tp_group = tp_group
         self._global_grad_norm: torch.Tensor | None = None
@@ -102,10 +123,13 @@ def build_adamw(
     `clips_over`: the tensor-parallel group if AdamW is to clip itself; None where DeepSpeed's own optimizer
     around it does.
     """
+    from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
+
+    if FusedAdamW not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(FusedAdamW)
     groups = parameter_groups(model, settings.weight_decay, settings.learning_rate_factors)
     lr, betas, eps = settings.learning_rate, settings.betas, settings.eps
     if clips_over is None:
-        # Fused: one pass over weights, gradients and moments, on the CPU as on CUDA.
-        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+        return FusedAdamW(groups, lr=lr, betas=betas, eps=eps)
     clip = settings.gradient_clip
     return ClippingAdamW(groups, lr=lr, betas=betas, eps=eps, clip=clip, tp_group=clips_over)

@@ -140,11 +140,11 @@ def _pretend_ranks(design: Design) -> Any:
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from megatron_patches.engine.compat import silence_expected_warnings
+    from megatron_patches.engine.compat import prepare_imports
     from pretrain.ranks.environment import LaunchEnvironment
     from pretrain.ranks.groups import initialize_distributed
 
-    silence_expected_warnings()
+    prepare_imports()
     accelerators.ds_accelerator = CUDA_Accelerator()
     dist.init_process_group("fake", rank=0, world_size=design.world_size, store=FakeStore())
     launch = LaunchEnvironment(0, 0, design.world_size)

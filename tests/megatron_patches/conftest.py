@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron_patches.engine.compat import prepare_megatron_core, silence_expected_warnings
+from megatron_patches.engine.compat import prepare_imports, prepare_megatron_core
 
 
 @pytest.fixture(scope="package")
 def one_rank() -> Iterator[dist.ProcessGroup]:
     """The tensor-parallel group of a world of one gloo rank on the CPU; gone after the package's tests."""
-    silence_expected_warnings()
+    prepare_imports()
     from megatron.core import parallel_state
 
     current_device = torch.cuda.current_device

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import assert_refused, cli, train
-from tests.ranks import ROOT
+from tests.ranks import ROOT, rank_environment
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.distributed
@@ -107,6 +107,22 @@ def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], senten
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and sentence in done.stderr
     assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace("  ", "")
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_training_that_compiles_nothing_imports_no_compiler(
+    stage: int, tiny_shards: Path, tmp_path: Path
+) -> None:
+    settings = {"deepspeed__config": f"zero{stage}", "schedule__steps": 3, "checkpoint__every": 2}
+    overrides = tiny_overrides(tiny_shards, tmp_path, "plain", **settings)
+    command = [sys.executable, "-X", "importtime", "-m", "pretrain", "train", "demo", *overrides]
+    done = subprocess.run(
+        command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0 and "finished" in done.stdout, done.stderr[-2000:]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"torch", "megatron.core", "deepspeed"} <= imported
+    assert not imported & {"torch._dynamo", "torch._inductor"}
 
 
 @pytest.mark.parametrize("package", ["pretrain", "data_pipeline", "megatron_patches"])
