@@ -134,6 +134,15 @@ PAGES = (
         ),
     ),
     Page(
+        "own_rates",
+        (Runs("demo_own_rates"),),
+        (
+            Report("compare", "vanilla"),
+            among("vanilla_conv4-seed_1", "own_rates/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
+            among("trained_shared_conv4-seed_1", "own_rates/to_trained_shared", *STUDIED),
+        ),
+    ),
+    Page(
         "documentation_rates",
         (Runs("documentation_rates"),),
         (Report("compare", "vanilla", "optimizer.learning_rate", SEARCHED_RATES, "documentation/rates"),),

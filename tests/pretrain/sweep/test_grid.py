@@ -351,7 +351,12 @@ def test_every_run_of_every_shipped_grid_is_possible(
     """And its command makes the configuration that was checked."""
     monkeypatch.chdir(tmp_path)  # where no run of it has begun
     grid, runs = shipped_grid(name), planned_runs(name)
-    seeds = {"demo_rates": 1, "documentation_rates": 1, "documentation_frozen_designs": 8}
+    seeds = {
+        "demo_rates": 1,
+        "documentation_rates": 1,
+        "documentation_frozen_designs": 8,
+        "demo_own_rates": 8,
+    }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
     assert "vanilla" in variants and variants & {"orthogonal", "orthogonal_shared"}
