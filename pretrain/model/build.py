@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from shutil import which
 
 import torch
@@ -82,6 +84,14 @@ def compile_layers(model: GPT, backend: str) -> None:
     keep_kernels_apart()
     for layer in model.decoder.layers:
         layer.compile_parts(backend)
+
+
+def compiling_nothing() -> AbstractContextManager[object]:
+    """Return a context in which compiled layers run as they were written, at sizes that were not compiled.
+
+    Where nothing is compiled it does nothing, and does not load torch's compiler.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def transformer_config(config: Config) -> TransformerConfig:

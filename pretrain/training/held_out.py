@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron_patches.attention.heads import attention_observed
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData
-from pretrain.model.build import token_losses
+from pretrain.model.build import compiling_nothing, token_losses
 from pretrain.model.packing import count_predictions
 from pretrain.ranks.groups import ParallelContext
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses
@@ -67,7 +67,7 @@ def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tu
     engine.eval()
     with (
         torch.no_grad(),
-        torch.compiler.set_stance("force_eager"),
+        compiling_nothing(),
         attention_observed(engine.module, observe),
     ):
         token_losses(engine, tokens, data.boundary)

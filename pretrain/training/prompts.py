@@ -7,9 +7,7 @@ it has the bits that it would have without.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +15,7 @@ import torch.distributed as dist
 
 from pretrain.config.tree import Config
 from pretrain.data.prompts import Prompts
-from pretrain.model.build import logits_at
+from pretrain.model.build import compiling_nothing, logits_at
 from pretrain.ranks.groups import ParallelContext
 from pretrain.telemetry.records import Sample
 
@@ -43,9 +41,7 @@ def continue_prompts(
     # Not more tokens at a time than a forward pass of training has.
     rows = max(1, config.data.micro_batch_size * config.data.sequence_length // ids.size(1))
     engine.eval()
-    # Compiled layers would be compiled once more for these sizes; without any, no compiler is loaded.
-    compiles = "torch._dynamo" in sys.modules
-    with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiles else nullcontext():
+    with torch.no_grad(), compiling_nothing():
         for _ in range(prompts.tokens):
             parts = zip(ids.split(rows), (ends - 1).split(rows), strict=True)
             logits = torch.cat([logits_at(engine, inputs, at, boundary) for inputs, at in parts])
