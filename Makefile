@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 $(VENV)/bin/python
-PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks docs/figures
+PACKAGES := pretrain megatron_patches data_pipeline ds_configs slurm tests benchmarks docs/figures docs/site
 PUBLIC := pretrain/api.py megatron_patches/attention/module.py # what other people's programs import
 .DELETE_ON_ERROR:
-.PHONY: demo demo-clean results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz lint format bench gpu-wheels gpu-check gpu-dry clean help
+.PHONY: demo demo-clean site results results-quick test test-fast test-all test-slurm test-oldest test-newest faults fuzz lint format bench gpu-wheels gpu-check gpu-dry clean help
 
 # $(call environment,DIRECTORY): a virtual environment of $(PYTHON), if it is not there yet.
 define environment
@@ -120,6 +120,14 @@ bench: $(VENV)/installed ## all benchmarks; MEGATRON_LM=CHECKOUT adds the row of
 	$(RUN) -m benchmarks.checkpoint
 	$(RUN) -m benchmarks.data.samples
 	$(RUN) -m benchmarks.data.tokenizing $(if $(MEGATRON_LM),--megatron-lm $(MEGATRON_LM))
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+$(VENV)/site: $(VENV)/core
+	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[site]'
+	@touch $@
+
+site: $(VENV)/site ## all pages as a site in build/site-pages/html that works offline; a dead link ends it with an error
+	@$(VENV)/bin/python docs/site/build.py
 
 # --- a machine with a GPU -------------------------------------------------------------------------------------------------
 # It may have no network: then it brings Python and torch with CUDA, and the rest is a folder of wheels, installed beside

@@ -2,6 +2,8 @@
 
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,11 @@ import typer
 import data_pipeline.__main__
 import megatron_patches.__main__
 import pretrain.__main__
+from pretrain.config.load import load_config
+from pretrain.config.sources import parse_overrides
 from pretrain.config.tree import Config
+from pretrain.sweep.grid import read_grid, shipped_grids
+from pretrain.sweep.plan import plan_sweep
 from tests.ranks import ROOT
 from tests.test_architecture import FLOORS
 
@@ -28,6 +34,10 @@ METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
 NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/distributed/workers/mine.py")
 """What a page tells the reader to make."""
+
+SHIPPED = {path.stem for path in (ROOT / "pretrain/configs").glob("*.yaml")}
+DRAW = runpy.run_path(str(ROOT / "docs/figures/draw.py"))
+BUILD = runpy.run_path(str(ROOT / "docs/site/build.py"))
 
 SECTIONS = {name: {*field.annotation.model_fields} for name, field in Config.model_fields.items()}
 SECTIONS["checkpoint"] |= {"load_universal"}  # a key of DeepSpeed's section of the same name
@@ -95,10 +105,83 @@ def test_configuration_keys_that_are_named_exist(name: str) -> None:
         assert named - FILE_ENDINGS <= keys, f"{name} names {section}.{named - FILE_ENDINGS - keys}"
 
 
-def test_the_drawing_is_what_its_script_draws() -> None:
-    drawn = runpy.run_path(str(ROOT / "docs/figures/draw.py"))["block"]()
-    assert (ROOT / "docs/figures/block.svg").read_text() == drawn
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_on_shipped_files_would_start(name: str) -> None:
+    """Their settings go with the config, or with the grid on its base."""
+    for command in commands((ROOT / name).read_text()):
+        verb, file, *words = [*command.split()[3:], "", ""]
+        settings = [word for word in words if re.match(r"[a-z]+\.[a-z_]+=[^$…]+$", word)]
+        if verb in ("train", "show", "plan") and file in SHIPPED:
+            load_config(file, settings)
+        elif verb == "sweep" and file in shipped_grids():
+            base = words[words.index("--base") + 1] if "--base" in words else None
+            plan_sweep(read_grid(file), base, parse_overrides(settings), lambda _: 1, check_data=False)
+
+
+@pytest.mark.parametrize("name", sorted(DRAW["DRAWINGS"]))
+def test_a_drawing_is_what_its_script_draws(name: str) -> None:
+    drawn = DRAW["DRAWINGS"][name]()
+    assert (ROOT / "docs/figures" / name).read_text() == drawn
     assert "prefers-color-scheme: dark" in drawn and "<title>" in drawn
+
+
+def test_the_site_has_every_page(tmp_path: Path) -> None:
+    """In its navigation, but for single results, which their overview links to."""
+    BUILD["gather"](tmp_path)
+    settings = (tmp_path / "zensical.toml").read_text()
+    listed = re.findall(r'"([\w/.-]+\.md)"', settings.partition("nav = ")[2].partition("\n]")[0])
+    assert len(listed) == len(set(listed))
+    gathered = {str(page.relative_to(tmp_path / "pages")) for page in tmp_path.rglob("*.md")}
+    assert set(listed) <= gathered
+    assert [page for page in gathered - set(listed) if not page.startswith("docs/results/")] == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = (
+        '<a href="b.html#here">{}</a><a href="b.html#there"></a><img src="c.png"><a href="https://x.y"></a>'
+    )
+    (tmp_path / "a.html").write_text(page)
+    (tmp_path / "b.html").write_text('<p id="here"></p><a href="#here"></a>')
+    assert [link for _, link in BUILD["dead_links"](tmp_path)] == ["b.html#there", "c.png"]
+
+
+@pytest.mark.full
+def test_the_site_is_built_without_a_dead_link(tmp_path: Path) -> None:
+    pytest.importorskip("zensical", reason="`make site` installs it")
+    command = [sys.executable, str(ROOT / "docs/site/build.py"), "--out", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = [page.read_text() for page in (tmp_path / "site/html").rglob("*.html")]
+    asked = {
+        address for page in pages for address in re.findall(r'(?:src|stylesheet" href)="(https?:[^"]+)', page)
+    }
+    assert asked == set()  # of no other machine
+
+
+def test_the_log_names_commits_of_this_history() -> None:
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("a checkout with its whole history is needed")
+    named = set(re.findall(r"`([0-9a-f]{7,12})`", (ROOT / "docs/LOG.md").read_text()))
+    assert len(named) > 10
+    assert [
+        commit for commit in sorted(named) if git("cat-file", "-e", f"{commit}^{{commit}}").returncode
+    ] == []
+
+
+def test_containers_install_what_was_tested() -> None:
+    (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f"ARG TORCH_VERSION={torch}\n" in dockerfile
+    assert f"torch=={torch} " in (ROOT / "slurm/apptainer-cpu.def").read_text()
+    for source in re.findall(r"^COPY (.*) \S+$", dockerfile, flags=re.MULTILINE):
+        assert [file for file in source.split() if not (ROOT / file).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text()
+    assert {f"!{name}" for name in re.findall(r"^COPY (\w+) ", dockerfile, flags=re.MULTILINE)} <= {
+        *ignored.split()
+    }
 
 
 def test_readme_fits_on_two_screens() -> None:
@@ -145,11 +228,14 @@ def anchors(page: Path) -> set[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """`python -m …` and `make …`, in fenced blocks and in code spans, without comments."""
+    """`python -m …`, `ora-… …` and `make …`, in fenced blocks and in code spans, without comments."""
     text = re.sub(r"\\\n", " ", text)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
     for line in [*_lines(text, fenced=True).splitlines(), *spans]:
         line = line.partition("  #")[0].strip().removeprefix("$ ")
+        line = re.sub(
+            "^ora-data ", "python -m data_pipeline ", re.sub("^ora-pretrain ", "python -m pretrain ", line)
+        )
         found = re.search(r"python -m [a-z_.]+.*|^make(?: [a-z-]+)*", line)
         if found:
             yield re.split(r"[;'|)]", found.group())[0].strip()

@@ -77,7 +77,7 @@ def test_the_oldest_set_is_the_lowest_of_what_is_declared() -> None:
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
     pins = pinned("constraints.txt")
-    for name, requirement in declared("test", "dev", "export", "eval").items():
+    for name, requirement in declared("test", "dev", "export", "eval", "site").items():
         assert pins.get(name), f"constraints.txt does not pin {name}"
         assert all(version in requirement.specifier for version in pins[name]), name
 

@@ -1,8 +1,22 @@
-"""The drawing of README, docs/figures/block.svg, light and dark: `python docs/figures/draw.py`."""
+"""The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
+
+block.svg     an attention layer: what is frozen, what DeepSpeed sees
+price.svg     what freezing costs against what it saves, from docs/results/frozen_designs/comparison.json
+layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from math import floor, log10
 from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+DESIGNS = HERE.parent / "results/frozen_designs/comparison.json"
+LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
   text { font: 15px system-ui, sans-serif; fill: #1f2328 }
@@ -14,12 +28,23 @@ STYLE = """
   .plain rect { fill: #f6f8fa; stroke: #59636e }
   path { stroke: #59636e; stroke-width: 1.5; fill: none } marker path { fill: #59636e; stroke: none }
   g > rect.frame { fill: none }
+  .grid { stroke: #d1d9e0; stroke-width: 1 } .axis { stroke: #59636e; stroke-width: 1.5 }
+  .curve { stroke: #0969da; stroke-width: 2 } .trained circle { fill: #bc4c00 }
+  .dashed { stroke-dasharray: 5 4 } .middle { text-anchor: middle } .end { text-anchor: end }
+  .frozen line { stroke: #0969da } .frozen circle { fill: #0969da } .frozen text { fill: #0550ae }
+  .trained line { stroke: #bc4c00 } .trained rect.point { fill: #bc4c00 }
+  .trained text { fill: #953800 } .block text { fill: #1f2328 }
   @media (prefers-color-scheme: dark) {
     text { fill: #f0f6fc } .plain rect { fill: #212830; stroke: #9198a1 }
     .frozen .frame, .frozen rect { stroke: #4493f8 } .frozen rect { fill: #0d2d55 }
     .trained .frame, .trained rect { stroke: #f0883e } .trained rect { fill: #4a2a12 }
     path { stroke: #9198a1 } marker path { fill: #9198a1 }
     g > rect.frame { fill: none }
+    .curve { stroke: #4493f8 } .trained circle { fill: #f0883e }
+    .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
+    .frozen line { stroke: #4493f8 } .frozen circle { fill: #4493f8 } .frozen text { fill: #79b8ff }
+    .trained line { stroke: #f0883e } .trained rect.point { fill: #f0883e }
+    .trained text { fill: #ffa657 } .block text { fill: #f0f6fc }
   }
 """
 TITLE = "An attention layer: what is drawn from a seed, what DeepSpeed sees, what a checkpoint holds"
@@ -94,12 +119,148 @@ def block() -> str:
     ]
     size = 'viewBox="0 0 10 10" refX="9" refY="5" markerWidth="8" markerHeight="8"'
     tip = f'<marker id="tip" {size} orient="auto">'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 364" role="img" aria-label="{TITLE}">'
     marker = f'<defs>{tip}<path d="M0 0 L10 5 L0 10 z"/></marker></defs>'
-    return "\n".join(
-        [head, f"<title>{TITLE}</title>", f"<style>{STYLE}</style>", marker, *parts, "</svg>", ""]
-    )
+    return drawing(TITLE, 860, 364, [marker, '<g class="block">', *parts, "</g>"])
 
+
+def drawing(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+    """The whole SVG, its title for those who cannot see it."""
+    size = f'viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    style = f"<style>{STYLE}</style>"
+    return "\n".join([head, f"<title>{escape(title)}</title>", style, *parts, "</svg>", ""])
+
+
+def text(x: float, y: float, words: str, kind: str = "small") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str = "") -> str:
+    named = f' class="{kind}"' if kind else ""
+    return f'<line{named} x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke-width="1.6"/>'
+
+
+Scale = Callable[[float], float]
+
+
+def scale(low: float, high: float, start: float, end: float) -> Scale:
+    """A number of the data to a place in the drawing."""
+    return lambda value: start + (value - low) / (high - low) * (end - start)
+
+
+LABELS: dict[str, tuple[float, float, str]] = {
+    "vanilla_conv4": (8, 4, ""),
+    "orthogonal": (0, -8, "middle"),
+    "orthogonal_conv4": (-8, -4, "end"),
+    "shared": (-8, 12, "end"),
+    "shared_conv4": (8, 6, ""),
+    "shared_conv4_low_rank_8": (8, 0, ""),
+    "monarch_shared_conv4": (9, 5, ""),
+    "low_rank_8": (8, 8, ""),
+    "low_rank_8_conv4": (4, 15, "end"),
+    "trained_shared_conv4": (0, 16, "middle"),
+    "monarch_trainable": (0, -8, "middle"),
+}
+"""Where a design's name stands, from its point or the end of its interval: right, down, alignment."""
+AT_HIGH, AT_LOW = ("orthogonal", "shared", "low_rank_8", "monarch_trainable"), (
+    "shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")  # fmt: skip
+PRICE = "What freezing costs against what it saves: gap to vanilla over FLOPs saved, eleven designs, n = 5"
+
+
+def price() -> str:
+    """Gap to vanilla with its interval over the FLOPs that a token saves, a point a design."""
+    designs = json.loads(DESIGNS.read_text())["variants"]
+    (vanilla,) = (design for design in designs if design["gap"] is None)
+    x, y = scale(-0.8, 11.4, 70, 840), scale(-13, 32, 380, 44)
+    parts = [text(70, 22, "perplexity above vanilla's, 95 % intervals (1.3 M parameters, n = 5)", "title")]
+    for percent in range(0, 12, 2):
+        parts.append(line(x(percent), 44, x(percent), 380, "grid"))
+        parts.append(text(x(percent), 400, f"{percent} %", "small middle"))
+    for percent in (-10, 0, 10, 20, 30):
+        parts.append(text(62, y(percent) + 5, f"{percent:+d} %" if percent else "0 %", "small end"))
+        parts.append(line(70, y(percent), 840, y(percent), "grid" if percent else "axis dashed"))
+    parts.append(text(836, y(0) + 18, "vanilla", "small end"))
+    parts += [point(design, vanilla, x, y) for design in designs if design is not vanilla]
+    parts.append(text(455, 424, "FLOPs of a training token saved", "small middle"))
+    parts.append(f'<g class="frozen">{circle(560, 64)}{text(572, 69, "Q and K frozen (or in part)")}</g>')
+    parts.append(f'<g class="trained">{square(560, 88)}{text(572, 93, "everything trained")}</g>')
+    return drawing(PRICE, 860, 436, parts)
+
+
+def point(design: Mapping[str, Any], vanilla: Mapping[str, Any], x: Scale, y: Scale) -> str:
+    """A design's gap, its interval and its name."""
+    name = design["runs"][0]["name"].rpartition("-")[0]
+    flops, frozen = (
+        [own["theory"][key] for own in (design, vanilla)]
+        for key in ("executed_flops_per_token", "frozen_parameters")
+    )
+    middle, low, high = (
+        y(100 * (design["gap"][f"perplexity_ratio{end}"] - 1)) for end in ("", "_low", "_high")
+    )
+    place = x(100 * (1 - flops[0] / flops[1]))
+    right, down, alignment = LABELS[name]
+    at = high if name in AT_HIGH else low if name in AT_LOW else middle
+    mark = circle(place, middle) if frozen[0] else square(place, middle)
+    bar = line(place, low, place, high)
+    label = text(place + right, at + down, name, f"small {alignment}".strip())
+    return f'<g class="{"frozen" if frozen[0] else "trained"}">{bar}{mark}{label}</g>'
+
+
+def circle(x: float, y: float, radius: float = 5) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+
+
+def square(x: float, y: float) -> str:
+    return f'<rect class="point" x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>'
+
+
+CURVE = "One training under eight layouts, one of them killed and resumed: eight curves, seen as one"
+
+
+def layouts() -> str:
+    """The eight losses over the steps, above how far they are apart."""
+    measured = json.loads(LAYOUTS.read_text())
+    curves = measured["losses"]
+    steps, apart = len(next(iter(curves.values()))), spreads(list(curves.values()))
+    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+    x, y = scale(1, steps, 70, 560), scale(low - 0.2, high + 0.1, 250, 44)
+    parts = [text(70, 22, "training loss, eight layouts drawn one over the other", "title")]
+    for loss in range(int(low) + 1, int(high) + 1):
+        parts += [line(70, y(loss), 560, y(loss), "grid"), text(62, y(loss) + 5, str(loss), "small end")]
+    parts += [curve([(x(step), y(loss)) for step, loss in enumerate(own, 1)]) for own in curves.values()]
+    killed = measured["killed_after"]
+    parts += [line(x(killed), 44, x(killed), 380, "axis dashed"), text(x(killed) + 6, 60, "kill −9, resumed")]
+    for row, name in enumerate(curves):
+        parts.append(text(584, 60 + 24 * row, name))
+    decades = scale(floor(log10(min(filter(None, apart)))), floor(log10(max(apart))) + 1, 380, 296)
+    parts.append(text(70, 282, "largest difference of two of them at a step, nats", "title"))
+    exponents = range(floor(log10(min(filter(None, apart)))), floor(log10(max(apart))) + 2)
+    for exponent in exponents:
+        parts.append(line(70, decades(exponent), 560, decades(exponent), "grid"))
+        power = f"10{super_script(exponent)}"
+        parts.append(f'<text class="small end" x="62" y="{decades(exponent) + 5:.1f}">{power}</text>')
+    places = [(x(step), decades(log10(own))) for step, own in enumerate(apart, 1) if own]
+    parts.append(f'<g class="trained">{"".join(circle(*place, 2.5) for place in places)}</g>')
+    parts += [text(x(step), 400, str(step), "small middle") for step in (1, *range(20, steps + 1, 20))]
+    parts += [text(584, 340, f"at most {max(apart):.1e} nats"), text(315, 420, "step", "small middle")]
+    return drawing(CURVE, 860, 430, parts)
+
+
+def spreads(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Largest difference of two curves, step by step."""
+    return [max(losses) - min(losses) for losses in zip(*curves, strict=True)]
+
+
+def curve(places: Sequence[tuple[float, float]]) -> str:
+    return f'<path class="curve" d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>'
+
+
+def super_script(number: int) -> str:
+    return f'<tspan baseline-shift="super" font-size="10">{number}</tspan>'.replace("-", "−")
+
+
+DRAWINGS: dict[str, Callable[[], str]] = {"block.svg": block, "price.svg": price}
 
 if __name__ == "__main__":
-    Path(__file__).with_name("block.svg").write_text(block())
+    for name, draw in DRAWINGS.items():
+        (HERE / name).write_text(draw())

@@ -21,7 +21,7 @@ _INTRODUCTION = """\
 # Configuration keys
 
 Every key of a configuration: a YAML file, such as those of
-[pretrain/configs](../pretrain/configs), with overrides `section.key=value` on the command line.
+`pretrain/configs`, with overrides `section.key=value` on the command line.
 `python -m pretrain show CONFIG --meanings` prints the same with the values of a run, and where each
 was given. Of two keys that exclude each other, an override unsets the one that the file gives.
 

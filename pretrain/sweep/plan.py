@@ -60,10 +60,13 @@ def plan_sweep(
         check_data: also read the manifests of the data.
         only: patterns of the names of the runs that are asked for, and checked; none: all of them.
 
+    Two entries that are one run on another `base` than the grid's own, whose value one of them gives, are
+    planned once.
+
     Raises UserError: a configuration is refused, two runs are the same, a directory holds another run, or a
     pattern is the name of none.
     """
-    base = base or grid.content.base
+    moved, base = base not in (None, grid.content.base), base or grid.content.base
     planned: list[PlannedRun] = []
     seen: dict[str, str] = {}
     for run in select(expand(grid, overrides), only, grid.source):
@@ -74,6 +77,8 @@ def plan_sweep(
         except (UserError, DataError, MethodError) as error:
             raise UserError(f"grid {grid.source}, run {run.name}: {error}") from None
         twin = seen.setdefault(_identity(config), run.name)
+        if twin != run.name and moved:
+            continue
         if twin != run.name:
             raise UserError(
                 f"grid {grid.source}: {twin} and {run.name} are the same run under two names; remove one"

@@ -55,20 +55,22 @@ def results(run: RunDirectory) -> dict[str, float]:
     UserError: damaged records, or no checkpoint.
     """
     curves, data = read_curves(run.metrics), json.loads(run.data.read_text())
-    last = {metric.tag: curves[metric][-1] for metric in (tags.PERPLEXITY, tags.VALIDATION_LOSS, tags.LOSS)}
     summary = {
-        "bits_per_byte": _bits_per_byte(curves[tags.VALIDATION_LOSS][-1], data),
         "median_tokens_per_second": _steady_median(curves, tags.TOKENS_PER_SECOND),
-        "median_step_seconds": _steady_median(curves, tags.STEP_SECONDS),
+        "peak_device_MiB": np.fmax.reduce(curves[tags.DEVICE_BYTES]) / 2**20,
         "gradients_MiB": curves[tags.GRADIENT_BYTES][-1] / 2**20,
         "optimizer_state_MiB": curves[tags.OPTIMIZER_STATE_BYTES][-1] / 2**20,
-        "peak_device_MiB": np.fmax.reduce(curves[tags.DEVICE_BYTES]) / 2**20,
         "peak_host_MiB": np.fmax.reduce(curves[tags.HOST_BYTES]) / 2**20,
         "checkpoint_MiB": newest_checkpoint_bytes(run.path) / 2**20,
         "trainable_parameters": curves[tags.TRAINABLE_PARAMETERS][-1],
         "frozen_parameters": curves[tags.FROZEN_PARAMETERS][-1],
+        "median_step_seconds": _steady_median(curves, tags.STEP_SECONDS),
+        "bits_per_byte": _bits_per_byte(curves[tags.VALIDATION_LOSS][-1], data),
     }
-    values = {**last, **{tags.SUMMARY.format(name): value for name, value in summary.items()}}
+    # In the order of the columns, of which TensorBoard shows the first five before any is chosen.
+    values = {tags.PERPLEXITY.tag: curves[tags.PERPLEXITY][-1]}
+    values |= {tags.SUMMARY.format(name): value for name, value in summary.items()}
+    values |= {metric.tag: curves[metric][-1] for metric in (tags.VALIDATION_LOSS, tags.LOSS)}
     return {tag: float(value) for tag, value in values.items() if math.isfinite(value)}
 
 

@@ -368,9 +368,17 @@ def test_every_run_of_every_shipped_grid_is_possible(
 @pytest.mark.parametrize("base", ["small", "base", "large"])
 @pytest.mark.parametrize("name", shipped_grids())
 def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
-    """Its keys unset those of the base that they exclude, and its batch sizes go together."""
-    run = expand(shipped_grid(name), [])[0]
-    plan_sweep(shipped_grid(name), base, [], lambda _: 1, check_data=False, only=[run.name])
+    """Its keys unset those of the base that they exclude, and what is one run there is planned once."""
+    grid = shipped_grid(name)
+    names = [run.name for run in expand(grid, [])]
+    first = [name for name in names if name.endswith("-seed_1")] or names
+    if base == "base" and any("hadamard" in run for run in first):
+        with pytest.raises(UserError, match=r"hidden_size=768 is not a power of two.*use construction 'dct'"):
+            plan_sweep(grid, base, [], lambda _: 1, check_data=False, only=first)
+        first = [run for run in first if "hadamard" not in run]
+    planned = plan_sweep(grid, base, [], lambda _: 1, check_data=False, only=first)
+    twins = {("a3_heads", "small"): 2}.get((name, base), 2 if name == "a4_head_dim" else 0)
+    assert len(planned) == len(first) - twins
 
 
 def test_each_run_at_a_time_has_gpus_of_its_own() -> None:

@@ -65,6 +65,11 @@ def test_results_are_those_of_the_whole_run_and_not_of_its_last_step(tmp_path: P
     assert values["summary/peak_host_MiB"] == 500_000_000 / 2**20
     assert values["summary/checkpoint_MiB"] == newest_checkpoint_bytes(run.path) / 2**20
     assert values["summary/trainable_parameters"] == 1_313_024 and values["summary/frozen_parameters"] == 0
+    shown = [
+        "perplexity/valid",
+        *(f"summary/{name}" for name in ("median_tokens_per_second", "gradients_MiB")),
+    ]
+    assert list(values)[:3] == shown  # TensorBoard shows five columns before any is chosen
     loss = values[tags.VALIDATION_LOSS.tag]
     assert values["summary/bits_per_byte"] == pytest.approx(loss * 8000 / 31_000 / 0.6931472)
     assert "summary/peak_device_MiB" not in values and values[tags.LOSS.tag] == 4
