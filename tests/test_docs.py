@@ -32,7 +32,7 @@ PAGES = sorted(
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 METHOD = ("docs/method.md", "docs/method-exactly.md", "docs/method-why.md")
 FOLDERS = "pretrain|megatron_patches|data_pipeline|ds_configs|slurm|tests|benchmarks|docs"
-NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora.sif", "tests/distributed/workers/mine.py")
+NOT_IN_THE_CHECKOUT = ("slurm/site.sh", "slurm/logs", "slurm/ora", "tests/distributed/workers/mine.py")
 """What a page tells the reader to make."""
 
 SHIPPED = {path.stem for path in (ROOT / "pretrain/configs").glob("*.yaml")}
