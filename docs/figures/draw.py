@@ -225,11 +225,12 @@ def layouts() -> str:
     low, high = min(map(min, curves.values())), max(map(max, curves.values()))
     x, y = scale(1, steps, 70, 560), scale(low - 0.2, high + 0.1, 250, 44)
     parts = [text(70, 22, "training loss, eight layouts drawn one over the other", "title")]
-    for loss in range(int(low) + 1, int(high) + 1):
+    for loss in (half / 2 for half in range(int(2 * low) + 1, int(2 * high) + 1)):
         parts += [line(70, y(loss), 560, y(loss), "grid"), text(62, y(loss) + 5, str(loss), "small end")]
     parts += [curve([(x(step), y(loss)) for step, loss in enumerate(own, 1)]) for own in curves.values()]
     killed = measured["killed_after"]
-    parts += [line(x(killed), 44, x(killed), 380, "axis dashed"), text(x(killed) + 6, 60, "kill −9, resumed")]
+    parts += [line(x(killed), top, x(killed), end, "axis dashed") for top, end in ((44, 250), (296, 380))]
+    parts.append(text(x(killed) + 6, 60, "kill −9, resumed"))
     for row, name in enumerate(curves):
         parts.append(text(584, 60 + 24 * row, name))
     decades = scale(floor(log10(min(filter(None, apart)))), floor(log10(max(apart))) + 1, 380, 296)
@@ -242,7 +243,9 @@ def layouts() -> str:
     places = [(x(step), decades(log10(own))) for step, own in enumerate(apart, 1) if own]
     parts.append(f'<g class="trained">{"".join(circle(*place, 2.5) for place in places)}</g>')
     parts += [text(x(step), 400, str(step), "small middle") for step in (1, *range(20, steps + 1, 20))]
-    parts += [text(584, 340, f"at most {max(apart):.1e} nats"), text(315, 420, "step", "small middle")]
+    most = f"at most {max(apart):.1e} nats".replace("e-0", "e−")
+    parts += [text(584, 332, most), text(584, 352, "(no point: equal to the last bit)")]
+    parts.append(text(315, 420, "step", "small middle"))
     return drawing(CURVE, 860, 430, parts)
 
 
@@ -256,10 +259,11 @@ def curve(places: Sequence[tuple[float, float]]) -> str:
 
 
 def super_script(number: int) -> str:
-    return f'<tspan baseline-shift="super" font-size="10">{number}</tspan>'.replace("-", "−")
+    words = str(number).replace("-", "−")
+    return f'<tspan baseline-shift="super" font-size="10">{words}</tspan>'
 
 
-DRAWINGS: dict[str, Callable[[], str]] = {"block.svg": block, "price.svg": price}
+DRAWINGS: dict[str, Callable[[], str]] = {"block.svg": block, "price.svg": price, "layouts.svg": layouts}
 
 if __name__ == "__main__":
     for name, draw in DRAWINGS.items():
