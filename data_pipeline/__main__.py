@@ -114,8 +114,7 @@ def download(
     out: Annotated[Path, typer.Option(help="The directory for the files.")],
     hub_id: Annotated[str | None, typer.Option(help="Another repository with the same files.")] = None,
     mirror: Annotated[
-        Path | None,
-        typer.Option(help="A directory with the same files, in place of the hub."),
+        Path | None, typer.Option(help="A directory with the same files, in place of the hub.")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the repository.")] = None,
     splits: Annotated[str, typer.Option(help="The hub's own splits: train,validation,test.")] = "train",

@@ -101,11 +101,7 @@ def _input_difference(unit: Unit, known: dict[tuple[str, int], InputRecord]) -> 
 
 
 def _unit_problems(
-    manifest: Manifest,
-    unit: Unit,
-    parts: list[_Part],
-    tokenizer: Tokenizer,
-    plan: dict[str, Any],
+    manifest: Manifest, unit: Unit, parts: list[_Part], tokenizer: Tokenizer, plan: dict[str, Any]
 ) -> tuple[list[str], int]:
     """Return (problems, the number of documents that were looked for)."""
     looked_for: dict[bytes, tuple[Path, int]] = {}

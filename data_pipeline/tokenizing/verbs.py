@@ -70,8 +70,7 @@ def tokenize(
     name: Annotated[str, typer.Option(help="First part of the shards' names.")],
     workers: Annotated[int, typer.Option(help="Processes; the result does not depend on it.")] = 1,
     task: Annotated[
-        int | None,
-        typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id."),
+        int | None, typer.Option(help="Which task of --num-tasks, from 0; default: the Slurm array's id.")
     ] = None,
     num_tasks: Annotated[
         int | None, typer.Option(help="Share the work among this many tasks; then run merge-manifests.")
@@ -96,8 +95,7 @@ def tokenize(
         int, typer.Option(help="Whole units make a shard up to this size.")
     ] = 1_000_000_000,
     strict: Annotated[
-        bool,
-        typer.Option("--strict", help="Stop at the first line that is no document, or entry not read."),
+        bool, typer.Option("--strict", help="Stop at the first line that is no document, or entry not read.")
     ] = False,
     max_reject_rate: MaxRejectRate = _LIMITS.max_reject_rate,
     allow_damaged: AllowDamaged = False,

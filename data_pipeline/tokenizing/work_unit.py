@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipeline.errors import DataError
-from data_pipeline.io.files import (
-    as_json,
-    read_checked_json,
-    sha256_file,
-    to_checked_json,
-    write_atomically,
-)
+from data_pipeline.io.files import as_json, read_checked_json, sha256_file, to_checked_json, write_atomically
 from data_pipeline.io.lease import BusyError, Lease
 from data_pipeline.io.pool import Progress
 from data_pipeline.shards.writing import dtype_for

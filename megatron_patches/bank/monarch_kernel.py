@@ -48,11 +48,7 @@ def why_not(right: torch.Tensor) -> str | None:
 
 @torch.library.custom_op("ora_pretrain::two_products", mutates_args=(), device_types="cpu")
 def two_products(
-    x: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    addend: torch.Tensor | None,
-    tile: list[int],
+    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
 ) -> torch.Tensor:
     """Compute out[t, r, m] = Σ_p second[r, m, p] Σ_k first[p, r, k] x[t, p, k], plus addend, rounded once.
 
@@ -75,22 +71,14 @@ def two_products(
 
 @two_products.register_fake
 def _(
-    x: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    addend: torch.Tensor | None,
-    tile: list[int],
+    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
 ) -> torch.Tensor:
     return x.new_empty(x.size(0), second.size(0) * second.size(1))
 
 
 @two_products.register_kernel("cuda")
 def launch(
-    x: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    addend: torch.Tensor | None,
-    tile: list[int],
+    x: torch.Tensor, first: torch.Tensor, second: torch.Tensor, addend: torch.Tensor | None, tile: list[int]
 ) -> torch.Tensor:
     """Launch the kernel of `two_products`; tensors are on the CPU where Triton interprets."""
     from triton import cdiv

@@ -18,9 +18,7 @@ from megatron_patches.engine.random_streams import random_numbers_from, random_s
 
 
 def recomputed(
-    function: Callable[..., torch.Tensor],
-    hidden_states: torch.Tensor,
-    attention_mask: Visible,
+    function: Callable[..., torch.Tensor], hidden_states: torch.Tensor, attention_mask: Visible
 ) -> torch.Tensor:
     """Return `function(hidden_states, attention_mask)`, keeping only the arguments for backward."""
     device = hidden_states.device

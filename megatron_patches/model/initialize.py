@@ -29,11 +29,7 @@ from megatron_patches.engine.random_streams import normal_rows
 
 
 def initialize_parameters(
-    model: GPTModel,
-    seed: int,
-    init_std: float,
-    recipe: BankRecipe | None,
-    given: GivenWeights | None = None,
+    model: GPTModel, seed: int, init_std: float, recipe: BankRecipe | None, given: GivenWeights | None = None
 ) -> None:
     """Fill every parameter of `model` in place, and mark the tensor-parallel ones for DeepSpeed's norm.
 

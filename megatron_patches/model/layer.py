@@ -72,10 +72,7 @@ class Layer(TransformerLayer):
         return run
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: Visible = None,
-        **unused: Any,
+        self, hidden_states: torch.Tensor, attention_mask: Visible = None, **unused: Any
     ) -> tuple[torch.Tensor, None]:
         """Apply attention and MLP: `[seq(/tp), batch, hidden]` -> the same shape, and no context.
 

@@ -14,14 +14,7 @@ from typing import Any
 from pretrain.checkpoint.format import About, StoredFile, read_about, read_index, read_marker
 from pretrain.checkpoint.verify import check_hash, check_size
 from pretrain.errors import UserError
-from pretrain.runs.directory import (
-    DAMAGED_SUFFIX,
-    GOOD,
-    MARKER,
-    WITHDRAWN,
-    RunDirectory,
-    step_of,
-)
+from pretrain.runs.directory import DAMAGED_SUFFIX, GOOD, MARKER, WITHDRAWN, RunDirectory, step_of
 
 MOST_THREADS = 16
 

@@ -17,15 +17,7 @@ from pydantic import ValidationError
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
-from pretrain.config.sources import (
-    OVERRIDE,
-    Draft,
-    KeyPath,
-    apply_overrides,
-    did_you_mean,
-    locate,
-    read_yaml,
-)
+from pretrain.config.sources import OVERRIDE, Draft, KeyPath, apply_overrides, did_you_mean, locate, read_yaml
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 

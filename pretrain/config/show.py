@@ -13,11 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_patches.bank.factors import block_sizes
-from megatron_patches.recipe.counting import (
-    count_parameters,
-    executed_flops_per_token,
-    model_flops_per_token,
-)
+from megatron_patches.recipe.counting import count_parameters, executed_flops_per_token, model_flops_per_token
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
 from pretrain.config.phases import Phase, phases_of

@@ -80,10 +80,7 @@ TASKS = {
             *("qqp", "QQP", ("not_duplicate", "duplicate"), ("question1",), ("accuracy", "f1")),
             *(("question2",), ("label", "is_duplicate")),
         ),
-        Task(
-            *("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]),
-            label=("label", "score"),
-        ),
+        Task(*("stsb", "STS-B", (), _PAIR[0], ("pearson", "spearman"), _PAIR[1]), label=("label", "score")),
         Task(
             *("mnli", "MNLI", ("entailment", "neutral", "contradiction"), ("premise", "sentence1")),
             *(("accuracy",), ("hypothesis", "sentence2"), ("label", "gold_label")),

@@ -113,11 +113,7 @@ class GlueFineTuning:
         result = {
             **self._scores(predictions),
             "items": sum(map(len, self.judged.values())),
-            "examples": {
-                "trained": len(train),
-                "set_aside": len(aside),
-                "shortened": self.train.shortened,
-            },
+            "examples": {"trained": len(train), "set_aside": len(aside), "shortened": self.train.shortened},
             "training": course,
             "query_key": "trained" if self.plan.train_query_key else "as in the pretraining",
             "weights": what_changed(model, self.frozen_rows, before, HEAD),

@@ -112,11 +112,7 @@ def _means(trials: Sequence[Trial], which: str) -> dict[int, float]:
 
 
 def fine_tuned_report(
-    trials: Sequence[Trial],
-    baseline: str,
-    tolerance: float,
-    notes: Sequence[str],
-    content: Mapping[str, Any],
+    trials: Sequence[Trial], baseline: str, tolerance: float, notes: Sequence[str], content: Mapping[str, Any]
 ) -> Report:
     """Return the report of all trials.
 
@@ -194,7 +190,7 @@ def _points(values: Sequence[float]) -> str:
 def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[str]:
     notes = [
         "± is the standard deviation over fine-tunings; the standard error of the task is of one model over "
-        "the choice of its items: a gap below about twice that says little about other items",
+        "the choice of its items: a gap below about twice that says little about other items"
     ]
     several = len({trial.model for trial in trials}) > 1
     if several and any(one.pair == "fine-tuning" for one in comparisons):

@@ -104,10 +104,7 @@ PERPLEXITY_OF_SOURCE = Metric(
 )
 LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", (Page.QUALITY, "learning rate"))
 GRADIENT_NORM = Metric(
-    "optim/grad_norm",
-    "",
-    "norm of the gradient before clipping",
-    (Page.QUALITY, "gradient norm"),
+    "optim/grad_norm", "", "norm of the gradient before clipping", (Page.QUALITY, "gradient norm")
 )
 LOSS_VARIANCE = Metric(
     "stability/loss_variance",
