@@ -173,9 +173,8 @@ def parameters(layers: int, width: int, vocab_size: int) -> int:
 def run_trial(trial: Trial, out: Path, what: str, training: bool = True) -> None:
     """Say what will be done, then do what is not done yet.
 
-    Raises:
-        UserError: a package or a design is missing, or `out` holds another trial.
-        typer.Exit: a step failed, which has said why, or was stopped.
+    Raises UserError: a package or a design is missing, or `out` holds another trial; typer.Exit: a step
+    failed, which has said why, or was stopped.
     """
     import pretrain.study.packages  # noqa: F401
     from pretrain.sweep.running import SignalRelay

@@ -15,8 +15,7 @@ from typing import Any
 class Measurements:
     """Measured values, written to a file after each.
 
-    Attributes:
-        values: as given, the traceback of every failure by name, and the names for which no time was left.
+    `values`: as given, the traceback of every failure by name, and the names for which no time was left.
     """
 
     def __init__(self, file: Path, seconds: float, **values: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel
 from torch import nn
 
 from megatron_patches.engine.freeze import parameter_groups
@@ -73,21 +72,6 @@ class PlainGPT(nn.Module):
             x = block(x, self.cosine, self.sine)
         logits = F.linear(self.norm(x), self.embedding.weight)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-    @torch.no_grad()
-    def take_weights(self, model: GPTModel) -> None:
-        """Those of a vanilla model on one rank."""
-        self.embedding.weight.copy_(model.embedding.word_embeddings.weight)
-        self.norm.load_state_dict(model.decoder.final_layernorm.state_dict())
-        for block, layer in zip(self.blocks, model.decoder.layers, strict=True):
-            attention = layer.self_attention
-            block.norm_attention.load_state_dict(layer.input_layernorm.state_dict())
-            block.norm_mlp.load_state_dict(layer.pre_mlp_layernorm.state_dict())
-            by_head = attention.linear_qkv.weight.unflatten(0, (block.heads, 3, -1))  # theirs: head by head
-            block.query_key_value.weight.copy_(by_head.transpose(0, 1).flatten(0, 2))
-            block.projection.weight.copy_(attention.linear_proj.weight)
-            block.up.weight.copy_(layer.mlp.linear_fc1.weight)
-            block.down.weight.copy_(layer.mlp.linear_fc2.weight)
 
 
 def plain_adamw(model: nn.Module, config: Config) -> torch.optim.AdamW:

@@ -121,10 +121,8 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 def replace_file(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a small file so that a reader sees the old content, the new content, or no file: never a part.
 
-    An OSError names `path`, and no temporary file is left.
-
-    Args:
-        durable: wait until the name too is on the disk; else a power failure may lose the new name.
+    An OSError names `path`, and no temporary file is left. `durable`: wait until the name too is on the disk;
+    else a power failure may lose the new name.
     """
     with naming(path), Draft(path) as stream:
         stream.write(content)

@@ -107,8 +107,7 @@ def plan_shards(units: Iterable[_Groups], options: TokenizeOptions, dtype: str) 
 class Assembler:
     """Assembler of all units of a directory, from their records, by so many threads.
 
-    Args:
-        verify: hash the shards that are there, in place of believing their sizes.
+    `verify`: hash the shards that are there, in place of believing their sizes.
     """
 
     def __init__(

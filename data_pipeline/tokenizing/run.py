@@ -119,8 +119,7 @@ class Run:
         verify: hash the shards that are there already, in place of believing their sizes.
         engine: one of `encoder.ENGINES`; the shards do not depend on it.
 
-    Raises:
-        DataError: bad input or tokenizer; the directory was begun with others, or is finished and damaged.
+    Raises DataError: bad input or tokenizer; the directory was begun with others, or is finished and damaged.
     """
 
     def __init__(

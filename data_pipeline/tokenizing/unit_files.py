@@ -49,9 +49,8 @@ class UnitData:
     def add(self, encoded: Encoded, groups: Iterable[tuple[Group, int, int]]) -> None:
         """Append documents in one write; DataError if an id does not fit the type.
 
-        Args:
-            encoded: the documents, those of one group together.
-            groups: each one's documents and bytes of text, in their order.
+        `encoded`: the documents, those of one group together. `groups`: each one's documents and bytes of
+        text, in their order.
         """
         ids = pack(encoded.ids, self._dtype)
         self._stream.write(ids.data)

@@ -31,12 +31,9 @@ def column_parallel_products(
 ) -> tuple[torch.Tensor, ...]:
     """Multiply the input `[seq(/tp), batch, hidden]` by every weight `[rows of this rank, hidden]`.
 
-    Args:
-        tile: tile of `monarch.project` as a kernel; None: as two products.
-        factors_train: what stands in the place of the frozen weight are factors that train.
-
-    Returns:
-        `[seq, batch, rows]` each; the product with the frozen weight, if there is one, comes first.
+    `tile`: tile of `monarch.project` as a kernel; None: as two products. `factors_train`: what stands in the
+    place of the frozen weight are factors that train. Returns `[seq, batch, rows]` each; the product with the
+    frozen weight, if there is one, comes first.
     """
     if torch.is_grad_enabled():
         parts = _parts(frozen)

@@ -52,8 +52,7 @@ class FrozenQueryKeySelfAttention(SelfAttention):
         recipe: the draw of frozen rows, and of trained ones that start from a bank; None: there are none.
         frozen_groups: global numbers of this layer's key heads that are frozen, with their query heads.
 
-    Attributes:
-        recomputes_query_key: recompute structured queries and keys in backward instead of keeping them.
+    `recomputes_query_key`: recompute structured queries and keys in backward instead of keeping them.
     """
 
     recomputes_query_key = False

@@ -28,14 +28,10 @@ class CausalDotProductAttention(MegatronModule):
 
     Torch picks the kernel: flash where possible, on the CPU only without dropout. Every variant with queries
     and keys uses this module, so a comparison between two of them never compares two attention kernels.
-
-    Args:
-        rotary: the rotation of queries and keys by their positions; None: they are not rotated.
-
-    Attributes:
-        recompute_query_key: function that computes the next forward pass's queries and keys, not rotated,
-            once more. If set, and if attention is causal without a mask, that pass saves the function for
-            backward in place of the queries and keys, and clears the attribute.
+    `rotary`: the rotation of queries and keys by their positions; None: they are not rotated.
+    `recompute_query_key`: function that computes the next forward pass's queries and keys, not rotated, once
+    more. If set, and if attention is causal without a mask, that pass saves the function for backward in
+    place of the queries and keys, and clears the attribute.
     """
 
     def __init__(
@@ -75,8 +71,7 @@ class CausalDotProductAttention(MegatronModule):
             attention_mask: `[batch, 1, seq, seq]` bool, True where a query must not see a key (the future
                 included), or documents that stand alone, with their boundaries; None: causal.
 
-        Returns:
-            `[seq, batch, heads * head_dim]`.
+        Returns `[seq, batch, heads * head_dim]`.
         """
         assert attention_bias is None and packed_seq_params is None
         recompute, self.recompute_query_key = self.recompute_query_key, None

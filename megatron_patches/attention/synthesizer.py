@@ -107,9 +107,8 @@ class SynthesizerSelfAttention(MegatronModule):
 class SynthesizerCoreAttention(MegatronModule):
     """Mixture of values by probabilities that belong to the heads, with this rank's score matrices.
 
-    Attributes:
-        scores: `[heads * T, T]`, or None where scores are factorized.
-        query_factor, key_factor: A and B, `[heads * T, k]` each, or None.
+    `scores`: `[heads * T, T]`, or None where scores are factorized. `query_factor`, `key_factor`: A and B,
+    `[heads * T, k]` each, or None.
 
     The matrices are parameters marked as tensor-parallel if trainable, else buffers that are not saved.
     """

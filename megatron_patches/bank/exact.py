@@ -30,14 +30,9 @@ LEAST_PIVOT_SHARE = 2.0**-24
 def reproducible_matmul(a: FloatArray, b: FloatArray) -> FloatArray:
     """Multiply two matrices with the same bits on every IEEE machine.
 
-    Args:
-        a: [m, k], float64, finite.
-        b: [k, n], float64, finite; k at most 2^25.
-
-    Returns:
-        [m, n]; the error of entry (i, j) is a few 2^-53 · k · max|a[i, :]| · max|b[:, j]|, as for an ordinary
-        product. Integer factors (or factors on a common power-of-two grid) that fit one slice are multiplied
-        exactly, in one BLAS call.
+    `a`: [m, k], float64, finite. `b`: [k, n], float64, finite; k at most 2^25. Returns [m, n]; the error of
+    entry (i, j) is a few 2^-53 · k · max|a[i, :]| · max|b[:, j]|, as for an ordinary product. Integer factors
+    (or factors on a common power-of-two grid) that fit one slice are multiplied exactly, in one BLAS call.
     """
     # k products of two slices are at most k · 2^(2 · bits) <= 2^53: every partial sum is an exact integer.
     bits = (MANTISSA_BITS - (a.shape[1] - 1).bit_length()) // 2
@@ -75,9 +70,8 @@ def _slices(x: FloatArray, bits: int, count: int, axis: int) -> list[FloatArray]
 def inverse_cholesky(gram: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Invert the Cholesky factor L (gram = L Lᵀ, diagonal positive) of a `[n, n]` matrix, reproducibly.
 
-    Returns:
-        L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not numerically
-        positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
+    Returns L⁻¹ [n, n], lower triangular, and the pivots diag(L)² [n]. For a matrix that is not numerically
+    positive definite some pivot is not positive (or NaN) and L⁻¹ is meaningless.
     """
     size = len(gram)
     if size <= ELIMINATION_SIZE:
@@ -113,10 +107,8 @@ def orthonormalize_rows(rows: FloatArray) -> FloatArray | None:
     digits as the Gram matrix is ill conditioned, so the result is treated the same way again until its Gram
     matrix is well conditioned (CholeskyQR2: Yamamoto, Nakatsukasa, Yanagisawa and Fukaya, ETNA 44, 2015).
     Conditioning is told by the smallest pivot share: pivot j as a share of the squared length of row j is the
-    part of it that lies outside the rows before.
-
-    Returns:
-        [m, n] with orthonormal rows, or None if `rows` [m, n] are too close to dependent.
+    part of it that lies outside the rows before. Returns [m, n] with orthonormal rows, or None if `rows` [m,
+    n] are too close to dependent.
     """
     while True:
         gram = reproducible_matmul(rows, rows.T)

@@ -62,10 +62,8 @@ def block_sizes(hidden_size: int, head_dim: int) -> tuple[int, int]:
 class LayerFactors:
     """Factors of some heads' rows of W_Q, then of W_K, in one layer, with m blocks in the left factor.
 
-    Attributes:
-        right: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the left
-            factor.
-        left: `[m, a, a]`.
+    `right`: `[a, m, b]`: right[i, n] is the row of B_i whose result is an input of block n of the left
+    factor. `left`: `[m, a, a]`.
     """
 
     right: FloatArray
@@ -88,9 +86,8 @@ def layer_factors(
 ) -> LayerFactors:
     """Make the factors of these heads' rows; MethodError as `block_sizes`.
 
-    Args:
-        heads: (number of a role, numbers of its heads), in the order of the rows.
-        hadamard: use signed Hadamard blocks, not Haar ones; hidden_size is then a power of two.
+    `heads`: (number of a role, numbers of its heads), in the order of the rows. `hadamard`: use signed
+    Hadamard blocks, not Haar ones; hidden_size is then a power of two.
     """
     a, b = block_sizes(hidden_size, head_dim)
     blocks_of_head = head_dim // a

@@ -64,9 +64,8 @@ def split_heads(
 ) -> HeadSplit:
     """Split the heads of a rank into those with frozen rows and the others; MethodError as `heads_of_rank`.
 
-    Args:
-        frozen_groups: the groups of which the rows of `roles` are frozen.
-        shared: keys have the rows of queries, so that no key head has rows of its own.
+    `frozen_groups`: the groups of which the rows of `roles` are frozen. `shared`: keys have the rows of
+    queries, so that no key head has rows of its own.
     """
     name = "num_query_groups" if num_groups != num_heads else "num_attention_heads"
     groups = heads_of_rank(num_groups, rank, tensor_parallel_size, name)

@@ -58,8 +58,7 @@ def two_products(
         addend: `[tokens, r * m]`, contiguous, or None.
         tile: a `Tile`.
 
-    Returns:
-        `[tokens, r * m]`, contiguous.
+    Returns `[tokens, r * m]`, contiguous.
     """
     inputs = x.float().unflatten(1, (first.size(0), -1))
     between = torch.einsum("prk,tpk->rtp", first.float(), inputs)

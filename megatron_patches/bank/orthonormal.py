@@ -52,8 +52,7 @@ class BankRecipe:
         given_sha256: for `pretrained`: the SHA-256 of the file's header.
         given_path: for `pretrained`: the path of the file, which is not part of the bank's identity.
 
-    Raises:
-        MethodError: an impossible shape or an unknown name; the message says which.
+    Raises MethodError: an impossible shape or an unknown name; the message says which.
     """
 
     seed: int

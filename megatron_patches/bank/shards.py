@@ -51,10 +51,8 @@ def layer_shard(
     """Return the frozen rows of one role that a rank owns, in order: `[local_heads * head_dim, hidden_size]`.
 
     The float64 rows are cast once, on the CPU. Layers count from 0. MethodError: tensor_parallel_size does
-    not divide num_query_groups; no such layer, role or rank.
-
-    Args:
-        frozen_groups: global numbers of the key heads whose group is frozen; None: all of them.
+    not divide num_query_groups; no such layer, role or rank. `frozen_groups`: global numbers of the key heads
+    whose group is frozen; None: all of them.
     """
     groups = range(recipe.num_query_groups) if frozen_groups is None else frozen_groups
     split = split_heads(

@@ -74,7 +74,9 @@ def prepare_imports() -> None:
         (".*torch.distributed.*is deprecated", FutureWarning),  # megatron-core calls it
     ):
         warnings.filterwarnings("ignore", message=message, category=category)
-    logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(_is_no_notice)
+    logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(
+        lambda record: not record.getMessage().startswith("GPTModel IS DEPRECATED")
+    )
 
 
 def _compile_when_called(model: Any = None, **settings: Any) -> Any:
@@ -89,10 +91,6 @@ def _compile_when_called(model: Any = None, **settings: Any) -> Any:
         return _torch_compile(model, **settings)
     compiled = cache(partial(_torch_compile, model, **settings))
     return wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))
-
-
-def _is_no_notice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("GPTModel IS DEPRECATED")
 
 
 def prepare_megatron_core(device: torch.device) -> None:

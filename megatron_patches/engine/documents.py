@@ -22,11 +22,9 @@ FEWEST = 16
 class Documents:
     """Documents of a batch: a token attends to tokens of its own document only.
 
-    Attributes:
-        starts: `[batch, seq]` int64, the place in its sample where a token's document begins.
-        boundaries: int32, the place of each document's beginning among all `batch * seq` tokens, sample by
-            sample, padded at the end with the number of tokens, at least once; None before
-            `with_boundaries`.
+    `starts`: `[batch, seq]` int64, the place in its sample where a token's document begins. `boundaries`:
+    int32, the place of each document's beginning among all `batch * seq` tokens, sample by sample, padded at
+    the end with the number of tokens, at least once; None before `with_boundaries`.
     """
 
     starts: torch.Tensor

@@ -28,13 +28,10 @@ def parameter_groups(
     """Return optimizer groups of the trainable parameters, none of them empty.
 
     Parameters with the same mark `optimizer_group` form a group after the others: weights that become
-    trainable later have a step count of their own, and leave the earlier groups as they were.
-    Weight decay is for matrices. Vectors (LayerNorm) have none, nor have parameters that start as the
-    identity and carry the mark `no_weight_decay`.
-
-    Args:
-        rate_factors: {name pattern: factor of the learning rate}, for parameters whose name matches; every
-            group says its own under `rate_factor`.
+    trainable later have a step count of their own, and leave the earlier groups as they were. Weight decay is
+    for matrices. Vectors (LayerNorm) have none, nor have parameters that start as the identity and carry the
+    mark `no_weight_decay`. `rate_factors`: {name pattern: factor of the learning rate}, for parameters whose
+    name matches; every group says its own under `rate_factor`.
     """
     members: dict[tuple[int, bool, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -105,12 +102,11 @@ def frozen_weights(model: torch.nn.Module) -> list[torch.Tensor]:
 def audit_rank(engine: Any) -> dict[str, Any]:
     """Count what this rank's live DeepSpeed engine holds, after `deepspeed.initialize`.
 
-    Returns:
-        `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes} each;
-        `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen
-        weights that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step,
-        its entry has `implied` true and the numbers are those that the ZeRO stage will allocate. `gradients`
-        is the buffer of accumulation; autograd's own gradients exist beside it until they are added.
+    Returns `trainable`, `frozen`, `gradients`, `master_weights`, `optimizer_state`: {elements, bytes} each;
+    `zero_partitions`: the same for every group of the optimizer; `frozen_in_zero`: elements of frozen weights
+    that ZeRO owns, named in `violations`. Where a buffer is only allocated by the first step, its entry has
+    `implied` true and the numbers are those that the ZeRO stage will allocate. `gradients` is the buffer of
+    accumulation; autograd's own gradients exist beside it until they are added.
     """
     trainable = [p for p in engine.module.parameters() if p.requires_grad]
     # Stage 3 leaves each rank a slice of every parameter.

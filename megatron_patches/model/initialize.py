@@ -34,12 +34,9 @@ def initialize_parameters(
     """Fill every parameter of `model` in place, and mark the tensor-parallel ones for DeepSpeed's norm.
 
     Matrices get N(0, init_std²); the two that write into the residual stream (attention output, second MLP
-    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0.
-
-    Args:
-        recipe: recipe of the bank from which Q and K of wholly trainable layers start; None: they start
-            like every other matrix.
-        given: file of weights, each of which takes the place of the drawn one; MethodError if damaged.
+    layer) get init_std/√(2·num_layers) as in GPT-2; LayerNorm keeps weight 1, bias 0. `recipe`: recipe of the
+    bank from which Q and K of wholly trainable layers start; None: they start like every other matrix.
+    `given`: file of weights, each of which takes the place of the drawn one; MethodError if damaged.
     """
     init = _Initializer(model, seed, init_std, recipe, given)
     init.column_parallel("embedding.word", model.embedding.word_embeddings.weight)

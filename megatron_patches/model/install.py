@@ -41,11 +41,9 @@ def gpt_block_spec(
 ) -> TransformerBlockSubmodules:
     """Return the spec of a pre-LN GPT block whose attention follows `policy` in a phase of its schedule.
 
-    MethodError: the policy names layers or heads that the model does not have.
-
-    Args:
-        rotary: the rotation of queries and keys by their positions, if the model has one. It takes the place
-            of megatron-core's: the `GPTModel` around the block then has position_embedding_type "none".
+    MethodError: the policy names layers or heads that the model does not have. `rotary`: the rotation of
+    queries and keys by their positions, if the model has one. It takes the place of megatron-core's: the
+    `GPTModel` around the block then has position_embedding_type "none".
     """
     layers = [
         ModuleSpec(

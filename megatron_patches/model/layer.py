@@ -36,9 +36,8 @@ class LayerNorm(torch.nn.LayerNorm):
 class Layer(TransformerLayer):
     """megatron-core's TransformerLayer without experts, pipeline stages and inference.
 
-    Attributes:
-        recompute: the part whose activations are recomputed in backward instead of kept: `none`, `attention`
-            (the attention with its norm) or `full`; see `recompute_in_backward`.
+    `recompute`: the part whose activations are recomputed in backward instead of kept: `none`, `attention`
+    (the attention with its norm) or `full`; see `recompute_in_backward`.
     """
 
     recompute = "none"

@@ -199,10 +199,6 @@ def _finish_gradient(
     if tp_group.size() > 1:
         share = log_share.exp().to(torch.promote_types(probabilities.dtype, torch.float32))
         torch.mul(probabilities, share[:, None], out=probabilities)
-    _subtract_label(probabilities, owned, columns)
-
-
-def _subtract_label(probabilities: torch.Tensor, owned: torch.Tensor, columns: torch.Tensor) -> None:
     probabilities.scatter_add_(1, columns[:, None], -owned[:, None].to(probabilities.dtype))
 
 

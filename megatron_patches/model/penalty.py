@@ -26,10 +26,8 @@ NAME = "orthogonal_penalty"
 class PenalizedQueryKeyValueLinear(ColumnParallelLinear):
     """megatron-core's fused QKV projection with the orthogonality penalty of its weight.
 
-    Attributes:
-        penalty: λ, of a class that `penalized` makes.
-        auxiliary_loss: (name, this rank's part of the penalty) of the last forward that had gradients, until
-            `take_auxiliary_losses` collects it; else None.
+    `penalty`: λ, of a class that `penalized` makes. `auxiliary_loss`: (name, this rank's part of the penalty)
+    of the last forward that had gradients, until `take_auxiliary_losses` collects it; else None.
     """
 
     penalty: float

@@ -18,9 +18,8 @@ from megatron_patches.errors import MethodError
 class Rule:
     """Condition under which an axis may be set.
 
-    Attributes:
-        holds: the condition, on the policy so far and the requested value.
-        sentence: the refusal where the condition does not hold; `{variant}` and `{value}` are filled in.
+    `holds`: the condition, on the policy so far and the requested value. `sentence`: the refusal where the
+    condition does not hold; `{variant}` and `{value}` are filled in.
     """
 
     holds: Callable[[Any, Any], bool]

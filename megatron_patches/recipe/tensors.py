@@ -7,7 +7,7 @@ tensors. A test compares them with the parameters and buffers of live engines.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -128,16 +128,6 @@ def tensors(shape: ModelShape, policy: QKPolicy, phase: int = 0) -> tuple[Tensor
     MethodError: the policy names layers or heads that this shape lacks, or is impossible at its sizes.
     """
     return tuple(_tensors(shape, policy, phase))
-
-
-def weight_shapes(inventory: Iterable[Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return {name of a weight's random stream: its shape}, the parts of fused tensors apart."""
-    shapes = {}
-    for tensor in inventory:
-        dim = tensor.cut or 0
-        for weight, length in tensor.parts:
-            shapes[weight] = (*tensor.shape[:dim], length, *tensor.shape[dim + 1 :])
-    return shapes
 
 
 def is_patched(policy: QKPolicy, frozen_groups: tuple[int, ...]) -> bool:

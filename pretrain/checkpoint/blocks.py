@@ -43,8 +43,7 @@ def parts_of_rank(inventory: Iterable[Tensor], rank: int, size: int) -> dict[str
 def overlaps(start: int, length: int, parts: tuple[Part, ...]) -> Iterator[tuple[Part, int, int, int]]:
     """Split elements [start, start + length) of this rank's flattened parameter by its parts.
 
-    Yields:
-        (part, offset in the part's flattened block, offset in the range, number of elements).
+    Yields (part, offset in the part's flattened block, offset in the range, number of elements).
     """
     for part in parts:
         first, last = max(start, part.start), min(start + length, part.start + part.numel)

@@ -153,8 +153,7 @@ class StoredParameter:
 class About:
     """The content of checkpoint.json.
 
-    Attributes:
-        keys, data, frozen_bank: the run's identity, from `identity.run_identity`.
+    `keys`, `data`, `frozen_bank`: the run's identity, from `identity.run_identity`.
     """
 
     keys: dict[str, Any]

@@ -150,10 +150,8 @@ def verify_all(
 ) -> Iterator[tuple[Listed, tuple[str, ...]]]:
     """Hash every file of each checkpoint, many files at once.
 
-    `progress`: called with the number of bytes of each chunk, on any thread.
-
-    Yields:
-        (checkpoint, a sentence for each damaged or missing file).
+    `progress`: called with the number of bytes of each chunk, on any thread. Yields (checkpoint, a sentence
+    for each damaged or missing file).
     """
     with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
         for checkpoint in checkpoints:

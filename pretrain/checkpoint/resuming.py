@@ -41,9 +41,8 @@ T = TypeVar("T")
 class Start:
     """The start of a run.
 
-    Attributes:
-        checkpoint: the checkpoint to resume from; None: start at step 0.
-        trunk: the run that the checkpoint belongs to, if this run begins as its branch.
+    `checkpoint`: the checkpoint to resume from; None: start at step 0. `trunk`: the run that the checkpoint
+    belongs to, if this run begins as its branch.
     """
 
     checkpoint: Path | None = None

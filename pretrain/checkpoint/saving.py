@@ -33,9 +33,8 @@ class Saving:
         timeout: seconds that rank 0 waits for the other ranks' files once its own is written, and in which
             the file system must take something.
 
-    Attributes:
-        seconds_write: time the thread took to write, hash and make durable this rank's file; 0 until then.
-        good: the checkpoint is known good. After the thread has ended, the caller has to write the mark.
+    `seconds_write`: time the thread took to write, hash and make durable this rank's file; 0 until then.
+    `good`: the checkpoint is known good. After the thread has ended, the caller has to write the mark.
     """
 
     def __init__(

@@ -26,9 +26,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Slice:
     """A slice: elements [start, start + length) of this rank's flattened parameter `name`, as AdamW has them.
 
-    Attributes:
-        flat: the fp32 tensor that AdamW updates; the slice begins there at `offset`.
-        adam: AdamW's state of `flat`; empty before its first update.
+    `flat`: the fp32 tensor that AdamW updates; the slice begins there at `offset`. `adam`: AdamW's state of
+    `flat`; empty before its first update.
     """
 
     name: str

@@ -25,9 +25,8 @@ def verify(
 ) -> None:
     """Check every file that COMPLETE names.
 
-    Args:
-        by_hash: read and hash the files; else only their sizes are checked.
-        share: (rank, number of ranks): each rank hashes its own part of the files, and checks all sizes.
+    `by_hash`: read and hash the files; else only their sizes are checked. `share`: (rank, number of ranks):
+    each rank hashes its own part of the files, and checks all sizes.
 
     Raises UserError: names the first file that is missing, of another size, unreadable or of another content.
     """

@@ -6,7 +6,7 @@ for they saw the same samples in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,7 +109,7 @@ def stability(runs: Sequence[FinishedRun]) -> Stability:
     finite = [values[np.isfinite(values)] for values in norms]
     enough = [values for values in finite if len(values) > 1]
     return Stability(
-        loss_variance=spread(_finite(tail_variance(run.curves[LOSS]) for run in runs)),
+        loss_variance=spread([v for run in runs if np.isfinite(v := tail_variance(run.curves[LOSS]))]),
         gradient_norm=spread([float(values.mean()) for values in enough]),
         gradient_norm_variation=spread([float(values.std(ddof=1) / values.mean()) for values in enough]),
         spikes=sum(
@@ -159,7 +159,3 @@ def _median(windows: Floats) -> Floats:
         return np.median(windows, axis=1)
     rows = [row[np.isfinite(row)] for row in windows]
     return np.array([np.median(row) if len(row) else np.nan for row in rows])
-
-
-def _finite(values: Iterable[float]) -> list[float]:
-    return [value for value in values if np.isfinite(value)]

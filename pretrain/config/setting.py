@@ -58,9 +58,8 @@ class Setting:
 def setting(default: Any, description: str, record: Setting, **constraints: Any) -> Any:
     """Declare a configuration key; its type is the field's annotation.
 
-    Args:
-        default: `...` for a key that must be given.
-        constraints: `ge`, `gt`, `le`, `lt`, `pattern`, `min_length`, `max_length` of pydantic's `Field`.
+    `default`: `...` for a key that must be given. `constraints`: `ge`, `gt`, `le`, `lt`, `pattern`,
+    `min_length`, `max_length` of pydantic's `Field`.
     """
     extra = cast(Any, {"setting": record})
     return Field(default, description=description, json_schema_extra=extra, **constraints)

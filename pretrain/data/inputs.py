@@ -13,8 +13,7 @@ from pretrain.errors import UserError
 def check_inputs(config: Config, world_size: int) -> Blend:
     """Refuse all that can be refused without starting a rank: layout, prompts, the data against the model.
 
-    Raises:
-        UserError, DataError
+    Raises UserError, DataError.
     """
     check_layout(config, world_size)
     blend = read_blend(config)

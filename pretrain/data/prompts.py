@@ -53,8 +53,7 @@ def encode_prompts(
 ) -> Prompts:
     """Encode prompts for models of `length` that add so many tokens; both are given with their keys.
 
-    Raises:
-        UserError, DataError: as `read_prompts`.
+    Raises UserError, DataError: as `read_prompts`.
     """
     tokenizer, encoded, (key, added) = open_tokenizer(blend.manifests[0].tokenizer_path), [], tokens
     for name, text in named:

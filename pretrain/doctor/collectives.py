@@ -32,10 +32,8 @@ class WrongSum(Exception):
 class Collectives:
     """The collective checks on one rank.
 
-    Attributes:
-        nodes: node -> its ranks, in rank order; the head node first.
-        results: {"node" | "link" | "world": GB/s}, on rank 0 "links": {node: GB/s}, and the errors as
-            clauses in "failures" and "link_failures".
+    `nodes`: node -> its ranks, in rank order; the head node first. `results`: {"node" | "link" | "world":
+    GB/s}, on rank 0 "links": {node: GB/s}, and the errors as clauses in "failures" and "link_failures".
     """
 
     rendezvous: Rendezvous

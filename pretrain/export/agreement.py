@@ -28,9 +28,8 @@ _POSITIONS = 128
 class LogitAgreement:
     """The differences between two models' logits.
 
-    Attributes:
-        difference: the largest |difference| of a logit.
-        same_token: fraction of positions at which both models have the same most likely token.
+    `difference`: the largest |difference| of a logit. `same_token`: fraction of positions at which both
+    models have the same most likely token.
     """
 
     difference: float

@@ -27,11 +27,8 @@ LARGEST_DEVIATION = 1e-5
 class HalfCacheAttention(nn.Module):
     """Starcoder2's attention without biases, whose cache holds keys alone.
 
-    Every text of a batch begins at position 0: without padding on the left.
-
-    Args:
-        attention: the layer's own module; its projections are shared.
-        rotary: the model's rotary embedding.
+    Every text of a batch begins at position 0: without padding on the left. `attention`: the layer's own
+    module; its projections are shared. `rotary`: the model's rotary embedding.
     """
 
     def __init__(self, attention: Any, rotary: Any) -> None:
@@ -81,8 +78,7 @@ class HalfCacheAttention(nn.Module):
 def halve_cache(model: Any) -> None:
     """Let an exported model decode with a cache of keys alone.
 
-    Raises:
-        UserError: a layer's keys do not determine its values.
+    Raises UserError: a layer's keys do not determine its values.
     """
     layers = model.model.layers if type(model).__name__ == "Starcoder2ForCausalLM" else []
     if not layers:

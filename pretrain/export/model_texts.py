@@ -20,11 +20,8 @@ def model_texts(
 ) -> Mapping[Path, tuple[str, ...]]:
     """Return {run: text after each prompt}, drawn at TEMPERATURE; the draws of every run are of one seed.
 
-    What cannot be printed is a middle dot, so that the text shows the same everywhere.
-
-    Raises:
-        UserError: as `open_trained_run`, `load_model` and `encode_prompts`.
-        DataError: the shards of a run are missing.
+    What cannot be printed is a middle dot, so that the text shows the same everywhere. Raises UserError: as
+    `open_trained_run`, `load_model` and `encode_prompts`; DataError: the shards of a run are missing.
     """
     texts = {}
     with one_process() as context:

@@ -43,7 +43,9 @@ def rows(attention: SelfAttention, part: Part) -> torch.Tensor:
 
 def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.Tensor:
     """Return the frozen and trainable heads of a layer that has W_V apart from W_Q and W_K."""
-    frozen, trained = _frozen_rows(linear), _trained_rows(linear)
+    query, key = (rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True))
+    frozen: Rows = (query, query[:: linear.queries_per_group] if linear.shared else key)
+    trained = _trained_rows(linear)
     if linear.adapters is not None and not linear.adapts_all:
         frozen = _folded(linear, frozen)
     number = ROLES.index(role)
@@ -58,11 +60,6 @@ def _frozen_and_trained(linear: FrozenQueryKeyValueLinear, role: Role) -> torch.
 
 Rows = tuple[torch.Tensor, ...]
 """Rows `[heads, head_dim, hidden]` of queries and of keys."""
-
-
-def _frozen_rows(linear: FrozenQueryKeyValueLinear) -> Rows:
-    query, key = (rows.unflatten(0, (-1, linear.head_dim)) for _, _, rows in linear.frozen_shards(exact=True))
-    return query, query[:: linear.queries_per_group] if linear.shared else key
 
 
 def _trained_rows(linear: FrozenQueryKeyValueLinear) -> Rows:

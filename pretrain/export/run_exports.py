@@ -37,10 +37,7 @@ def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
 
     The export is of the run's checkpoint of `step`, or its newest one; of several commands that want it at
     once one makes it. Exports whose checkpoints are gone are removed. Raises UserError: `path` is neither, or
-    as `export_run`; DataError as `export_run`.
-
-    Args:
-        apart: export in another process, for one that goes on.
+    as `export_run`; DataError as `export_run`. `apart`: export in another process, for one that goes on.
     """
     run = RunDirectory(path)
     if not run.config.is_file():

@@ -18,9 +18,7 @@ from pretrain.study.models import require_trust
 class Sampling:
     """Settings of the sampling.
 
-    Attributes:
-        temperature: divisor of the logits; 0 is greedy.
-        seed: seed of the draws, set again for every prompt.
+    `temperature`: divisor of the logits; 0 is greedy. `seed`: seed of the draws, set again for every prompt.
     """
 
     tokens: int = 100
@@ -32,8 +30,7 @@ class Sampling:
 class Sampler:
     """A model and its tokenizer, loaded once for any number of prompts.
 
-    Args:
-        halve: keep keys alone in the cache.
+    `halve`: keep keys alone in the cache.
 
     Raises UserError: transformers is missing, or cannot load the directory; the cache cannot be halved.
     """
@@ -70,8 +67,7 @@ class Sampler:
     def text(self, prompt: str, sampling: Sampling, streamer: Any = None) -> str:
         """Return the new text after a prompt.
 
-        Args:
-            streamer: of transformers, which gets each token at once.
+        `streamer`: of transformers, which gets each token at once.
 
         Raises UserError: prompt and tokens are more than the model has positions for.
         """

@@ -160,9 +160,8 @@ def _bpe(proto: Any) -> dict[str, Any]:
 class TokenizerAgreement:
     """The exported tokenizer compared with the run's own, on held-out documents.
 
-    Attributes:
-        different_ids: number of documents to which the two give different ids.
-        different_texts: number of documents whose ids the two decode to different texts.
+    `different_ids`: number of documents to which the two give different ids. `different_texts`: number of
+    documents whose ids the two decode to different texts.
     """
 
     documents: int

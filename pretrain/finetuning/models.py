@@ -137,10 +137,8 @@ def group_models(models: Sequence[Pretrained], baseline: str | None = None) -> G
 class Tokenizer:
     """Tokenizer of an export.
 
-    Attributes:
-        start: id of a document's end, after which every text of the training began; batches are padded
-            with the same id, for no text has it.
-        longest: positions that the model was trained with.
+    `start`: id of a document's end, after which every text of the training began; batches are padded with the
+    same id, for no text has it. `longest`: positions that the model was trained with.
     """
 
     program: Any

@@ -44,9 +44,8 @@ class Record:
 def read_records(path: Path, wanted: Sequence[str], headless: Sequence[str] = ()) -> Iterator[Record]:
     """Read the rows of a file.
 
-    Args:
-        wanted: names of columns; the first line of a TSV is its header if one of them is in it.
-        headless: the columns of a TSV that has no header; empty: it must have one.
+    `wanted`: names of columns; the first line of a TSV is its header if one of them is in it. `headless`: the
+    columns of a TSV that has no header; empty: it must have one.
 
     Raises UserError: the file cannot be read, or a row is not as the first.
     """

@@ -56,9 +56,8 @@ class Trial:
 class Comparison:
     """Comparison of a group with another on one task.
 
-    Attributes:
-        control: the other group, which is the baseline.
-        held: number of pairs in which the criterion held; None if a score of the control is not above 0.
+    `control`: the other group, which is the baseline. `held`: number of pairs in which the criterion held;
+    None if a score of the control is not above 0.
     """
 
     task: str

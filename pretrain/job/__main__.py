@@ -209,12 +209,9 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
     """Return the largest part of `given` that a run can use, and the sentence about what is left idle.
 
     Of shapes with the same number of ranks, first one whose tensor-parallel ranks share a node, then the one
-    on the fewest nodes.
-
-    Returns:
-        shape: `given` itself where nothing fits, because there are fewer ranks than one copy of the model
-            needs: `check_layout` refuses that.
-        sentence: None if all of `given` is used, or nothing fits.
+    on the fewest nodes. The shape is `given` itself where nothing fits, because there are fewer ranks than
+    one copy of the model needs: `check_layout` refuses that. The sentence is None if all of `given` is used,
+    or nothing fits.
     """
     reason = batches.misfit(given.ranks)
     parts = product(range(1, given.nodes + 1), range(1, given.ranks_per_node + 1))
@@ -222,10 +219,7 @@ def shape_to_use(given: Shape, batches: Batches) -> tuple[Shape, str | None]:
     if reason is None or not possible:
         return given, None
 
-    def preference(shape: Shape) -> tuple[int, bool, int]:
-        return shape.ranks, shape.ranks_per_node % batches.tensor_parallel == 0, -shape.nodes
-
-    best = max(possible, key=preference)
+    best = max(possible, key=lambda s: (s.ranks, s.ranks_per_node % batches.tensor_parallel == 0, -s.nodes))
     return best, f"trains on {best} of the job's {given}: {reason}"
 
 

@@ -126,9 +126,8 @@ def transformer_config(config: Config) -> TransformerConfig:
 def token_losses(model: torch.nn.Module, tokens: torch.Tensor, boundary: int | None = None) -> torch.Tensor:
     """Return the cross-entropy of every next-token prediction.
 
-    Args:
-        tokens: `[batch, sequence_length + 1]` int64 on the model's device.
-        boundary: the end-of-document id, if documents stand alone (see `packing`); None: packed as one text.
+    `tokens`: `[batch, sequence_length + 1]` int64 on the model's device. `boundary`: the end-of-document id,
+    if documents stand alone (see `packing`); None: packed as one text.
 
     Returns `[batch, sequence_length]` nats, float32; 0 where a prediction does not count.
     """
@@ -146,9 +145,8 @@ def logits_at(
 ) -> torch.Tensor:
     """Return logits `[batch, vocabulary/tp]` of the token after one position of each row.
 
-    Args:
-        inputs: `[batch, seq]` int64 on the model's device; nothing after the position has any effect.
-        at: `[batch]` int64, the positions.
+    `inputs`: `[batch, seq]` int64 on the model's device; nothing after the position has any effect. `at`:
+    `[batch]` int64, the positions.
     """
     if boundary is None:
         positions = torch.arange(inputs.size(1), device=inputs.device).expand_as(inputs)

@@ -19,12 +19,6 @@ from pretrain.plan.workload import FP32, LayerHeads, Workload
 INT64 = 8
 
 
-def logits_kept(work: Workload) -> int:
-    """Return the bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
-    element = {"megatron": FP32, "in_place": work.layout.element, "chunked": 0}
-    return work.tokens * (work.vocabulary * element[work.performance.cross_entropy] + INT64 + 1)
-
-
 def activation_bytes(work: Workload, rank: int) -> int:
     """Return the bytes kept by embedding, layers and last norm of a tensor-parallel rank; no logits."""
     alike: Counter[LayerHeads | None] = Counter(work.layer_heads(rank) or [None] * work.shape.num_layers)

@@ -23,10 +23,8 @@ CONTEXT_BYTES = 1_500_000_000
 class RankTensors:
     """Elements that one tensor-parallel rank holds of the model, before ZeRO cuts them up.
 
-    Attributes:
-        weights: (elements, optimizer group) of every parameter; a group is the phase in which its weights
-            begin to train, and whether weight decay leaves them alone.
-        frozen: elements of buffers.
+    `weights`: (elements, optimizer group) of every parameter; a group is the phase in which its weights begin
+    to train, and whether weight decay leaves them alone. `frozen`: elements of buffers.
     """
 
     weights: tuple[tuple[int, tuple[int, bool]], ...]

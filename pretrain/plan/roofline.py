@@ -157,9 +157,7 @@ class StepSeconds:
 def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainable: int) -> StepSeconds:
     """Return the step of one rank; all ranks work alike.
 
-    Args:
-        passes: micro batches of a step.
-        states, trainable: of that rank, for what the update moves.
+    `passes`: micro batches of a step. `states`, `trainable`: of that rank, for what the update moves.
     """
     layout, memory_rate = work.layout, gpu.bandwidth_tb_s * 1e12
     products, attention = _products(work, gpu), _attention(work, gpu)

@@ -97,9 +97,8 @@ def gpu_index(local_rank: int, count: int) -> int:
 def gpu_names(visible: str | None, count: int) -> list[str]:
     """Return the GPUs of this process, as CUDA_VISIBLE_DEVICES names them.
 
-    Args:
-        visible: what that variable says; None if it is not set.
-        count: how many of them CUDA uses: it ignores what follows a name that it does not know, and -1.
+    `visible`: what that variable says; None if it is not set. `count`: how many of them CUDA uses: it ignores
+    what follows a name that it does not know, and -1.
     """
     names = [str(index) for index in range(count)] if visible is None else visible.split(",")
     return [name.strip() for name in names[:count]]

@@ -15,10 +15,9 @@ TRACE_ENTRIES = 2000
 def use_arithmetic(*, deterministic: bool, reduced_precision_reduction: bool) -> None:
     """Set how products and sums are made in this process from now on.
 
-    Args:
-        deterministic: the same bits in every run on the same kind of GPU. An operation that has no such form
-            raises RuntimeError, with torch's own sentence.
-        reduced_precision_reduction: cuBLAS may add up in bf16 the parts of a product that it splits.
+    `deterministic`: the same bits in every run on the same kind of GPU. An operation that has no such form
+    raises RuntimeError, with torch's own sentence. `reduced_precision_reduction`: cuBLAS may add up in bf16
+    the parts of a product that it splits.
     """
     if deterministic:
         # Without it cuBLAS takes its workspace from a pool, and so chooses among algorithms by chance.

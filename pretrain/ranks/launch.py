@@ -76,7 +76,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
             process.kill()
         with suppress(subprocess.TimeoutExpired):  # one that waits for a dead file system does not end
             process.wait(GRACE_SECONDS)
-    return _exit_code(first)
+    return 128 - first.returncode if first.returncode < 0 else first.returncode
 
 
 def _failed(processes: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
@@ -110,8 +110,3 @@ def prepare_child() -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    code = process.returncode
-    return 128 - code if code < 0 else code

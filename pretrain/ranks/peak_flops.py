@@ -31,9 +31,8 @@ PEAK_BF16_TFLOPS = (
 def peak_flops(device_name: str, dtype: str = "bf16") -> float | None:
     """Return the peak dense FLOP/s of a device, or None if it is not known.
 
-    Args:
-        device_name: as `torch.cuda.get_device_name` gives it.
-        dtype: "bf16" or "fp32". There is no entry for fp32: its peak depends on whether TF32 is allowed.
+    `device_name`: as `torch.cuda.get_device_name` gives it. `dtype`: "bf16" or "fp32". There is no entry for
+    fp32: its peak depends on whether TF32 is allowed.
 
     A slice of a device (MIG) is not known either: the name does not say how much of the arithmetic it owns.
     """

@@ -70,11 +70,8 @@ class Past:
 def look_up(path: Path, step: int, before: int | None = None) -> Past:
     """Find what is needed to make a step of a run again.
 
-    Args:
-        before: the checkpoint to begin from is of a step before this one; None: before `step`.
-
-    Raises:
-        UserError: there is no such run, or no such step of it.
+    `before`: the checkpoint to begin from is of a step before this one; None: before `step`. Raises
+    UserError: there is no such run, or no such step of it.
     """
     run = RunDirectory(path)
     run.require_run()
@@ -105,15 +102,9 @@ def replayed(
 ) -> Iterator[tuple[RunDirectory, dict[str, Any]]]:
     """Make the step again on ranks of this machine; the directory of the replay lasts as long as the context.
 
-    Args:
-        ranks: 0: as many as the run had.
-        keep: steps up to this one after which the replay saves a checkpoint.
-
-    Returns:
-        The replay's directory, and what `replay.__main__` found out.
-
-    Raises:
-        UserError: an override is not one of the layout, the replay is refused, or a rank failed.
+    `ranks`: 0: as many as the run had. `keep`: steps up to this one after which the replay saves a
+    checkpoint. Returns the replay's directory, and what `replay.__main__` found out. Raises UserError: an
+    override is not one of the layout, the replay is refused, or a rank failed.
     """
     for text in overrides:
         if not text.startswith(LAYOUT):

@@ -138,9 +138,7 @@ def _made_again(told: Sequence[Any], said: Sequence[Any], tensors: Tensors | Non
 class Tensors:
     """States of tensors that differ after a step, in the order of the forward pass.
 
-    Attributes:
-        rows: (name, kind, largest |a - b|, that over the largest |a|).
-        alone: parameters of one run only.
+    `rows`: (name, kind, largest |a - b|, that over the largest |a|). `alone`: parameters of one run only.
     """
 
     step: int

@@ -24,9 +24,8 @@ OF_THE_STORAGE = frozenset(_REMEDIES) - {errno.EACCES}
 def storage_sentence(error: OSError, place: Path, needed: int = 0) -> str:
     """Return a sentence about an error in writing.
 
-    Args:
-        place: named where the error does not name its file.
-        needed: bytes that were to be written there in all, 0 if that is not known.
+    `place`: named where the error does not name its file. `needed`: bytes that were to be written there in
+    all, 0 if that is not known.
     """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else place
     free = free_bytes(path)

@@ -69,8 +69,7 @@ class Hypothesis:
     def answer(self, yes: tuple[float, float], no: tuple[float, float]) -> str | None:
         """Return "yes", "no", or None for undecided, by intervals for the gap in nats per token.
 
-        Args:
-            yes, no: the interval that each answer has to be read from, (low, high).
+        `yes`, `no`: the interval that each answer has to be read from, (low, high).
         """
         lower, upper = self.edges
         shown, refuted = {
@@ -147,9 +146,8 @@ def design_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def write_seal(directory: Path, content: Mapping[str, Any], begun: Sequence[str]) -> Seal | None:
     """Write a seal beside the runs, or return the one of the same content that is there already.
 
-    Args:
-        content: hypotheses, stopping_rule, fixed_n, grid, seeds, settings {design: `design_settings`}, data.
-        begun: names of those of the runs that are there; with any, nothing can be sealed and None comes back.
+    `content`: hypotheses, stopping_rule, fixed_n, grid, seeds, settings {design: `design_settings`}, data.
+    `begun`: names of those of the runs that are there; with any, nothing can be sealed and None comes back.
     """
     content = json.loads(json.dumps(content))
     for seal in read_seals([directory]):

@@ -140,10 +140,8 @@ def group_runs(
     """Group runs by method, settings of the attention and values of the subjects.
 
     Strata stand in the order of the subject's values, the baseline first in each, else in the order given.
-
-    Args:
-        baseline: a label, a label with its stratum, or the name of one run, which then stands for its group.
-        subjects: {setting: its value in each of `runs`}; None where the user cannot name any.
+    `baseline`: a label, a label with its stratum, or the name of one run, which then stands for its group.
+    `subjects`: {setting: its value in each of `runs`}; None where the user cannot name any.
 
     Raises UserError: no such baseline, a stratum without one, or two runs of a group with one seed.
     """
@@ -167,9 +165,8 @@ def group_by_settings(
 ) -> Groups[R]:
     """Group members by method and settings, in the order given.
 
-    Args:
-        methods, settings: of each member; settings are {name: value}, a name may have a section before it.
-        baseline: the name of a group, its variant, or the name of a member; None: the first member's group.
+    `methods`, `settings`: of each member; settings are {name: value}, a name may have a section before it.
+    `baseline`: the name of a group, its variant, or the name of a member; None: the first member's group.
 
     Raises UserError: no such baseline, or two members of a group with one seed.
     """

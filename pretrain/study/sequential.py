@@ -71,8 +71,7 @@ def bounds(differences: Sequence[float], level: float) -> tuple[float, float]:
 def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
     """Return the first answer of the differences, in the order of their seeds; later ones do not count.
 
-    Args:
-        differences: [pairs] loss of the design minus loss of the baseline, in nats per token.
+    `differences`: [pairs] loss of the design minus loss of the baseline, in nats per token.
     """
     n, answer = 0, None
     while answer is None and n < len(differences):
@@ -86,10 +85,8 @@ def decide(differences: Sequence[float], hypothesis: Hypothesis) -> Decision:
 def pairs_needed(sd: float, hypothesis: Hypothesis) -> int:
     """Return the pairs after which the true answer "yes" has been given in 95 % of trials, at most LAST.
 
-    The truth planned for is a gap at the margin's edge for "better" and "worse", and none for "within".
-
-    Args:
-        sd: standard deviation of the differences, from a pilot; the trial's own first pairs may be one.
+    The truth planned for is a gap at the margin's edge for "better" and "worse", and none for "within". `sd`:
+    standard deviation of the differences, from a pilot; the trial's own first pairs may be one.
     """
     within = hypothesis.question == "within"
     effect = min(min(map(abs, hypothesis.edges)) / max(sd, 1e-9), 20.0)  # scipy fails far beyond

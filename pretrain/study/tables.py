@@ -56,9 +56,8 @@ def gap_table(
 ) -> Table:
     """Return the table of gaps in `rows`; `names` are the titles of the columns of `GapRow.names`.
 
-    Args:
-        claims: add a last column with what may be said of each gap.
-        flush_left: set all columns flush left, not only words.
+    `claims`: add a last column with what may be said of each gap. `flush_left`: set all columns flush left,
+    not only words.
     """
     header = (*names, *(column.title for column in columns), *(["what may be said"] if claims else []))
     cells = [

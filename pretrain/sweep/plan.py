@@ -56,9 +56,8 @@ def plan_sweep(
 ) -> list[PlannedRun]:
     """Return the runs of a grid, each with its checked configuration; nothing is started or written.
 
-    Args:
-        check_data: also read the manifests of the data.
-        only: patterns of the names of the runs that are asked for, and checked; none: all of them.
+    `check_data`: also read the manifests of the data. `only`: patterns of the names of the runs that are
+    asked for, and checked; none: all of them.
 
     Two entries that are one run on another `base` than the grid's own, whose value one of them gives, are
     planned once.
@@ -98,11 +97,8 @@ def seal_plan(
 ) -> Seal | None:
     """Seal hypotheses about the planned runs, beside them; None where one of these has begun unsealed.
 
-    Args:
-        seeds: those that the runs may grow to; None: exactly those of `runs`.
-
-    Raises:
-        UserError: a hypothesis names no design of theirs.
+    `seeds`: those that the runs may grow to; None: exactly those of `runs`. Raises UserError: a hypothesis
+    names no design of theirs.
     """
     settings = {design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs}
     named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}

@@ -47,8 +47,7 @@ def carry_out(
         max_pairs: None: planned from the spread of the first pairs, which the test allows at any time.
         share: this task's part of the runs.
 
-    Returns:
-        The decision, the number of pairs planned, and the runs of these.
+    Returns the decision, the number of pairs planned, and the runs of these.
     """
     runs = planned(max_pairs or (FIRST if share == slice(None) else LAST))
     while True:

@@ -22,9 +22,8 @@ PROJECT = "ora-pretrain"
 class WandbRun:
     """An attempt at the run in `run_path`, which goes on after `resume_step`; 0: a new run.
 
-    Args:
-        settings: {name: value}, what wandb's tables tell runs apart by.
-        say: told once if wandb fails on the way. Training goes on: these numbers are also in metrics.jsonl.
+    `settings`: {name: value}, what wandb's tables tell runs apart by. `say`: told once if wandb fails on the
+    way. Training goes on: these numbers are also in metrics.jsonl.
 
     The package is there: `config.refusals` has asked.
 

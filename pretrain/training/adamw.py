@@ -42,11 +42,8 @@ class ClippingAdamW(FusedAdamW):
 
     What DeepSpeed's ZeRO optimizers do around AdamW, without their flat copies of weights and gradients: one
     pass for the norm, one for clipping and update together. Where the norm is not finite nothing is updated.
-
-    Args:
-        clip: the norm to clip to; 0: none.
-        tp_group: over whose ranks weights marked `tensor_model_parallel` are spread; others are the same on
-            all of them and count once.
+    `clip`: the norm to clip to; 0: none. `tp_group`: over whose ranks weights marked `tensor_model_parallel`
+    are spread; others are the same on all of them and count once.
     """
 
     def __init__(

@@ -36,13 +36,10 @@ from pretrain.training.update import GuardedUpdate
 class PhasedEngine:
     """The live engine of the current phase, its audit, and the change into the next phase.
 
-    Args:
-        step: the last step that was trained (0: none): its phase is the one to build.
-        state: of the checkpoint that was saved after it, if there is one.
-
-    Attributes:
-        engine: deepspeed.DeepSpeedEngine; another one after `enter` has answered True.
-        structured_products: how structured rows are multiplied by, chosen once; None: there have been none.
+    `step`: the last step that was trained (0: none): its phase is the one to build. `state`: of the
+    checkpoint that was saved after it, if there is one. `engine`: deepspeed.DeepSpeedEngine; another one
+    after `enter` has answered True. `structured_products`: how structured rows are multiplied by, chosen
+    once; None: there have been none.
 
     Raises MethodError: ZeRO holds a frozen weight; UserError: on every rank, if the checkpoint is damaged or
     of another model, or a kernel that is asked for cannot be had.

@@ -31,11 +31,8 @@ def continue_prompts(
     """Continue each prompt by its likeliest next token, `prompts.tokens` times (collective).
 
     All ranks make as many forward passes (ZeRO-3 gathers weights in each), and none stops before the others
-    where its model ends a document.
-
-    Args:
-        boundary: the end-of-document id where documents stand alone.
-        draw: chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one rank.
+    where its model ends a document. `boundary`: the end-of-document id where documents stand alone. `draw`:
+    chooses `[rows]` ids in place of the likeliest, from logits `[rows, vocabulary]` of one rank.
     """
     ids, ends = _block(prompts, config, context)
     # Not more tokens at a time than a forward pass of training has.

@@ -48,11 +48,9 @@ class GuardedUpdate:
     def make(self, allowed: torch.Tensor, largest_norm: float = math.inf) -> Update:
         """Step the engine; the weights move if that is `allowed` and the norm is finite (collective).
 
-        Waits for the device only where DeepSpeed does, to learn the norm it clips by.
-
-        Args:
-            allowed: a truth value on the device, the same on all ranks.
-            largest_norm: a norm above it does not move the weights either. The same on all ranks.
+        Waits for the device only where DeepSpeed does, to learn the norm it clips by. `allowed`: a truth
+        value on the device, the same on all ranks. `largest_norm`: a norm above it does not move the weights
+        either. The same on all ranks.
         """
         self._allowed, self._largest_norm, self._decided = allowed, largest_norm, None
         self._engine.step()

@@ -8,9 +8,9 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from pretrain.plan.activations import activation_bytes, logits_kept
+from pretrain.plan.activations import INT64, activation_bytes
 from pretrain.plan.memory import layer_gradient_bytes, logit_bytes, rank_states, rank_tensors
-from pretrain.plan.workload import workload_of
+from pretrain.plan.workload import FP32, Workload, workload_of
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks
 
@@ -191,6 +191,12 @@ def test_activations_are_those_that_saved_tensor_hooks_see(
     work = workload_of(config, len(measured), on_cuda=False)
     for rank, found in enumerate(measured):
         assert activation_bytes(work, rank) + logits_kept(work) == pytest.approx(found, rel=0.05)
+
+
+def logits_kept(work: Workload) -> int:
+    """Return the bytes that cross entropy keeps: what logits have become, with the labels it looked up."""
+    element = {"megatron": FP32, "in_place": work.layout.element, "chunked": 0}
+    return work.tokens * (work.vocabulary * element[work.performance.cross_entropy] + INT64 + 1)
 
 
 def test_the_peak_of_a_pass_is_the_allocators() -> None:

@@ -35,10 +35,9 @@ _COLOURS = "magma_r"  # perceptually uniform, in grey too; the more attention, t
 class AttentionMaps:
     """Attention of the first heads of a layer of one trained run in its first held-out sample.
 
-    Attributes:
-        source: the source that the sample is of, the first of the run's data.
-        probabilities: `[heads, query position, key position]` float32, the first positions of the sample;
-            no key stands after its query, so rows sum to 1 though the rest of the sample is cut off.
+    `source`: the source that the sample is of, the first of the run's data. `probabilities`: `[heads, query
+    position, key position]` float32, the first positions of the sample; no key stands after its query, so
+    rows sum to 1 though the rest of the sample is cut off.
     """
 
     name: str

@@ -33,9 +33,8 @@ LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-3}
 class TrainedModel:
     """Finished run with its model and data.
 
-    Attributes:
-        model: in evaluation mode, in the run's compute dtype.
-        validation_loss: nats per prediction, of the loaded model; equal to the run's own up to rounding.
+    `model`: in evaluation mode, in the run's compute dtype. `validation_loss`: nats per prediction, of the
+    loaded model; equal to the run's own up to rounding.
     """
 
     run: FinishedRun

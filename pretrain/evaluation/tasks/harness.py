@@ -98,9 +98,8 @@ def load_tasks(
 ) -> list[Measured]:
     """Load the tasks of these names with their data and their requests.
 
-    Args:
-        shots: worked examples before every item; None: as the task has it.
-        limit: items of each task, the first so many; None: all.
+    `shots`: worked examples before every item; None: as the task has it. `limit`: items of each task, the
+    first so many; None: all.
 
     Raises UserError: a name is not known, or its data or the task itself cannot be read.
     """

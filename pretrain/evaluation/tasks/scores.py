@@ -28,9 +28,8 @@ class Score:
 class TaskScores:
     """Scores of one model on one task.
 
-    Attributes:
-        scores: {metric: its score}; a metric has its filter's name too where that is not `none`.
-        cut: number of requests longer than the model's context, of which the model saw the last part only.
+    `scores`: {metric: its score}; a metric has its filter's name too where that is not `none`. `cut`: number
+    of requests longer than the model's context, of which the model saw the last part only.
     """
 
     scores: Mapping[str, Score]

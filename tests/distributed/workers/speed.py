@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
 
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
 from megatron_patches.engine.freeze import parameter_groups
@@ -27,7 +28,7 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=300)
     trainer = PhasedEngine(config, context, 0)
     engine, plain = trainer.engine, PlainGPT(config)
-    plain.take_weights(engine.module)
+    _take_weights(plain, engine.module)
     optimizer = plain_adamw(plain, config)
     generator = torch.Generator().manual_seed(1)
     found: dict[str, list[float]] = {"ours": [], "plain": [], "norm": [], "plain norm": []}
@@ -50,6 +51,22 @@ def losses_beside_plain(payload: dict[str, Any]) -> dict[str, list[float]]:
     trainer.close()
     shutdown_distributed(context)
     return found
+
+
+@torch.no_grad()
+def _take_weights(plain: PlainGPT, model: GPTModel) -> None:
+    """Give the peer the weights of a vanilla model on one rank."""
+    plain.embedding.weight.copy_(model.embedding.word_embeddings.weight)
+    plain.norm.load_state_dict(model.decoder.final_layernorm.state_dict())
+    for block, layer in zip(plain.blocks, model.decoder.layers, strict=True):
+        attention = layer.self_attention
+        block.norm_attention.load_state_dict(layer.input_layernorm.state_dict())
+        block.norm_mlp.load_state_dict(layer.pre_mlp_layernorm.state_dict())
+        by_head = attention.linear_qkv.weight.unflatten(0, (block.heads, 3, -1))  # theirs: head by head
+        block.query_key_value.weight.copy_(by_head.transpose(0, 1).flatten(0, 2))
+        block.projection.weight.copy_(attention.linear_proj.weight)
+        block.up.weight.copy_(layer.mlp.linear_fc1.weight)
+        block.down.weight.copy_(layer.mlp.linear_fc2.weight)
 
 
 def clipping_adamw(payload: dict[str, Any]) -> dict[str, float]:
