@@ -31,7 +31,7 @@ from benchmarks.step.contenders import in_turn
 from megatron_patches.engine.compat import prepare_imports
 from pretrain.config.load import load_config
 from pretrain.export.half_cache import cache_bytes, halve_cache
-from pretrain.export.packages import require_transformers
+from pretrain.study.models import require_transformers
 
 
 @dataclass

@@ -18,7 +18,9 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.options import (
+from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, parse_chunks
+from data_pipeline.tokenizing.verbs import (
+    AllowDamaged,
     Chunks,
     DefaultSource,
     ExcludeSource,
@@ -27,10 +29,6 @@ from data_pipeline.options import (
     ShardDirectory,
     SourceKey,
     TextKey,
-)
-from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, parse_chunks
-from data_pipeline.tokenizing.verbs import (
-    AllowDamaged,
     end_with_damage,
     merge_manifests,
     show_passed_over,

@@ -135,7 +135,7 @@ def train(
         _train_on_local_ranks(config, overrides or [], local_ranks)
     signals = StopSignals().install()  # before torch is imported: an early signal must not kill the rank
     from pretrain.config.load import load_config
-    from pretrain.data.inputs import check_inputs
+    from pretrain.data.open import check_inputs
 
     loaded = load_config(config, overrides or [])
     check_inputs(loaded, LaunchEnvironment.read().world_size)  # quick; the imports below take seconds
@@ -320,7 +320,7 @@ app.command()(demo)
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:
     """Refuse what can be refused once, here, then start the ranks; exits with their exit code."""
     from pretrain.config.load import load_config
-    from pretrain.data.inputs import check_inputs
+    from pretrain.data.open import check_inputs
     from pretrain.ranks.launch import launch_local_ranks
 
     loaded = load_config(config, overrides)

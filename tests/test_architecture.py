@@ -78,7 +78,7 @@ FLOORS = {
         ("errors",),
         ("io",),
         ("sources",),
-        ("tokenizer", "options"),
+        ("tokenizer",),
         ("shards",),
         ("tokenizing", "demo_corpus"),
         ("__main__",),

@@ -30,7 +30,7 @@ from data_pipeline.shards.loader import Loader
 from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.data.batches import SAMPLES_AT_ONCE
-from pretrain.ranks.peak_flops import peak_flops
+from pretrain.ranks.devices import peak_flops
 from tests.data_pipeline.shards.synthetic import random_shards
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.gpu.measurements import Measurements, measuring_parser, write_json
 from pretrain.model.structured_products import take_turns
 from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
+from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.gpu_settings import use_arithmetic
-from pretrain.ranks.peak_flops import peak_flops
 
 TERA = 1e12
 HEADS, HEAD_DIM = 16, 64

@@ -41,8 +41,8 @@ from benchmarks.step.contenders import (  # noqa: E402
 )
 from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
+from pretrain.ranks.devices import peak_flops  # noqa: E402
 from pretrain.ranks.groups import ParallelContext  # noqa: E402
-from pretrain.ranks.peak_flops import peak_flops  # noqa: E402
 from pretrain.ranks.single_process import one_process  # noqa: E402
 
 OURS = "orthogonal"

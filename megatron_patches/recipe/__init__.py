@@ -3,8 +3,7 @@
 policy    the axes of a variant, and the table of named variants
 axes      declaration of an axis: meaning, range, rules
 adapters  declarations of the adapters: weights and costs of each
-layers    notation of layers, and the heads that a fraction stands for
-phases    schedule of layers that become trainable in the course of a run
+phases    notation of layers; schedule of layers that become trainable in the course of a run
 recipes   policy and sizes -> recipe of its Query/Key bank, or of its score matrices
 tensors   the inventory: every parameter and buffer of a model
 counting  parameters and FLOPs: sums over the inventory

@@ -17,8 +17,7 @@ from megatron_patches.bank.orthonormal import CONSTRUCTIONS, FACTORED, ROLES, Ro
 from megatron_patches.errors import MethodError
 from megatron_patches.recipe.adapters import ADAPTERS, Adapter, AdapterSizes, in_order
 from megatron_patches.recipe.axes import Rule, axes_of, axis
-from megatron_patches.recipe.layers import layer_range, spread
-from megatron_patches.recipe.phases import Unfreeze, phases_of_layers
+from megatron_patches.recipe.phases import Unfreeze, layer_range, phases_of_layers, spread
 
 Init = Literal["default", "orthogonal", "gaussian", "pretrained", "low_rank"]
 FrozenRoles = Literal["both", "query", "key"]

@@ -13,7 +13,5 @@ slices          this rank's slices in the optimizer (DeepSpeed's internals)
 verify          sizes and SHA-256 of the files
 listing         a run's checkpoints and their states, without torch
 verb            `python -m pretrain checkpoint list|verify`
-bank_digests    SHA-256 of the frozen bank in memory
-identity        settings, data and bank that make a checkpoint the run's own
-layout          parallel layout that wrote a checkpoint
+identity        settings, data and bank that make a checkpoint the run's own; the layout that wrote it
 """

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config.keys import KEYS, effective_changes
-from pretrain.config.phases import phases_of
-from pretrain.config.schedule import last_stable_step, learning_rate
+from pretrain.config.schedule import last_stable_step, learning_rate, phases_of
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory, step_of, write_text_atomically

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from pretrain.checkpoint.deferred_error import DeferredError
 from pretrain.checkpoint.format import ABOUT, About
-from pretrain.checkpoint.layout import Layout
+from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.saving import Saving
 from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import HostBuffer, take_snapshot

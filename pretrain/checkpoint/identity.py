@@ -1,19 +1,29 @@
-"""The identity of a run, as its checkpoints state it, and the check whether a run may resume from one."""
+"""The identity of a run, as its checkpoints state it, and the parallel layout that wrote one.
+
+A resume refuses another identity. It may use another layout; the differences are reported.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import torch.distributed as dist
 
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.blend_difference import data_changes
+from megatron_patches.bank.shards import head_digests, role_digest
+from megatron_patches.engine.freeze import frozen_layers
 from megatron_patches.recipe.phases import last_steps
 from megatron_patches.recipe.policy import AXES, QKPolicy
 from pretrain.checkpoint.format import About
-from pretrain.config.keys import KEYS
+from pretrain.config.deepspeed import zero_stage
+from pretrain.config.keys import KEYS, Change
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
+from pretrain.ranks.groups import ParallelContext, require_equal_on_all_ranks
 
 DATA_KEYS = tuple(name for name, key in KEYS.items() if key.identity and key.data_change)
 """Settings that make other samples of the same data; data.allow_change lets them change too."""
@@ -119,3 +129,93 @@ def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, 
                 f"{key}={recipes[0].get(key)} but this run regenerates it with {key}={recipes[1].get(key)}; "
                 "set attention.seed (or run.seed) and the attention section back"
             )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parallel layout of a run, which does not change the trained weights, up to rounding.
+
+    `dtype`: of the computation; recorded only, because a resume refuses another one (see `identity`).
+    """
+
+    world_size: int
+    tensor_model_parallel_size: int
+    data_parallel_size: int
+    sequence_parallel: bool
+    zero_stage: int
+    micro_batch_size: int
+    dtype: str
+
+    @classmethod
+    def of(cls, config: Config, context: ParallelContext) -> Layout:
+        return cls(
+            world_size=context.world_size,
+            tensor_model_parallel_size=context.tensor_parallel_size,
+            data_parallel_size=context.data_parallel_size,
+            sequence_parallel=config.parallel.sequence_parallel,
+            zero_stage=zero_stage(config, context.world_size),
+            micro_batch_size=config.data.micro_batch_size,
+            dtype=config.precision.dtype,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def changes_from(self, earlier: Mapping[str, Any]) -> list[Change]:
+        """Return the differences from an earlier layout, given as `as_dict` returns it."""
+        return [
+            Change(key, earlier[key], value)
+            for key, value in self.as_dict().items()
+            if key in earlier and earlier[key] != value
+        ]
+
+
+_NAMES = {
+    "world_size": "ranks",
+    "tensor_model_parallel_size": "TP",
+    "data_parallel_size": "DP",
+    "sequence_parallel": "sequence parallel",
+    "zero_stage": "ZeRO",
+    "micro_batch_size": "micro batch",
+}
+
+
+def layout_line(changes: list[Change], dropout: float) -> str:
+    """Return one line that names the changes of the layout, and their consequence."""
+    differences = ", ".join(
+        f"{_NAMES.get(change.key, change.key)} {_word(change.was)} -> {_word(change.value)}"
+        for change in changes
+    )
+    line = f"resuming at another layout: {differences}"
+    if dropout > 0 and any(change.key == "tensor_model_parallel_size" for change in changes):
+        line += "; with dropout > 0 and another TP size the masks differ from the uninterrupted run's"
+    return line
+
+
+def _word(value: Any) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def bank_digests(model: Any, context: ParallelContext) -> dict[str, str]:
+    """Return the SHA-256 of the live frozen bank for every (layer, role), on any layout (collective).
+
+    Raises UserError: on every rank, if two ranks hold different banks.
+    """
+    own: dict[tuple[int, str], dict[int, str]] = {}
+    for _, layer in frozen_layers(model):
+        for role, heads, weight in layer.frozen_shards():
+            rows = weight.size(0) // max(1, len(heads))
+            digests = head_digests(weight.cpu(), rows) if heads else []
+            own[layer.layer, role] = dict(zip(heads, digests, strict=True))
+    shards: list[Any] = [None] * context.tensor_parallel_size
+    dist.all_gather_object(shards, own, group=context.tensor_parallel_group)
+    bank = {}
+    for layer_number, role in own:
+        by_head = {head: digest for shard in shards for head, digest in shard[layer_number, role].items()}
+        bank[f"layer={layer_number} role={role}"] = role_digest(by_head[head] for head in sorted(by_head))
+    require_equal_on_all_ranks(
+        "the frozen Query/Key bank",
+        json.dumps(bank),
+        "give every rank the same config, numpy version and CPU kind",
+    )
+    return bank

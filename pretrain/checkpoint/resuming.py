@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 from pretrain.checkpoint.branching import branch_points
 from pretrain.checkpoint.format import About, DamagedCheckpoint
-from pretrain.checkpoint.identity import accept_identity
-from pretrain.checkpoint.layout import Layout, layout_line
+from pretrain.checkpoint.identity import Layout, accept_identity, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState
 from pretrain.checkpoint.verify import verify
 from pretrain.config.keys import Change

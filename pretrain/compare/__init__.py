@@ -1,10 +1,9 @@
 """Comparison of finished runs, read from disk only: several seeds of several variants, one the baseline.
 
-comparison     the comparison as one value, `Comparison`
+comparison     the comparison as one value, `Comparison`, with the measured cost
 comparability  facts that must be equal, those that may be the subject, and notes on other differences
 compute        equal compute: learning curves, tokens and cost to the baseline's loss
 convergence    tokens to the baseline's loss, loss variance, gradient norms
-cost           speed, parameters and memory of the runs
 theory         the same by formula
 trend          change of the gap with a subject that is a number
 tables         tables for the report and the terminal

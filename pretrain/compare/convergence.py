@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pretrain.reporting.statistics import Spread, spread
+from pretrain.reporting.text import Spread, spread
 from pretrain.runs.curves import WARM_UP, Floats, RunCurves
 from pretrain.runs.finished import FinishedRun
 from pretrain.runs.tags import GRADIENT_NORM, LOSS

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pretrain.compare.comparison import Comparison, Variant
+from pretrain.compare.comparison import Comparison, Cost, Quartiles, Variant
 from pretrain.compare.compute import EqualCompute, Ratio
-from pretrain.compare.cost import Cost, Quartiles
 from pretrain.compare.theory import Theory
 from pretrain.reporting.tables import Table
 from pretrain.reporting.text import NOTHING, byte_count, interval, mean_sd, number, percent, share, signed

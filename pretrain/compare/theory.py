@@ -20,7 +20,7 @@ from megatron_patches.recipe.counting import (
 )
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import parse_config
-from pretrain.config.phases import Phase, phases_of
+from pretrain.config.schedule import Phase, phases_of
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes

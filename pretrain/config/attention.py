@@ -17,8 +17,18 @@ from megatron_patches.bank.orthonormal import BankRecipe
 from megatron_patches.recipe.axes import Axis
 from megatron_patches.recipe.phases import Unfreeze
 from megatron_patches.recipe.policy import AXES, QKPolicy
-from pretrain.config.setting import OnResume, Setting, setting
-from pretrain.config.types import SEED_MAX, Int, Layers, LayerShares, Names, Section, as_tuple
+from pretrain.config.types import (
+    SEED_MAX,
+    Int,
+    Layers,
+    LayerShares,
+    Names,
+    OnResume,
+    Section,
+    Setting,
+    as_tuple,
+    setting,
+)
 
 BANK_KEYS = frozenset(field.name for field in fields(BankRecipe))
 """Keys of the section with these names are compared at a resume as parts of the frozen bank's recipe."""

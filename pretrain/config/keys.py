@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from pretrain.config.setting import OnResume, Setting, setting_of
 from pretrain.config.tree import Config
-from pretrain.config.types import Section
+from pretrain.config.types import OnResume, Section, Setting, setting_of
 
 SECTIONS: dict[str, type[Section]] = {
     name: cast("type[Section]", Config.model_fields[name].annotation) for name in Config.model_fields

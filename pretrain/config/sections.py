@@ -12,8 +12,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from pretrain.config.setting import OnResume, Setting, setting
-from pretrain.config.types import SEED_MAX, Betas, Int, Names, PathLike, RateFactors, Section, as_tuple
+from pretrain.config.types import (
+    SEED_MAX,
+    Betas,
+    Int,
+    Names,
+    OnResume,
+    PathLike,
+    RateFactors,
+    Section,
+    Setting,
+    as_tuple,
+    setting,
+)
 from pretrain.ranks.devices import Device
 
 NO_EFFECT = Setting(OnResume.NO_EFFECT)

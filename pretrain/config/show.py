@@ -16,8 +16,7 @@ from megatron_patches.bank.factors import block_sizes
 from megatron_patches.recipe.counting import count_parameters, executed_flops_per_token, model_flops_per_token
 from pretrain.config.deepspeed import WHOLE_STATE_BYTES, settings_name
 from pretrain.config.load import LoadedConfig, load_config_with_origins
-from pretrain.config.phases import Phase, phases_of
-from pretrain.config.schedule import last_stable_step
+from pretrain.config.schedule import Phase, last_stable_step, phases_of
 from pretrain.config.tree import Config
 
 PIPED_WIDTH = 100  # so that text that is piped or logged is not folded at 80 columns

@@ -19,7 +19,7 @@ from megatron_patches.bank.shards import head_digests, head_rows_in
 from megatron_patches.recipe.policy import QKPolicy
 from pretrain.config.load import load_config
 from pretrain.config.tree import Config
-from pretrain.data.inputs import check_inputs
+from pretrain.data.open import check_inputs
 from pretrain.doctor.machine import Unfit, disk_facts, gpu_facts, shm_facts, version_facts
 from pretrain.doctor.rendezvous import bounded
 from pretrain.doctor.request import Request

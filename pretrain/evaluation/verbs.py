@@ -72,9 +72,9 @@ def tasks(
 
     from rich.console import Console
 
-    from pretrain.export.packages import require_transformers
     from pretrain.ranks.devices import use_cuda
     from pretrain.runs.finished import leave_out_others
+    from pretrain.study.models import require_transformers
     from pretrain.study.report import finish
     from pretrain.study.seeds import group_runs, named_apart, refuse_twice
 

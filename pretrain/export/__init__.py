@@ -2,11 +2,11 @@
 
 export             the whole conversion, in order; a directory that is complete or absent
 trained_run        the run, its checkpoint and its model, checked
-select_checkpoint  the run's checkpoint of a step, and the facts by which an export knows it
 projections        query, key and value rows of a layer, adapters folded in
 architectures      the transformers class of a run's model: its config.json and its weights by name
 modeling_ora       code that is copied into an export with adapters that are not linear
 weight_files       safetensors, one parameter in memory at a time
+directories        output directories that are complete or absent
 tokenizer          tokenizer.json from the run's tokenizer, and a comparison of the two
 agreement          the exported model's logits compared with the run's own
 card               README.md of the export
@@ -15,7 +15,5 @@ model_texts        texts of several runs after the same prompts, without an expo
 half_cache         decoding with keys alone in the cache, where W_K is a rotation
 sampling           text from an exported model, token by token
 source_model       the way back: initial weights and a configuration from a directory of transformers
-directories        output directories that are complete or absent
-packages           the optional package transformers
 verb               `python -m pretrain export|import|sample`, and the upload to the hub
 """

@@ -20,7 +20,7 @@ from megatron.core.models.gpt import GPTModel
 import pretrain
 from data_pipeline.io.files import hash_file
 from megatron_patches.recipe.counting import count_parameters
-from pretrain.config.phases import phase_at
+from pretrain.config.schedule import phase_at
 from pretrain.export.agreement import (
     LogitAgreement,
     compare_logits,
@@ -31,17 +31,15 @@ from pretrain.export.agreement import (
 from pretrain.export.architectures import Architecture, architecture_of
 from pretrain.export.card import model_card
 from pretrain.export.directories import made_beside, refuse_existing
-from pretrain.export.packages import require_transformers
 from pretrain.export.projections import folded_adapters
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_digest
 from pretrain.export.tokenizer import compare_tokenizers, write_tokenizer
 from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
-from pretrain.runs.directory import write_json, write_text_atomically
+from pretrain.runs.directory import MARKER, write_json, write_text_atomically
 from pretrain.runs.environment import package_version
-from pretrain.study.models import FACTS, FILES_FACT
+from pretrain.study.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
 
 PACKAGES = ("transformers", "tokenizers", "safetensors")
 """Those whose versions export.json states, beside torch's."""
@@ -64,7 +62,7 @@ def export_run(
     refuse_existing(out)
     run = open_trained_run(path, step)
     architecture = architecture_of(run.config)
-    of_checkpoint = checkpoint_digest(run.checkpoint)
+    of_checkpoint = hash_file(run.checkpoint / MARKER)
     with made_beside(out) as directory:
         model = load_model(run, context)
         folded = _folded_adapters(run, model)

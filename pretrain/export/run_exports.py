@@ -16,13 +16,11 @@ from data_pipeline.io.files import hash_file, refusing
 from data_pipeline.io.lease import Lease
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
-from pretrain.export.packages import require_transformers
-from pretrain.export.select_checkpoint import CHECKPOINT_FACT, checkpoint_digest, find_checkpoint
 from pretrain.ranks.devices import MACHINE, VISIBLE, ask_for, cpu_was_asked_for, nvidia_devices
 from pretrain.ranks.environment import speaks_for_all, without_launcher
 from pretrain.ranks.launch import prepare_child
-from pretrain.runs.directory import FINISHED, RunDirectory, free_name, step_of
-from pretrain.study.models import FACTS, FILES_FACT, named_code
+from pretrain.runs.directory import FINISHED, MARKER, RunDirectory, free_name, step_of
+from pretrain.study.models import CHECKPOINT_FACT, FACTS, FILES_FACT, named_code, require_transformers
 
 _TIMEOUT = 6 * 3600
 _OWN_CODE = Path(__file__).with_name("modeling_ora.py")
@@ -46,7 +44,7 @@ def exported(path: Path, step: int | None = None, apart: bool = False) -> Path:
         if step is not None:
             raise UserError(f"--step {step}: {path} is an export, which is of one step; leave --step out")
         return path
-    checkpoint = find_checkpoint(run, step)
+    checkpoint = run.find_checkpoint(step)
     _remove_outdated(run)
     out = run.exports / checkpoint.name
     if out.is_dir() and not is_own_export(out):
@@ -135,7 +133,7 @@ def export_at_end(config: Config, state: str) -> None:
     run = RunDirectory(config.run_path)
     if state != FINISHED or not speaks_for_all():
         return
-    out = run.exports / find_checkpoint(run, None).name
+    out = run.exports / run.find_checkpoint(None).name
     if out.exists():
         return
     try:
@@ -178,7 +176,7 @@ def _remove_outdated(run: RunDirectory) -> None:
         if "." in directory.name:  # in progress, left by a killed process, or kept aside
             continue
         checkpoint = live.get(directory.name)
-        if checkpoint is None or _checkpoint_fact(directory) != checkpoint_digest(checkpoint):
+        if checkpoint is None or _checkpoint_fact(directory) != hash_file(checkpoint / MARKER):
             shutil.rmtree(directory)
 
 

@@ -10,8 +10,7 @@ import torch
 
 from pretrain.errors import UserError
 from pretrain.export.half_cache import halve_cache
-from pretrain.export.packages import require_transformers
-from pretrain.study.models import require_trust
+from pretrain.study.models import require_transformers, require_trust
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from pretrain.config.sources import dump_yaml, override_text
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.export.directories import made_beside, refuse_existing
-from pretrain.export.packages import require_transformers
 from pretrain.export.weight_files import Weight, write_weights
 from pretrain.runs.directory import write_text_atomically
-from pretrain.study.models import named_code
+from pretrain.study.models import named_code, require_transformers
 
 WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
 MUST_BE: dict[str, dict[str, Any]] = {

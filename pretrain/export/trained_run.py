@@ -11,17 +11,15 @@ from typing import Any
 from megatron.core.models.gpt import GPTModel
 
 from data_pipeline.shards.blend import Blend
-from pretrain.checkpoint.bank_digests import bank_digests
 from pretrain.checkpoint.format import read_about
-from pretrain.checkpoint.identity import check_bank
+from pretrain.checkpoint.identity import bank_digests, check_bank
 from pretrain.checkpoint.loading import load_weights
 from pretrain.checkpoint.verify import verify
 from pretrain.config.load import load_config
-from pretrain.config.phases import phase_at
+from pretrain.config.schedule import phase_at
 from pretrain.config.tree import Config
-from pretrain.data.inputs import read_blend
+from pretrain.data.open import read_blend
 from pretrain.errors import UserError
-from pretrain.export.select_checkpoint import find_checkpoint
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
 from pretrain.ranks.single_process import ONE_PROCESS
@@ -70,7 +68,7 @@ def open_trained_run(path: Path, step: int | None = None) -> TrainedRun:
     """
     run = RunDirectory(path)
     run.require_run()
-    checkpoint = find_checkpoint(run, step)
+    checkpoint = run.find_checkpoint(step)
     verify(checkpoint, by_hash=True)
     about = read_about(checkpoint)
     config = load_config(str(run.config), ONE_PROCESS)

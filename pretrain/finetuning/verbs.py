@@ -91,8 +91,8 @@ def require_packages(verb: str, *names: str) -> None:
     `names`: by which they are imported. Raises UserError: one is not installed.
     """
     from megatron_patches.engine.compat import prepare_imports
-    from pretrain.export.packages import require_transformers
     from pretrain.ranks.devices import use_cuda
+    from pretrain.study.models import require_transformers
 
     prepare_imports()
     # Transformers imports DeepSpeed where it is installed, which would print the accelerator it detects.

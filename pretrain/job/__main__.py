@@ -48,7 +48,7 @@ def begin_training(
     Answer: `finished`, or `run NODES RANKS_PER_NODE RUN LOGS` with as many of the ranks as the run can use.
     """
     from pretrain.config.load import load_config
-    from pretrain.data.inputs import check_inputs
+    from pretrain.data.open import check_inputs
 
     loaded = load_config(config, overrides or [])
     path = loaded.run_path.absolute()

@@ -29,7 +29,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def build_model(config: Config, context: ParallelContext, phase: int = 0) -> GPT:
     """Build this rank's shard of the model, initialised, on its device, in the compute dtype.
 
-    `phase`: of a run in which layers become trainable on the way (see `config.phases`).
+    `phase`: of a run in which layers become trainable on the way (see `config.schedule`).
     """
     recipe, policy = config.recipe(), config.policy()
     rotary = None

@@ -21,7 +21,7 @@ from pretrain.config.types import Number, Section
 from pretrain.errors import UserError
 from pretrain.plan.memory import States
 from pretrain.plan.workload import BYTES, FP32, Layout, Workload
-from pretrain.ranks.peak_flops import PEAK_BF16_TFLOPS
+from pretrain.ranks.devices import PEAK_BF16_TFLOPS
 
 _PEAK = dict(PEAK_BF16_TFLOPS)
 

@@ -9,7 +9,7 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.recipe.policy import QKPolicy
 from megatron_patches.recipe.tensors import ModelShape, Tensor, is_patched, tensors
 from pretrain.config.deepspeed import deepspeed_settings, zero_stage
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from pretrain.config.sections import PerformanceSection
 from pretrain.config.tree import Config
 

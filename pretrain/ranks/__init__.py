@@ -1,8 +1,7 @@
 """Ranks: this process's place among them, their devices and groups, how they start and stop.
 
 environment     the launcher's environment: rank, world size, meeting point, nodes (no torch)
-devices         CPU or GPU, and the reason why not a GPU
-peak_flops      peak arithmetic rates of GPUs by name (no torch)
+devices         CPU or GPU, and the reason why not a GPU; peak rates of GPUs by name
 gpu_settings    settings of torch, cuBLAS and NCCL before the first work on a GPU
 groups          process groups, this rank's device, seeds, small collectives
 single_process  groups of one process without other ranks

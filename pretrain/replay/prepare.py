@@ -22,7 +22,7 @@ from pretrain.config.keys import KEYS
 from pretrain.config.load import load_config
 from pretrain.config.sources import override_text
 from pretrain.config.tree import Config
-from pretrain.data.inputs import check_inputs
+from pretrain.data.open import check_inputs
 from pretrain.errors import UserError
 from pretrain.ranks.launch import launch_local_ranks
 from pretrain.runs.directory import GOOD, RunDirectory, step_of, write_json, write_text_atomically

@@ -1,7 +1,6 @@
 """Form of results, the same for every verb: `compare`, `evaluate`, `sweep`, and a job's log.
 
-statistics   mean and standard deviation
-text         numbers and settings as short text
+text         numbers and settings as short text; mean and deviation of a few values
 tables       a table of text cells, in Markdown and on the terminal
 html         a page in one file: page.css, page.js, tables, texts, drawings
 plots        the style of all plots, and how they are written

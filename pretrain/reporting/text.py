@@ -1,12 +1,37 @@
-"""Numbers and settings as short text, the same in every report and on the console."""
+"""Numbers and settings as short text, the same everywhere, and mean and deviation of a few values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pretrain.reporting.statistics import Spread
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean of n values and their standard deviation (n - 1 in the denominator; None for a single value)."""
+
+    n: int
+    mean: float
+    sd: float | None
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Return mean and standard deviation; None for no values."""
+    if not values:
+        return None
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(n=len(values), mean=float(np.mean(values)), sd=sd)
+
+
+def spread_of_all(values: Sequence[float | None]) -> Spread | None:
+    """Return mean and standard deviation; None where a value is missing, as a mean of the others misleads."""
+    known = [value for value in values if value is not None]
+    return spread(known) if len(known) == len(values) else None
+
 
 NOTHING = "–"
 

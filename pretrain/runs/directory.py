@@ -97,6 +97,21 @@ class RunDirectory:
         marked = [path for path in self._checkpoints() if (path / MARKER).exists()]
         return sorted(marked, key=step_of, reverse=True)
 
+    def find_checkpoint(self, step: int | None) -> Path:
+        """Return the complete checkpoint of a step, or the newest one. Raises UserError: there is none."""
+        complete = {step_of(path): path for path in self.complete_checkpoints()}
+        if not complete:
+            raise UserError(f"{self.path} has no complete checkpoint; train the run until it writes one")
+        if step is None:
+            return complete[max(complete)]
+        if step not in complete:
+            there = ", ".join(map(str, sorted(complete)))
+            raise UserError(
+                f"--step {step}: {self.path} has complete checkpoints of step {there} only; choose one of "
+                "these"
+            )
+        return complete[step]
+
     def unfinished_checkpoints(self) -> list[Path]:
         """Return the checkpoints without a marker: their writing, or removal, was not finished."""
         marks = (MARKER, WITHDRAWN)

@@ -5,7 +5,7 @@ gaps      gaps paired by seed: interval, tests, effect size, Holm's correction, 
 tables    tables and sentences of gaps, with one policy for p values
 cache     results on disk, found by what they were made of
 packages  check that the extra `compare` is installed
-models    identity of a model directory, and the refusal to run its code unasked
+models    transformers, identity of a model directory, and the refusal to run its code unasked
 sequential  a paired t-test that may be looked at after every pair
 seal      hypotheses in a hashed file before the first run, and what has changed since
 report    Markdown page, JSON, plots and terminal output of one study

@@ -1,9 +1,10 @@
-"""Model directories in Hugging Face's form: their identity, and the refusal to run their code unasked."""
+"""Model directories in the form of Hugging Face: their identity; no code of theirs is run unasked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ FACTS = "export.json"
 """File of an export that says where the model comes from; its outputs do not depend on that."""
 FILES_FACT = "files"
 """Key of FACTS with the SHA-256 of every other file."""
+CHECKPOINT_FACT = "checkpoint_sha256"
+"""Key of FACTS with the SHA-256 of the checkpoint's marker, which has that of every file there."""
 _AUTO_MAP = "auto_map"
 _IMPLEMENTATION = "implementation"
 """Keys, and an end of keys, with which a configuration has transformers run code, of the hub too."""
@@ -64,3 +67,19 @@ def named_code(directory: Path) -> Iterator[tuple[Path, str, Any]]:
         for key, value in content.items() if isinstance(content, dict) else ():
             if key == _AUTO_MAP or (key.endswith(_IMPLEMENTATION) and "/" in str(value)):
                 yield file, key, value
+
+
+def require_transformers(verb: str) -> None:
+    """Import transformers with its progress bars and warnings switched off.
+
+    Raises UserError: transformers is not installed.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        from transformers.utils import logging
+    except ImportError as error:
+        raise UserError(
+            f"{verb} needs the package transformers ({error}): pip install 'ora-pretrain[export]'"
+        ) from error
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

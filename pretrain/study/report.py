@@ -21,9 +21,8 @@ from rich.text import Text
 from pretrain.errors import UserError
 from pretrain.reporting.html import html_list, html_page, html_table, html_text, inline_svg
 from pretrain.reporting.plots import write_figures
-from pretrain.reporting.statistics import spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
-from pretrain.reporting.text import mean_sd
+from pretrain.reporting.text import mean_sd, spread_of_all
 from pretrain.runs.directory import write_json, write_text_atomically
 
 

@@ -14,7 +14,7 @@ from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
 from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
-from pretrain.data.inputs import check_inputs, read_blend
+from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal

@@ -17,15 +17,13 @@ from data_pipeline.errors import DataError
 from data_pipeline.shards.blend import Blend
 from data_pipeline.shards.manifest import check_shards
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.bank_digests import bank_digests
 from pretrain.checkpoint.checkpoints import Checkpoints
 from pretrain.checkpoint.deferred_error import DeferredError
-from pretrain.checkpoint.identity import check_bank, run_identity
+from pretrain.checkpoint.identity import bank_digests, check_bank, run_identity
 from pretrain.checkpoint.resuming import find_start
 from pretrain.config.tree import Config
 from pretrain.data.batches import Batches
-from pretrain.data.inputs import check_inputs
-from pretrain.data.open import RunData, open_data
+from pretrain.data.open import RunData, check_inputs, open_data
 from pretrain.data.prompts import Prompts, read_prompts
 from pretrain.errors import UserError
 from pretrain.ranks.environment import LaunchEnvironment

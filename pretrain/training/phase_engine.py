@@ -17,7 +17,7 @@ import torch
 
 from pretrain.checkpoint.loading import StoredState
 from pretrain.checkpoint.resuming import together
-from pretrain.config.phases import phase_at, phases_of
+from pretrain.config.schedule import phase_at, phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, compile_layers, compiles_layers
 from pretrain.model.structured_products import (

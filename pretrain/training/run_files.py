@@ -12,15 +12,15 @@ import yaml
 
 from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
 from pretrain.checkpoint.branching import origin_of, take_records
-from pretrain.checkpoint.layout import Layout
+from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.resuming import Start
 from pretrain.config.deepspeed import settings_digest
 from pretrain.config.keys import Change, effective_changes
 from pretrain.config.tree import Config
 from pretrain.data.open import RunData, data_facts
 from pretrain.errors import UserError
+from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.groups import ParallelContext
-from pretrain.ranks.peak_flops import peak_flops
 from pretrain.runs.directory import (
     CONTINUE,
     FINISHED,

@@ -8,7 +8,7 @@ import pytest
 
 from megatron_patches.recipe.tensors import Tensor, tensors
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from tests.distributed.designs import DESIGNS
 from tests.ranks import run_ranks

@@ -21,7 +21,7 @@ from scipy import stats
 
 from pretrain.evaluation.tasks.scores import TaskScores
 from pretrain.finetuning.models import Pretrained
-from pretrain.reporting.statistics import Spread, spread, spread_of_all
+from pretrain.reporting.text import Spread, spread, spread_of_all
 from pretrain.study.gaps import SCORES, PairedGap, adjust, holm, paired_gap
 from pretrain.study.seeds import Group, Groups
 

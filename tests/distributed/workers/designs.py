@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train

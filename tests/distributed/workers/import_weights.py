@@ -10,7 +10,7 @@ import torch
 
 from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
-from pretrain.checkpoint.bank_digests import bank_digests
+from pretrain.checkpoint.identity import bank_digests
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
 from pretrain.export.agreement import own_logits

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from megatron_patches.recipe.tensors import tensors
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model
 from pretrain.ranks.environment import LaunchEnvironment

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.layout import Layout
+from pretrain.checkpoint.identity import Layout
 from pretrain.checkpoint.slices import counters_of
 from pretrain.checkpoint.writing import (
     HostBuffer,

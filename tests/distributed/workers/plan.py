@@ -10,7 +10,7 @@ import torch.distributed as dist
 from megatron_patches.engine.freeze import audit_rank
 from megatron_patches.model.penalty import take_auxiliary_losses
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
 from pretrain.model.build import build_model, token_losses
 from pretrain.ranks.environment import LaunchEnvironment

@@ -17,7 +17,7 @@ from megatron_patches.bank.orthonormal import ROLES
 from megatron_patches.bank.shards import layer_shard
 from megatron_patches.engine.freeze import frozen_layers
 from pretrain.config.load import load_config
-from pretrain.config.phases import phase_at
+from pretrain.config.schedule import phase_at
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
 from pretrain.model.build import build_model, token_losses

@@ -7,7 +7,7 @@ import pytest
 from megatron_patches.recipe.tensors import tensors
 from pretrain.checkpoint.blocks import Part, parts_of_rank
 from pretrain.config.load import load_config
-from pretrain.config.phases import phases_of
+from pretrain.config.schedule import phases_of
 from tests.distributed.designs import DESIGNS
 
 SIZES = {"num_attention_heads": 8, "num_query_groups": 4, "hidden_size": 64, "head_dim": 8}

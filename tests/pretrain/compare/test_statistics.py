@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pretrain.compare.comparison import Comparison, compare_runs
+from pretrain.compare.comparison import Comparison, compare_runs, quartiles
 from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
-from pretrain.compare.cost import quartiles
 from pretrain.compare.theory import expected_cost
-from pretrain.reporting.statistics import spread
+from pretrain.reporting.text import spread
 from pretrain.runs.finished import ModelSize, read_finished_run
 from pretrain.study.gaps import NATS, SCORES, PairedGap, adjust, holm, paired_gap
 from pretrain.study.tables import gap_sentence, margin, verdict

@@ -12,7 +12,7 @@ from pretrain.compare.comparability import EXPECTED_TO_DIFFER
 from pretrain.config.keys import KEYS, SECTIONS, effective_changes
 from pretrain.config.load import load_config
 from pretrain.config.reference import configuration_page
-from pretrain.config.setting import OnResume, Setting, setting, setting_of
+from pretrain.config.types import OnResume, Setting, setting, setting_of
 from pretrain.telemetry.hparams import hparams
 from tests.ranks import ROOT
 

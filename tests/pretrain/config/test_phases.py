@@ -3,8 +3,8 @@
 import pytest
 
 from pretrain.config.load import load_config, parse_config
-from pretrain.config.phases import phase_at, phases_of
 from pretrain.config.refusals import check_layout
+from pretrain.config.schedule import phase_at, phases_of
 from pretrain.config.show import render_show
 from pretrain.errors import UserError
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from megatron_patches.recipe.counting import executed_flops_per_token
 from pretrain.__main__ import app
 from pretrain.config.load import load_config, load_config_with_origins, parse_config
-from pretrain.config.phases import phase_at
 from pretrain.config.refusals import check_layout
+from pretrain.config.schedule import phase_at
 from pretrain.config.show import render_show, summary_rows, value_rows
 from pretrain.errors import UserError
 

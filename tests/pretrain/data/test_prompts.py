@@ -8,7 +8,7 @@ import pytest
 
 from data_pipeline.tokenizer.tokenizer import open_tokenizer
 from pretrain.config.load import load_config
-from pretrain.data.inputs import check_inputs, read_blend
+from pretrain.data.open import check_inputs, read_blend
 from pretrain.data.prompts import read_prompts
 from pretrain.errors import UserError
 from tests.tiny import tiny_overrides

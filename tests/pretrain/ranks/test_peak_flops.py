@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pretrain.ranks.peak_flops import peak_flops
+from pretrain.ranks.devices import peak_flops
 
 
 @pytest.mark.parametrize(

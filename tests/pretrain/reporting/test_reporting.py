@@ -15,9 +15,8 @@ from rich.console import Console
 
 from pretrain.reporting.log_errors import error_lines
 from pretrain.reporting.plots import COLOURS, write_figures
-from pretrain.reporting.statistics import Spread, spread, spread_of_all
 from pretrain.reporting.tables import Table, markdown, rich_table
-from pretrain.reporting.text import byte_count, mean_sd, setting_text
+from pretrain.reporting.text import Spread, byte_count, mean_sd, setting_text, spread, spread_of_all
 from pretrain.runs.directory import strict_json
 
 
