@@ -141,7 +141,7 @@ OFFLINE := $(wildcard $(GPU_WHEELS)/*.whl)
 GPU_RUN := $(if $(OFFLINE),PYTHONPATH=$(CURDIR)/$(GPU_PACKAGES) $(PYTHON),$(VENV)/bin/python)
 
 gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torch, as wheels; GPU_PYTHON_VERSION=3.12
-	$(VENV)/bin/python -m benchmarks.gpu.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
+	$(VENV)/bin/python -m tests.gpu_check.wheels --python $(GPU_PYTHON_VERSION) --out $(GPU_WHEELS)
 
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
 	$(GPU_RUN) -m tests.gpu_check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)

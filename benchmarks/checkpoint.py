@@ -31,8 +31,7 @@ import torch.distributed as dist  # noqa: E402
 
 from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
 from megatron_patches.recipe.counting import count_parameters  # noqa: E402
-from pretrain.checkpoint.checkpoints import Checkpoints  # noqa: E402
-from pretrain.checkpoint.deferred_error import DeferredError  # noqa: E402
+from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError  # noqa: E402
 from pretrain.checkpoint.identity import bank_digests  # noqa: E402
 from pretrain.config.load import load_config  # noqa: E402
 from pretrain.config.tree import Config  # noqa: E402

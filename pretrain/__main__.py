@@ -230,7 +230,7 @@ def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> lis
 
     prepare_imports()
     ask_for("cpu")
-    from pretrain.export.model_texts import model_texts
+    from pretrain.export.trained_run import model_texts
 
     runs = [(variant.name, variant.runs[0]) for variant in comparison.variants]
     texts = model_texts([run.path for _, run in runs], prompts, tokens)

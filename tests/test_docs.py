@@ -251,7 +251,7 @@ def known_options(package: str, words: list[str]) -> tuple[str, set[str] | None]
     """(the verb, its options) that `words` of a command line begin with; None if there is no such verb."""
     programs = command_lines()
     if package not in programs:
-        return package, set() if package in ("pretrain.job", "pretrain.config.reference") else None
+        return package, set() if package == "pretrain.job" else None
     command, path = programs[package], package
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         if words[0] not in command.commands:

@@ -1,8 +1,7 @@
 """Saving a run so that it resumes exactly where it stopped, on the same number of ranks or another one.
 
-checkpoints     the checkpoints of a run: save, commit, keep the last few
+checkpoints     the checkpoints of a run: save, commit, keep the last few; errors that end all ranks
 saving          one rank's save, on a thread in the background of training
-deferred_error  errors of one rank for which all ranks must stop
 resuming        the newest checkpoint, verified, as the start of a run
 branching       a trunk's checkpoints that a branch may start from; what the branch keeps of the trunk
 format          files, their content, and checks for damage

@@ -12,5 +12,4 @@ load        the way to get a configuration: sources, then tree, then refusals; s
 deepspeed   the dictionary for DeepSpeed
 schedule    learning rate and training phases as functions of the step
 show        the verb of that name
-reference   docs/configuration.md, generated
 """

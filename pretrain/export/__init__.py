@@ -1,7 +1,7 @@
 """Conversion of a trained model to a Hugging Face directory, text from it, and the way back.
 
 export             the whole conversion, in order; a directory that is complete or absent
-trained_run        the run, its checkpoint and its model, checked
+trained_run        the run, its checkpoint and its model, checked; texts of its model
 projections        query, key and value rows of a layer, adapters folded in
 architectures      the transformers class of a run's model: its config.json and its weights by name
 modeling_ora       code that is copied into an export with adapters that are not linear
@@ -11,7 +11,6 @@ tokenizer          tokenizer.json from the run's tokenizer, and a comparison of 
 agreement          the exported model's logits compared with the run's own
 card               README.md of the export
 run_exports        exports kept in the run directory
-model_texts        texts of several runs after the same prompts, without an export
 half_cache         decoding with keys alone in the cache, where W_K is a rotation
 sampling           text from an exported model, token by token
 source_model       the way back: initial weights and a configuration from a directory of transformers

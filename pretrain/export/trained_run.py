@@ -1,13 +1,14 @@
-"""A trained run opened for reading: its checkpoint and its model, checked against each other."""
+"""A trained run opened for reading: its checkpoint and its model, checked against each other; its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from megatron.core.models.gpt import GPTModel
 
 from data_pipeline.shards.blend import Blend
@@ -19,13 +20,15 @@ from pretrain.config.load import load_config
 from pretrain.config.schedule import phase_at
 from pretrain.config.tree import Config
 from pretrain.data.open import read_blend
+from pretrain.data.prompts import encode_prompts
 from pretrain.errors import UserError
 from pretrain.model.build import build_model
 from pretrain.ranks.groups import ParallelContext
-from pretrain.ranks.single_process import ONE_PROCESS
+from pretrain.ranks.single_process import ONE_PROCESS, one_process
 from pretrain.runs.directory import RunDirectory, step_of
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.runs.tags import VALIDATION_LOSS
+from pretrain.training.prompts import continue_prompts
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,40 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
                 f"checkpoint {checkpoint} was written with {key}={was} but config.yaml has "
                 f"{resolved[section][name]}; restore the run's own config.yaml"
             )
+
+
+TEMPERATURE = 0.8
+
+
+def model_texts(
+    runs: Sequence[Path], prompts: Sequence[str], tokens: int, seed: int = 0
+) -> Mapping[Path, tuple[str, ...]]:
+    """Return {run: text after each prompt}, drawn at TEMPERATURE; the draws of every run are of one seed.
+
+    What cannot be printed is a middle dot, so that the text shows the same everywhere. Raises UserError: as
+    `open_trained_run`, `load_model` and `encode_prompts`; DataError: the shards of a run are missing.
+    """
+    texts = {}
+    with one_process() as context:
+        for path in runs:
+            run = open_trained_run(path)
+            named = [(f"--prompt {text!r}", text) for text in prompts]
+            encoded = encode_prompts(
+                named, ("--sample-tokens", tokens), run.config.data.sequence_length, run.blend
+            )
+            draws = torch.Generator(context.device).manual_seed(seed)
+
+            def draw(logits: torch.Tensor, draws: torch.Generator = draws) -> torch.Tensor:
+                return torch.multinomial(
+                    torch.softmax(logits.double() / TEMPERATURE, -1), 1, generator=draws
+                )[:, 0]
+
+            boundary = run.blend.eod_id if run.config.data.reset_at_document_end else None
+            model = load_model(run, context)
+            samples = continue_prompts(model, encoded, run.config, boundary, context, draw)
+            texts[path] = tuple(_printable(sample.text) for sample in samples)
+    return texts
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)

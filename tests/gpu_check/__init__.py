@@ -4,4 +4,5 @@ context    the context of a stage, and its result
 trainings  stages that train by the program's own command
 layers     layers of every kind compiled, and the kernel of structured banks
 page       the report as a page
+wheels     packages for a machine without a network
 """

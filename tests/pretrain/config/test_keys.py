@@ -11,9 +11,9 @@ from pretrain.checkpoint.identity import DATA_KEYS
 from pretrain.compare.comparability import EXPECTED_TO_DIFFER
 from pretrain.config.keys import KEYS, SECTIONS, effective_changes
 from pretrain.config.load import load_config
-from pretrain.config.reference import configuration_page
 from pretrain.config.types import OnResume, Setting, setting, setting_of
 from pretrain.telemetry.hparams import hparams
+from tests.configuration_page import configuration_page
 from tests.ranks import ROOT
 
 
@@ -127,7 +127,7 @@ def test_the_table_of_what_a_resume_does_has_each_key_in_its_row() -> None:
 
 def test_the_page_of_all_keys_is_made_from_the_declarations() -> None:
     page = ROOT / "docs/configuration.md"
-    command = "python -m pretrain.config.reference > docs/configuration.md"
+    command = "python -m tests.configuration_page > docs/configuration.md"
     assert page.read_text() == configuration_page(), f"docs/configuration.md is old; run: {command}"
     assert command in page.read_text()
     for key in KEYS:

@@ -1,6 +1,6 @@
 """The page docs/configuration.md, from the declarations of the keys.
 
-python -m pretrain.config.reference > docs/configuration.md
+python -m tests.configuration_page > docs/configuration.md
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ The last column says what another value does to a run that goes on from a checkp
 effect from the next step on, is refused, or changes no number (see
 [operations.md](operations.md#stop-go-on-extend-move)). An unset key is `null` in YAML.
 
-This page is made by `python -m pretrain.config.reference > docs/configuration.md`.
+This page is made by `python -m tests.configuration_page > docs/configuration.md`.
 """
 _WORDS = {
     bool: "`true` or `false`",

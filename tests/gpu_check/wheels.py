@@ -1,6 +1,6 @@
 """The packages that a GPU machine without a network needs beside its own Python and torch, as wheels.
 
-    python -m benchmarks.gpu.wheels --python 3.12 --out build/gpu-wheels
+    python -m tests.gpu_check.wheels --python 3.12 --out build/gpu-wheels
 
 At the versions of constraints.txt, for Linux on x86-64. torch is the machine's own, with all that it brings.
 Left out is what training does not import: plots (matplotlib, scipy), downloads (huggingface_hub), parquet
