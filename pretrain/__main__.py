@@ -305,16 +305,11 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
         typer.echo(fill(f"{name:{wide}}{text.removesuffix('.')}", 80, subsequent_indent=" " * wide))
 
 
-app.command()(plan)
-app.command()(sweep)
-app.command()(trial)
-app.command()(replay)
-app.command()(diff)
-app.command()(export)
-app.command()(sample)
-app.command("import")(import_)
-app.command("try")(try_)
-app.command()(demo)
+for _name, _verb in (
+    *(("plan", plan), ("sweep", sweep), ("trial", trial), ("replay", replay), ("diff", diff)),
+    *(("export", export), ("sample", sample), ("import", import_), ("try", try_), ("demo", demo)),
+):
+    app.command(_name)(_verb)
 
 
 def _train_on_local_ranks(config: str, overrides: list[str], ranks: int) -> NoReturn:

@@ -187,7 +187,9 @@ def take_from_mirror(
     if not mirror.is_dir():
         raise DataError(f"--mirror {mirror} is not a directory")
     known = read_download(mirror)
-    listing = list(known.files) if known else _listing_of(mirror)
+    there = () if known else sorted(path for path in mirror.rglob("*") if path.is_file())
+    listing = [*known.files] if known else []  # the hashes are made when the files are chosen
+    listing += [RemoteFile(p.relative_to(mirror).as_posix(), p.stat().st_size, "", "") for p in there]
     chosen = wanted.choose(listing, source, str(mirror))
     result = Download(name, source.repository, "", tuple(chosen))
     if known:
@@ -270,12 +272,6 @@ def _extended(old: Download | None, new: Download, directory: Path) -> Download:
         )
     files = {file.name: file for file in (*old.files, *new.files)}
     return replace(new, files=tuple(files[name] for name in sorted(files)))
-
-
-def _listing_of(mirror: Path) -> list[RemoteFile]:
-    """List the files of a plain directory; the hashes are made when the files are chosen."""
-    paths = [path for path in mirror.rglob("*") if path.is_file()]
-    return [RemoteFile(path.relative_to(mirror).as_posix(), path.stat().st_size, "", "") for path in paths]
 
 
 def _remote_file(entry: object) -> RemoteFile:

@@ -259,7 +259,11 @@ def import_model(directory: Path, out: Path, config_name: str, overrides: list[s
     source = open_source(directory)
     weights = [Weight(name, tuple(w.shape), w.clone) for name, w in source.weights.items()]
     with made_beside(out) as made:
-        model, heads = json.dumps(source.section), json.dumps(_head_digests(source))
+        layers, head_dim = range(source.section["num_layers"]), source.section["head_dim"]
+        names = [bank_name(layer, role) for layer in layers for role in ROLES]
+        rows = {name: source.weights[name].split(head_dim) for name in names}
+        model = json.dumps(source.section)
+        heads = json.dumps({name: [head_digest(head) for head in own] for name, own in rows.items()})
         stated = {"format": FORMAT, "model": model, "heads": heads}
         write_weights(made / WEIGHTS, weights, source.dtype, stated)
         # The configuration is checked with the file's present path, and written with its final one.
@@ -276,10 +280,3 @@ def _overrides(source: SourceModel, weights: Path, overrides: list[str]) -> list
     if "max_positions" in source.section:
         own.append(f"data.sequence_length={source.section['max_positions']}")
     return [*own, *overrides]
-
-
-def _head_digests(source: SourceModel) -> dict[str, list[str]]:
-    """Return {tensor of W_Q or W_K: the SHA-256 of every head's rows in float32}."""
-    layers, head_dim = range(source.section["num_layers"]), source.section["head_dim"]
-    names = [bank_name(layer, role) for layer in layers for role in ROLES]
-    return {name: [head_digest(head) for head in source.weights[name].split(head_dim)] for name in names}

@@ -150,9 +150,10 @@ def read_examples(task: Task, paths: Sequence[Path]) -> list[Example]:
 
     Raises UserError: a file cannot be read, or a row is no example of the task.
     """
-    examples = [
-        _example(task, record) for path in paths for record in read_records(path, task.columns, task.headless)
-    ]
+    examples = []
+    for record in (r for path in paths for r in read_records(path, task.columns, task.headless)):
+        second = record.text(task.second) if task.second else None
+        examples.append(Example(record.text(task.first), second, _label(task, record)))
     if not examples:
         raise UserError(f"{', '.join(map(str, paths))}: there are no examples")
     return examples
@@ -172,11 +173,6 @@ def _read_split(task: Task, folder: Path, split: str, *, required: bool) -> list
     if len({(path.suffix, path.name.split(".")[0].split("-")[0]) for path in files}) > 1:
         raise UserError(f"{folder} has {files[0].name} and {files[-1].name} for one split; leave one out")
     return read_examples(task, files)
-
-
-def _example(task: Task, record: Record) -> Example:
-    second = record.text(task.second) if task.second else None
-    return Example(record.text(task.first), second, _label(task, record))
 
 
 def _label(task: Task, record: Record) -> int | float:

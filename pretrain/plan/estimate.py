@@ -153,7 +153,8 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
     work, passes = workload_of(config, request.gpus), config.gradient_accumulation_steps(request.gpus)
     count, memory = count_parameters(work.shape, work.policy, work.phase), memory_of(work)
     seconds = step_seconds(work, gpu, passes, memory.states, rank_tensors(work, 0).trainable)
-    tokens = config.tokens_per_step
+    tokens, nodes = config.tokens_per_step, _nodes(request.gpus, gpu)
+    rates = request.write_gb_s, request.mtbf_hours
     executed = executed_flops_per_token(work.shape, work.policy, work.phase)
     flops = Flops(
         model=tokens * model_flops_per_token(work.shape, work.policy),
@@ -167,14 +168,7 @@ def estimate(config: Config, gpu: Gpu, request: Request) -> Estimate:
         flops=flops,
         seconds=seconds,
         speed=_speed(config, gpu, request, flops, seconds.total),
-        saving=saving(
-            count.checkpoint_bytes,
-            config.checkpoint.every,
-            seconds.total,
-            _nodes(request.gpus, gpu),
-            request.write_gb_s,
-            request.mtbf_hours,
-        ),
+        saving=saving(count.checkpoint_bytes, config.checkpoint.every, seconds.total, nodes, *rates),
     )
 
 
