@@ -1,10 +1,12 @@
 """Mistakes refused at once, before any rank is started: one sentence, exit code 2, no run directory."""
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.command_line import assert_refused, cli, train
@@ -123,6 +125,20 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
     assert not imported & {"torch._dynamo", "torch._inductor"}
+
+
+def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
+    """In seconds of its own: freeing torch and the rest, module by module, would take one and a half."""
+    overrides = tiny_overrides(tiny_shards, tmp_path, "short", schedule__steps=2, schedule__warmup_steps=1)
+    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
+    with psutil.Popen(
+        command, cwd=ROOT, env=rank_environment(), stdout=subprocess.PIPE, text=True
+    ) as training:
+        last = next(line for line in training.stdout if line.startswith("finished: "))
+        before = sum(training.cpu_times()[:2])
+        _, status, used = os.wait4(training.pid, 0)
+    assert last == f"finished: {tmp_path / 'short'}\n" and status == 0
+    assert used.ru_utime + used.ru_stime - before < 0.7
 
 
 @pytest.mark.parametrize("package", ["pretrain", "data_pipeline", "megatron_patches"])
