@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -182,15 +183,15 @@ def _require_whole(
             f"{run.metrics}: no {LOSS.tag} of this run is finite; leave the run out, or train it anew with a "
             "lower optimizer.learning_rate"
         )
-    recorded = curves.steps.tolist()
     starts = _starts(config, environment)
-    ends = [*(first for first, _ in starts[1:]), int(curves.steps[-1]) + 1]
-    for number, (first, every) in enumerate(starts):
-        last = max((step for step in recorded if step < min(ends[number:])), default=0)
-        wanted = range(-(-first // every) * every, last, every)
-        found = {step for step in recorded if step in wanted}
+    ends = [curves.steps[-1] + 1, *(first for first, _ in starts[:0:-1])]
+    for (first, every), end in zip(starts, np.minimum.accumulate(ends)[::-1], strict=True):
+        records = curves.steps[: np.searchsorted(curves.steps, end)]
+        wanted = range(-(-first // every) * every, int(records[-1]) if len(records) else 0, every)
+        own = records[np.searchsorted(records, first) : -1]
+        found = own[own % every == 0].tolist()
         if len(found) < len(wanted):
-            lost = next(step for step in wanted if step not in found)
+            lost = next(step for step, there in zip_longest(wanted, found) if step != there)
             others = f" and {len(wanted) - len(found) - 1} others" if len(wanted) > len(found) + 1 else ""
             raise UserError(
                 f"{run.metrics} has no record of step {lost}{others}, though telemetry.every was {every}; "
