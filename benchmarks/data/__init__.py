@@ -3,6 +3,5 @@
 tokenizing   the command: tokenising beside its peers, and the table
 contestants  those that take part, each in a process of its own
 corpus_text  the text
-open_shards  opening a directory of 100 billion tokens
-samples      the order of samples, and reading them
+samples      opening, the order of samples, and reading them
 """

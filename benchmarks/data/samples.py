@@ -1,6 +1,7 @@
 """The cost of the order of samples, and the speed of reading them beside that of training.
 
     python -m benchmarks.data.samples [--tokens 1e9] [--sequence-length 512] [--directory DIR]
+    python -m benchmarks.data.samples --holes --tokens 1e11
 
 Random shards (documents of 862 tokens on average, as in SlimPajama; 2 GB for the default of a billion tokens)
 are written to a temporary directory. Measured in this process, on one core: opening, making the order of an
@@ -10,11 +11,15 @@ blend of its sources. The shards are in the page cache, as those of a running jo
 The yardstick is the most that one training process could consume: an A100 at 100 % of its bf16 peak on the
 smallest shipped model. The last rows read beside a consumer that computes without holding Python's lock, as a
 training step does: what a step takes longer than its computation, without and with loader threads.
+
+`--holes`: shards of a gigabyte whose .bin files are holes and take no room, with real .idx files and a real
+manifest. Measured: what a run does with them before its first step, and the most memory that takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import tempfile
 import time
@@ -27,11 +32,12 @@ import psutil
 
 from data_pipeline.shards.blend import Blend, BlendedSamples, Member, make_blend
 from data_pipeline.shards.loader import Loader
+from data_pipeline.shards.manifest import check_shards, read_manifest
 from megatron_patches.recipe.counting import model_flops_per_token
 from pretrain.config.load import load_config
 from pretrain.data.batches import SAMPLES_AT_ONCE
 from pretrain.ranks.devices import peak_flops
-from tests.data_pipeline.shards.synthetic import random_shards
+from tests.data_pipeline.shards.synthetic import random_shards, sparse_shards
 
 T = TypeVar("T")
 BATCH = SAMPLES_AT_ONCE  # what the training loop reads in one go
@@ -43,6 +49,27 @@ def timed(action: Callable[[], T]) -> tuple[float, T]:
     started = time.perf_counter()
     result = action()
     return time.perf_counter() - started, result
+
+
+def measure_opening(directory: Path, tokens: int, length: int) -> None:
+    """Print seconds of opening, checking, ordering and reading, descriptors held, and the most memory."""
+    sparse_shards(directory / "shards", tokens, sources=7)
+    before = psutil.Process().num_fds()
+
+    def show(what: str, action: Callable[[], T]) -> T:
+        seconds, result = timed(action)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        print(f"{what:50}{seconds:10.2f} s{peak:10.2f} GB at most so far", flush=True)
+        return result
+
+    manifest = show("reading the manifest", lambda: read_manifest(directory / "shards"))
+    show("hashing every .idx", lambda: check_shards(manifest))
+    blend = make_blend([Member(manifest)])
+    for what in ("order of an epoch: made and kept", "order of an epoch: from the cache"):
+        samples = blend.training_samples(length, 1, directory / "cache")
+        show(what, lambda samples=samples: samples.prepare(0))
+    show("reading 4,096 samples", lambda: [samples.blocks(b) for b in np.arange(4096).reshape(-1, 64)])
+    print(f"descriptors held: {psutil.Process().num_fds() - before}")
 
 
 def measure_order(blend: Blend, length: int, cache: Path) -> dict[str, float]:
@@ -90,10 +117,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=1e9)
     parser.add_argument("--sequence-length", type=int, default=512)
     parser.add_argument("--samples", type=int, default=40_000, help="samples to read")
+    parser.add_argument("--holes", action="store_true", help="opening and order only, of shards without ids")
     parser.add_argument("--directory", type=Path, help="where the temporary directory goes")
     arguments = parser.parse_args()
     length = arguments.sequence_length
     with tempfile.TemporaryDirectory(dir=arguments.directory) as temporary:
+        if arguments.holes:
+            return measure_opening(Path(temporary), int(arguments.tokens), length)
         manifest = random_shards(Path(temporary) / "shards", int(arguments.tokens), shards=7)
         cache = Path(temporary) / "cache"
         documents = sum(shard.documents for shard in manifest.shards)

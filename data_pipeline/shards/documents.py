@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest
-from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array
+from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array, collect
 from data_pipeline.shards.reading import ShardPool, lengths_of
 
 # A document that is read brings its neighbourhood into the process: the kernel maps 64 KiB around a touched
@@ -52,26 +53,24 @@ class Documents:
     @functools.cached_property
     def addresses(self) -> Int64Array:
         """Return [documents + 1] int64, the first id of every document, and the end of the last one."""
-        if self._cache is None:
-            return self._read_indices()
-        (addresses,) = self._cache.get("addresses", ["addresses"], lambda: [self._read_indices()])
+        layout = {"addresses": (np.dtype(np.int64), self.count + 1)}
+        cached = self._cache.get("addresses", layout, self._places) if self._cache else None
+        (addresses,) = cached or collect(layout, self._places())
         return addresses.view(np.int64)
 
-    def _read_indices(self) -> Int64Array:
-        addresses = np.zeros(self.count + 1, dtype=np.int64)
-        first = 1
-        for shard in self._shards:
-            lengths = lengths_of(self._manifest, shard)
-            addresses[first : first + len(lengths)] = lengths
-            first += len(lengths)
-        np.cumsum(addresses, out=addresses)
-        return addresses
+    def _places(self) -> Iterator[tuple[str, Int64Array]]:
+        """Yield the pieces of `addresses`, shard after shard."""
+        yield "addresses", np.zeros(1, dtype=np.int64)
+        for shard, first in zip(self._shards, self._first_token.tolist()[:-1], strict=True):
+            yield "addresses", first + np.cumsum(lengths_of(self._manifest, shard), dtype=np.int64)
 
-    def ends(self, documents: IndexArray) -> Int64Array:
-        """Return [documents + 1] int64: the places of documents in this order, as `Epoch.ends` has them."""
-        ends = np.zeros(len(documents) + 1, dtype=np.int64)
-        np.cumsum(np.diff(self.addresses)[documents], out=ends[1:])
-        return ends
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Read the tokens of every document, [documents] int32, from the shards."""
+        lengths, first = np.empty(self.count, dtype=np.int32), 0
+        for shard in self._shards:
+            lengths[first : first + shard.documents] = lengths_of(self._manifest, shard)
+            first += shard.documents
+        return lengths
 
     def in_order(self) -> Epoch:
         """Return an epoch without blocks in which the documents are as they lie in the shards."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +21,16 @@ from data_pipeline.shards.mapping import FileMap
 Int64Array = npt.NDArray[np.int64]
 IndexArray = npt.NDArray[np.integer]
 
+Layout = Mapping[str, tuple[np.dtype[Any], int]]
+"""The arrays of an order by name: the type and the length of each."""
+
+AT_ONCE = 4_000_000
+"""Numbers of a permutation that are sorted at a time; one takes some 40 bytes meanwhile."""
+_DRAWN = 1 << 16  # random words at a time: they stay in a core's cache
+
 # Part of the cache's name: to be raised when the same arguments come to mean another order, or other files.
 _ORDER_VERSION = 3
-# An order of 100 billion tokens takes a minute or two; whoever takes longer than this is stuck.
+# An order of 100 billion tokens takes a few minutes; whoever takes longer than this is stuck.
 _WAIT_SECONDS = 1800.0
 
 
@@ -39,14 +48,43 @@ class Epoch:
     blocks: IndexArray
 
 
-def permutation(count: int, *key: int | str) -> IndexArray:
-    """Return a permutation of range(count) that depends on the key only; uint32 where that is enough.
+def permutation(count: int, *key: int | str) -> Iterator[IndexArray]:
+    """Yield, piece by piece, a permutation of range(count) that depends on the key only.
 
-    Philox's raw output is sorted, whose bits NumPy guarantees, unlike those of Generator.permutation.
+    Philox's raw words are sorted, whose bits NumPy guarantees, unlike those of Generator.permutation. With
+    more than `AT_ONCE` the words are drawn once for each range of their values, and only those in the range
+    are kept and sorted, at most about `AT_ONCE`.
     """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-    keys = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(count)
-    return np.argsort(keys, kind="stable").astype(np.uint32 if count <= 1 << 32 else np.int64)
+    bits = (max(count - 1, 0) // AT_ONCE).bit_length()
+    for value in range(1 << bits):
+        low, high = (np.uint64(((value + more) << (64 - bits)) - more) for more in (0, 1))
+        philox = np.random.Philox(key=int.from_bytes(digest, "little"))
+        words, numbers = [], []
+        for start in range(0, count, _DRAWN):
+            drawn = philox.random_raw(min(_DRAWN, count - start))
+            kept = np.flatnonzero((drawn >= low) & (drawn <= high))
+            words.append(drawn[kept])
+            numbers.append((start + kept).astype(index_type(count)))
+        joined = np.concatenate(words)
+        words.clear()
+        if len(joined):
+            yield np.concatenate(numbers)[np.argsort(joined, kind="stable")]
+
+
+def index_type(count: int) -> np.dtype[Any]:
+    """Return the type of numbers below `count` in an order: uint32 where that is enough."""
+    return np.dtype(np.uint32 if count <= 1 << 32 else np.int64)
+
+
+def collect(layout: Layout, pieces: Iterable[tuple[str, IndexArray]]) -> list[IndexArray]:
+    """Return the arrays of a layout in memory, each of its pieces one after the other."""
+    arrays = {name: np.empty(length, dtype) for name, (dtype, length) in layout.items()}
+    filled = dict.fromkeys(layout, 0)
+    for name, piece in pieces:
+        arrays[name][filled[name] : filled[name] + len(piece)] = piece
+        filled[name] += len(piece)
+    return list(arrays.values())
 
 
 class ArrayCache:
@@ -61,21 +99,23 @@ class ArrayCache:
         self._identity = f"{_ORDER_VERSION} {identity}"
 
     def get(
-        self, key: str, names: Sequence[str], build: Callable[[], Sequence[IndexArray]]
+        self, key: str, layout: Layout, build: Callable[[], Iterable[tuple[str, IndexArray]]]
     ) -> list[IndexArray]:
         """Return the arrays of `key`, from the cache if they are there and whole, else made now and kept.
 
         Of several processes that want the same arrays, one builds them and the others wait, for half an hour
         at most. DataError: the directory cannot be written.
+
+        `build`: yields the arrays' pieces, each with the name of its array and after those before it.
         """
         digest = hashlib.sha256(f"{self._identity} {key}".encode()).hexdigest()[:32]
-        paths = [self._directory / f"{digest}-{name}.npy" for name in names]
+        paths = [self._directory / f"{digest}-{name}.npy" for name in layout]
         note = self._directory / f"{digest}.json"
         try:
             arrays = _load(paths, note)
             if arrays is None:
                 with Lease(self._directory / f"{digest}.lock", "making an order of samples", _WAIT_SECONDS):
-                    arrays = _load(paths, note) or _store(paths, note, build())
+                    arrays = _load(paths, note) or _store(paths, note, layout, build())
         except OSError as error:
             raise DataError(
                 f"cannot write the sample cache in {self._directory}: {error.strerror or error}; "
@@ -84,16 +124,20 @@ class ArrayCache:
         return arrays
 
 
-def _store(paths: list[Path], note: Path, arrays: Sequence[IndexArray]) -> list[IndexArray]:
+def _store(
+    paths: list[Path], note: Path, layout: Layout, pieces: Iterable[tuple[str, IndexArray]]
+) -> list[IndexArray]:
     note.unlink(missing_ok=True)
-    stated = []
-    for path, array in zip(paths, arrays, strict=True):
-        with Draft(path) as stream:
-            np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
-            stream.write(np.ascontiguousarray(array).data)  # np.save's error would not say why
-        stated.append({"name": path.name, "size": path.stat().st_size, "crc32": _crc32(path)})
+    with ExitStack() as drafts:
+        streams = {name: drafts.enter_context(Draft(path)) for name, path in zip(layout, paths, strict=True)}
+        for name, (dtype, length) in layout.items():
+            header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+            np.lib.format.write_array_header_1_0(streams[name], header)
+        for name, piece in pieces:
+            streams[name].write(piece.astype(layout[name][0], copy=False).data)  # np.save hides the reason
+    stated = [{"name": p.name, "size": p.stat().st_size, "crc32": _crc32(p)} for p in paths]
     write_atomically(note, to_checked_json({"files": stated}))
-    return _load(paths, note) or list(arrays)
+    return [_map(path) for path in paths]
 
 
 def _load(paths: list[Path], note: Path) -> list[IndexArray] | None:

@@ -12,6 +12,8 @@ are those of megatron-core's IndexedDataset; they are opened when they are first
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +21,15 @@ import numpy as np
 from data_pipeline.errors import DataError
 from data_pipeline.shards.documents import FORGET_AFTER, Documents, block_count
 from data_pipeline.shards.manifest import Manifest
-from data_pipeline.shards.permutation import ArrayCache, Epoch, IndexArray, Int64Array, permutation
-
-_PARTS = ("documents", "ends", "blocks")
+from data_pipeline.shards.permutation import (
+    ArrayCache,
+    Epoch,
+    IndexArray,
+    Int64Array,
+    collect,
+    index_type,
+    permutation,
+)
 
 
 class TrainingSamples:
@@ -90,19 +98,31 @@ class TrainingSamples:
                 # A batch may cross into the next epoch; more than two at once are never needed.
                 while len(self._epochs) > 1:
                     del self._epochs[min(self._epochs)]
-                if self._cache is None:
-                    self._epochs[number] = Epoch(*self._build(number))
-                else:
-                    parts = self._cache.get(str(number), _PARTS, lambda: self._build(number))
-                    documents, ends, blocks = parts
-                    self._epochs[number] = Epoch(documents, ends.view(np.int64), blocks)
+                count, blocks = self._documents.count, self.samples_per_epoch
+                layout = {
+                    "documents": (index_type(count), count),
+                    "ends": (np.dtype(np.int64), count + 1),
+                    "blocks": (index_type(blocks), blocks),
+                }
+                build = partial(self._build, number)
+                parts = self._cache.get(str(number), layout, build) if self._cache else None
+                documents, ends, order = parts or collect(layout, build())
+                self._epochs[number] = Epoch(documents, ends.view(np.int64), order)
             return self._epochs[number]
 
-    def _build(self, number: int) -> tuple[IndexArray, Int64Array, IndexArray]:
-        """Make the parts of an epoch's order."""
-        documents = permutation(self._documents.count, "documents", *self._key, number)
-        blocks = permutation(self.samples_per_epoch, "blocks", *self._key, number)
-        return documents, self._documents.ends(documents), blocks
+    def _build(self, number: int) -> Iterator[tuple[str, IndexArray]]:
+        """Yield the pieces of an epoch's order; only the documents' lengths are in memory as a whole."""
+        lengths, end = self._documents.lengths(), 0
+        yield "ends", np.zeros(1, dtype=np.int64)
+        for documents in permutation(len(lengths), "documents", *self._key, number):
+            yield "documents", documents
+            ends = np.cumsum(lengths[documents], dtype=np.int64)
+            ends += end
+            end = int(ends[-1])
+            yield "ends", ends
+        del lengths
+        for blocks in permutation(self.samples_per_epoch, "blocks", *self._key, number):
+            yield "blocks", blocks
 
 
 class ValidationSamples:

@@ -12,6 +12,7 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.shards.permutation import permutation
 from data_pipeline.shards.reading import ShardPool, open_shard
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
@@ -101,6 +102,22 @@ def test_the_order_is_pinned(numbered: Manifest) -> None:
     blocks = TrainingSamples(numbered, 8, seed=1234).blocks(np.array([0, 1, 49]))
     expected = [[5007, 5008, 5009, 5010], [10087, 10088, 10089, 2], [10068, 10069, 10070, 10071]]
     assert blocks[:, :4].tolist() == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 9, 16])
+def test_the_order_is_the_same_when_few_numbers_are_sorted_at_a_time(
+    numbered: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    numbers = np.arange(2 * TrainingSamples(numbered, 8, seed=1).samples_per_epoch)
+    expected = TrainingSamples(numbered, 8, seed=1).blocks(numbers)
+    whole = np.concatenate(list(permutation(1000, "key")))
+    monkeypatch.setattr("data_pipeline.shards.permutation.AT_ONCE", at_once)
+    pieces = list(permutation(1000, "key"))
+    assert len(pieces) > 500 // at_once and max(map(len, pieces)) < 3 * at_once + 10
+    assert np.array_equal(np.concatenate(pieces), whole) and sorted(whole.tolist()) == list(range(1000))
+    for cache in (None, tmp_path):
+        samples = TrainingSamples(numbered, 8, seed=1, cache_directory=cache)
+        assert np.array_equal(samples.blocks(numbers), expected)
 
 
 def test_cache_gives_the_same_and_notices_other_data(numbered: Manifest, tmp_path: Path) -> None:
