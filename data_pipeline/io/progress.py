@@ -103,11 +103,11 @@ class ProgressLine(_Line):
         left = time_left(time.monotonic() - self._joining_since, joined, total - joined)
         self.show(f"{joined:,} of {total:,} tokens joined to shards", joined, total, left)
 
-    def summary(self) -> str:
+    def summary(self, before_rates: str = " ") -> str:
         """Return counts and rates so far, in words."""
         seconds, tokens, megabytes = self.seconds(), self._done["tokens"], self._done["text_bytes"] / 1e6
         return (
-            f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB "
+            f"{self._done['documents']:,} documents, {tokens:,} tokens, {megabytes:,.1f} MB{before_rates}"
             f"in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, {megabytes / seconds:.1f} MB/s)"
         )
 

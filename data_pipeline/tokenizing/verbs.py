@@ -158,14 +158,14 @@ def tokenize(
             run.make_shards_if_all_units_are_there()
     if chosen is None:
         units = len({number for shard in manifest.shards for number in shard.units})
-        typer.echo(f"{out}: " + (line.summary() if now else f"already up to date ({units} units)"))
+        typer.echo(f"{out}: " + (line.summary("\n  ") if now else f"already up to date ({units} units)"))
         _show(manifest)
         if now and (reason := why_not_fast(tokenizer, engine)):
             typer.echo(f"  not encoded by gigatoken: {reason}")
         show_passed_over(selected.passed_over)
         end_with_damage(manifest.damaged, allow_damaged)
     else:
-        summary = line.summary() if made.now else f"already up to date ({made.units} units)"
+        summary = line.summary("\n  ") if made.now else f"already up to date ({made.units} units)"
         typer.echo(f"{out}: task {chosen.index} of {chosen.count}: {summary}")
         show_passed_over(selected.passed_over)
         _show_damage(made.damaged)  # merge-manifests ends with the exit code for it

@@ -19,7 +19,7 @@ from pathlib import Path
 
 STEPS, KILLED_AFTER = 60, 30
 RATE = 3e-4
-"""A tenth of the demo's, at which gradients jump near step 20, and rounding grows to 0.9 nats with them."""
+"""A tenth of the demo's, at which the loss jumps near step 20, and rounding grows to 0.9 nats there."""
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "1 rank": (1, ("parallel.tensor_model_parallel_size=1",)),
     "TP 2": (2, ()),

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, Literal
@@ -28,6 +29,7 @@ from pretrain.reporting.log_errors import error_lines
 from pretrain.runs.directory import FINISHED, RunDirectory
 from pretrain.runs.facts import read_facts
 from pretrain.runs.metrics_file import last_record
+from pretrain.runs.tags import STEP_SECONDS
 from pretrain.sweep.plan import PlannedRun
 
 POLL_SECONDS = 0.1
@@ -139,7 +141,7 @@ def run_sweep(
         if time.monotonic() - told >= SECONDS_BETWEEN_LINES:
             told = time.monotonic()
             for job in active.values():
-                report(job.run, Outcome(job.run, "running", told - job.started, _last_step(job.run)))
+                report(job.run, Outcome(job.run, "running", told - job.started, _progress(job.run)))
         time.sleep(POLL_SECONDS)
     return [outcomes[run.name] for run in runs]
 
@@ -199,13 +201,18 @@ def _outcome(job: _Job, signals: SignalRelay) -> Outcome:
     return Outcome(job.run, "failed", seconds, _last_error(job.run.log, job.log_start) or f"exit code {code}")
 
 
-def _last_step(run: PlannedRun) -> str:
-    """Return the last recorded step as words; records that cannot be read are the run's own affair."""
+def _progress(run: PlannedRun) -> str:
+    """Return the last recorded step and the time left, by its seconds, in words.
+
+    Records that cannot be read are the run's own affair.
+    """
+    total = run.config.total_steps
     try:
-        step = last_record(RunDirectory(run.path).metrics)["step"]
-    except (OSError, UserError, LookupError):
-        step = 0
-    return f"step {step} of {run.config.total_steps}"
+        record = last_record(RunDirectory(run.path).metrics)
+        step, seconds = record["step"], record[STEP_SECONDS.tag] * (total - record["step"])
+    except (OSError, UserError, LookupError, TypeError):
+        return f"starting, {total} steps to go"
+    return f"step {step} of {total}, about {timedelta(seconds=round(seconds))} left"
 
 
 def _last_error(log: Path, start: int) -> str:

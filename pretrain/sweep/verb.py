@@ -182,7 +182,7 @@ def trial(
 
 
 class _Report:
-    """Console lines of a sweep: one when a run starts and one when a run has ended."""
+    """Console lines of a sweep: one when a run starts, one a minute, two when a run has ended."""
 
     def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self._total = len(runs)
@@ -194,20 +194,21 @@ class _Report:
             typer.echo(f"{'started' if run.standing == 'new' else 'resumed'}  {run.name}")
             return
         if outcome.ending == "running":
-            typer.echo(f"running  {run.name}: {outcome.detail}, {_clock(outcome.seconds)}")
+            typer.echo(f"running  {run.name}: {outcome.detail}")
             return
         self._ended += 1
         pace = (time.monotonic() - self._began) / (self._ended - self._before)
         left = f"about {_clock(pace * (self._total - self._ended))} left"
-        typer.echo(f"{outcome.ending} {run.name}{_result(outcome)}  ({self._ended} of {self._total}, {left})")
+        typer.echo(f"{outcome.ending} {run.name}  ({self._ended} of {self._total}, {left})")
+        typer.echo(f"    {_result(outcome)}")
 
 
 def _result(outcome: Outcome) -> str:
     if not outcome.done:
-        return f": {outcome.detail}; log: {outcome.run.log}"
+        return f"{outcome.detail}; log: {outcome.run.log}"
     loss, perplexity = outcome.validation()
-    values = f" validation loss {loss:.4f}, perplexity {perplexity:.2f}" if loss and perplexity else ""
-    return f":{values} in {_clock(outcome.seconds)}"
+    values = f"validation loss {loss:.4f}, perplexity {perplexity:.2f} " if loss and perplexity else ""
+    return f"{values}in {_clock(outcome.seconds)}"
 
 
 def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
@@ -215,7 +216,7 @@ def _headline(runs: Sequence[PlannedRun], jobs: int, local_ranks: int) -> str:
     where = ", ".join(sorted({str(run.config.run.directory) for run in runs}))
     ranks = f"{local_ranks} rank{'s' if local_ranks > 1 else ''} each"
     return (
-        f"{len(runs)} runs in {where}: {count['finished']} finished, {count['partial']} to resume, "
+        f"{len(runs)} runs in {where}:\n{count['finished']} finished, {count['partial']} to resume, "
         f"{count['new']} to start; {jobs} at a time, {ranks}"
     )
 

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, plain lines in a log file."""
+"""Progress for people: a line that renews itself on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from pretrain.runs.tags import (
     GRADIENT_NORM,
@@ -23,9 +24,10 @@ from pretrain.runs.tags import (
 class StepDisplay:
     """A display of steps on `console` (standard output by default).
 
-    On a terminal every step moves one rich progress bar; elsewhere a line is printed for the first and the
-    last step and otherwise at most one in `seconds_between_lines`. A step's validation always has a line of
-    its own. Messages appear above the bar.
+    On a terminal every step renews one line, which 80 columns hold up to a million steps, and messages
+    appear above this line, wrapped between words; elsewhere a line is printed for the first and the last
+    step and otherwise at most one in `seconds_between_lines`, and nothing is wrapped. A step's validation
+    always has a line of its own.
     """
 
     def __init__(
@@ -41,12 +43,12 @@ class StepDisplay:
         self._seconds_between_lines = seconds_between_lines
         self._started = time.monotonic()
         self._last_line = -math.inf
+        whole, cut = Column(no_wrap=True, min_width=8), Column(no_wrap=True, overflow="crop")
         self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("left", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=whole),
+            TextColumn("{task.fields[numbers]}", table_column=cut),  # where a terminal is too narrow
             console=self._console,
         )
         self._task = self._bar.add_task("train", total=total_steps, completed=resume_step, numbers="")
@@ -55,14 +57,15 @@ class StepDisplay:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step by its metrics, {tag: value}."""
+        speed = f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
         numbers = (
             f"loss {metrics[LOSS.tag]:.4f}  lr {metrics[LEARNING_RATE.tag]:.2e}  "
-            f"grad norm {metrics[GRADIENT_NORM.tag]:.3f}  "
-            f"{metrics[TOKENS_PER_SECOND.tag]:,.0f} tokens/s"
+            f"grad norm {metrics[GRADIENT_NORM.tag]:.3f}  {speed}"
         )
         now = time.monotonic()
         if self._console.is_terminal:
-            self._bar.update(self._task, completed=step, numbers=numbers)
+            short = f"loss {metrics[LOSS.tag]:.4f}  norm {metrics[GRADIENT_NORM.tag]:.3f}  {speed}"
+            self._bar.update(self._task, completed=step, numbers=short)
         elif now - self._last_line >= self._seconds_between_lines or step == self._total_steps:
             self._last_line = now
             self.say(f"step {step}/{self._total_steps}  {numbers}  {self._remaining(step, now)}")
@@ -75,8 +78,9 @@ class StepDisplay:
             )
 
     def say(self, message: str) -> None:
-        """Print one line as it is (no wrapping, no markup)."""
-        self._console.print(message, soft_wrap=True, markup=False, highlight=False)
+        """Print a message as it is, without markup; in a log, on one line."""
+        log = not self._console.is_terminal
+        self._console.print(message, soft_wrap=log, markup=False, highlight=False)
 
     def close(self) -> None:
         if self._console.is_terminal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -26,13 +27,18 @@ def test_log_file_gets_few_plain_lines(tmp_path: Path) -> None:
     assert "\x1b" not in output.getvalue()
 
 
-def test_terminal_gets_one_progress_bar(tmp_path: Path) -> None:
+def test_a_terminal_of_80_columns_shows_step_time_left_and_speed_whole(tmp_path: Path) -> None:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=140)
-    telemetry = open_telemetry(tmp_path, console=console)
+    console = Console(file=output, force_terminal=True, width=80)
+    telemetry = open_telemetry(tmp_path, console=console, total_steps=190_735)
     for step in range(1, 21):
-        telemetry.log(make_record(step))
-    telemetry.say("a message of the loop [not markup]")
+        telemetry.log(make_record(step, validated=step == 20))
+    telemetry.say("a message of the loop [not markup] that is longer than the terminal, by some of its words")
     telemetry.close()
-    assert "20/20" in output.getvalue() and "tokens/s" in output.getvalue()
-    assert "a message of the loop [not markup]" in output.getvalue()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.getvalue())
+    lines = [line.rstrip() for part in shown.split("\n") for line in part.split("\r")]
+    assert [line for line in lines if len(line) > 80 or "…" in line] == []
+    (last,) = {line for line in lines if "20/190735" in line and "norm" in line}
+    assert re.search(r"20/190735 left (-|\d+):(--|\d\d):(--|\d\d) +loss .* tokens/s$", last)
+    at = lines.index("a message of the loop [not markup] that is longer than the terminal, by some of")
+    assert lines[at + 1] == "its words"
