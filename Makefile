@@ -52,9 +52,9 @@ results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their rep
 	$(RUN) -m benchmarks.results --quick --jobs $(JOBS)
 
 # --- checks -----------------------------------------------------------------------------------------------------------
-# What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, three where many tests wait for others;
+# What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, because many tests wait for others;
 # TEST_JOBS=0 runs all tests in one. test-fast does not even import what starts processes.
-TEST_JOBS ?= 3
+TEST_JOBS ?= 5
 PYTEST := -m pytest --no-loadscope-reorder
 TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(foreach folder,distributed slurm faults,--ignore=tests/$(folder))
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included
