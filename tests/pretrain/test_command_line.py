@@ -111,17 +111,19 @@ def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], senten
     assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace("  ", "")
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_training_that_compiles_nothing_imports_no_compiler(
-    stage: int, tiny_shards: Path, tmp_path: Path
+    dtype: str, tiny_shards: Path, tmp_path: Path
 ) -> None:
-    settings = {"deepspeed__config": f"zero{stage}", "schedule__steps": 3, "checkpoint__every": 2}
+    settings = {"precision__dtype": dtype, "schedule__steps": 3, "checkpoint__every": 2}
     overrides = tiny_overrides(tiny_shards, tmp_path, "plain", **settings)
     command = [sys.executable, "-X", "importtime", "-m", "pretrain", "train", "demo", *overrides]
     done = subprocess.run(
         command, cwd=ROOT, env=rank_environment(), capture_output=True, text=True, timeout=500
     )
-    assert done.returncode == 0 and "finished" in done.stdout, done.stderr[-2000:]
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("finished"), done.stderr[-2000:]
+    own = ("telemetry: ", str(tmp_path), "step ", "finished: ")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(own)] == []
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
     assert not imported & {"torch._dynamo", "torch._inductor"}
