@@ -11,12 +11,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
 from pathlib import Path
 
 from tests.conftest import data_pipeline, make_shards
 from tests.faults.cases import Cases, Outcome
 from tests.faults.inflict import build_shim
-from tests.faults.plan import Case, Fault, Layout, draw
+from tests.faults.outside import not_drawn
+from tests.faults.plan import OUTSIDE, Case, Fault, Layout, draw
 from tests.faults.references import Reference, References
 from tests.faults.table import as_json, as_record, commit, markdown, put_into, recorded
 
@@ -83,7 +85,8 @@ def campaign(
     outcomes = []
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            list(pool.map(references.of, dict.fromkeys(case.layout for case in cases)))
+            inside = [case for case in cases if case.fault not in OUTSIDE]
+            list(pool.map(references.of, dict.fromkeys(case.layout for case in inside)))
             running = {pool.submit(runner.run, case): case for case in cases}
             for number, future in enumerate(as_completed(running), start=1):
                 outcome = future.result()
@@ -96,6 +99,9 @@ def campaign(
         except BaseException:  # Ctrl-C too: end after the cases that run
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+        finally:
+            pool.shutdown()
+            runner.close()
     return sorted(outcomes, key=lambda outcome: outcome.case.number)
 
 
@@ -110,9 +116,9 @@ def _chosen(arguments: argparse.Namespace) -> list[Case]:
     if arguments.case is not None:
         return [draw(arguments.seed, number) for number in arguments.case]
     wanted = {fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only}
-    numbers = range(arguments.faults if arguments.only is None else arguments.faults * len(Fault))
-    found = [case for number in numbers if (case := draw(arguments.seed, number)).fault in wanted]
-    return found[: arguments.faults]
+    wanted -= not_drawn().keys()
+    drawn = (draw(arguments.seed, number) for number in range(arguments.faults * len(Fault)))
+    return list(islice((case for case in drawn if case.fault in wanted), arguments.faults))
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -23,8 +23,10 @@ from tests.faults.inflict import (
     small_disk,
 )
 from tests.faults.judge import differences
+from tests.faults.outside import Outside
 from tests.faults.plan import (
     DAMAGE,
+    OUTSIDE,
     STEPS,
     STORAGE,
     SUSPENDED_SECONDS,
@@ -81,6 +83,11 @@ class Cases:
 
     def __init__(self, directory: Path, shards: Path, shim: Path | None, references: References) -> None:
         self._directory, self._shards, self._shim, self._references = directory, shards, shim, references
+        self._outside = Outside(directory, shards.parent / "corpus", references)
+
+    def close(self) -> None:
+        """End what was started for several cases."""
+        self._outside.close()
 
     def run(self, case: Case) -> Outcome:
         """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
@@ -89,7 +96,10 @@ class Cases:
         directory.mkdir(parents=True)
         with ExitStack() as stack:
             try:
-                self._run(case, outcome, directory, stack)
+                if case.fault in OUTSIDE:
+                    self._outside.run(case, directory, outcome)
+                else:
+                    self._run(case, outcome, directory, stack)
             except Exception as error:  # of this program: a campaign goes on, and says so
                 outcome.wrong_end.append(f"the case itself failed: {type(error).__name__}: {error}")
         outcome.seconds = time.monotonic() - began

@@ -31,10 +31,16 @@ class Fault(Enum):
     STORAGE_STANDS = "file system that stops answering"
     CLOCK_BACK = "SIGKILL, then the clock set back"
     TWO_STARTERS = "SIGKILL, then two starts at once"
+    INPUT_CUT = "input cut under tokenize"
+    WEB_503 = "web server with 1 % of 503"
+    EXPORT_KILLED = "SIGKILL of an export"
+    CONTROLLER_AWAY = "Slurm's controller away"
 
 
 DAMAGE = (Fault.FLIP, Fault.CUT, Fault.MARKER_LOST)
 STORAGE = (Fault.DISK_FULL, Fault.IO_ERROR, Fault.STORAGE_STANDS)
+OUTSIDE = (Fault.INPUT_CUT, Fault.WEB_503, Fault.EXPORT_KILLED, Fault.CONTROLLER_AWAY)
+"""Faults of other commands than `train`; their cases have no layout of their own."""
 WAITING = (Fault.SUSPEND, Fault.STORAGE_STANDS)
 """Faults that are told after parallel.timeout_seconds, which is short then."""
 
@@ -109,7 +115,7 @@ def draw(seed: int, number: int) -> Case:
     then = _layout(chance)
     while then == layout:
         then = _layout(chance)
-    in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE)
+    in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE, *OUTSIDE)
     return Case(
         number=number,
         fault=fault,

@@ -54,7 +54,7 @@ class References:
         shim: Path | None,
         made: Mapping[Layout, Reference] | None = None,
     ) -> None:
-        self._directory, self._shards, self._shim = directory, shards, shim
+        self._directory, self.shards, self._shim = directory, shards, shim
         self._whole = dict(made or {})
         self._halves: dict[Layout, Half] = {}
         self._locks = {layout: threading.Lock() for layout in LAYOUTS}
@@ -87,7 +87,7 @@ class References:
         environment = {}
         if self._shim is not None:
             environment = failing_storage(self._shim, directory, counter, NEVER, 0)
-        overrides = overrides_for(layout, self._shards, directory)
+        overrides = overrides_for(layout, self.shards, directory)
         end = run_start(overrides, layout, run, directory / "log", watch, environment)
         _require(end, f"the undisturbed run of {layout}", run, "finished")
         written = bytes_written(counter) if self._shim is not None else size_on_disk(run)
@@ -102,7 +102,7 @@ class References:
             if start.until(lambda: lines_in(run / "metrics.jsonl") > STEPS // 3):
                 start.launcher.send_signal(signal.SIGUSR1)
 
-        overrides = overrides_for(layout, self._shards, directory)
+        overrides = overrides_for(layout, self.shards, directory)
         end = run_start(overrides, layout, run, directory / "log", stop_halfway)
         _require(end, f"the stopped run of {layout}", run, "continue")
         return Half(run, max(logged_steps(run)))

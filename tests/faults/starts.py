@@ -112,14 +112,26 @@ def run_start(
     disturb: Callable[[Start], None] = lambda start: None,
     environment: Mapping[str, str] | None = None,
 ) -> End:
-    """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, disturb it, and wait for its end.
+    """Start `python -m pretrain train demo OVERRIDES --local-ranks N`, and the rest as `run_command`."""
+    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
+    command += ["--local-ranks", str(layout.ranks)]
+    return run_command(command, run, log, disturb, environment)
+
+
+def run_command(
+    command: Sequence[str],
+    run: Path,
+    log: Path,
+    disturb: Callable[[Start], None] = lambda start: None,
+    environment: Mapping[str, str] | None = None,
+) -> End:
+    """Start a command, disturb it, and wait for its end.
 
     Args:
+        run: the directory that it makes.
         log: its output goes there, its errors beside it.
         environment: is added to the usual one.
     """
-    command = [sys.executable, "-m", "pretrain", "train", "demo", *overrides]
-    command += ["--local-ranks", str(layout.ranks)]
     mark, shared_before = uuid.uuid4().hex, _shared_files()
     env = rank_environment() | dict(environment or {}) | {MARK: mark}
     errors = log.with_suffix(".errors")

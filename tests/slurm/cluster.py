@@ -233,6 +233,15 @@ class Cluster:
         up = ("idle", "allocated", "mixed", "completing")
         wait_until(lambda: self._state_of(node) in up, f"{node} to come back", 120, self.logs, every=1.0)
 
+    def kill_controller(self) -> None:
+        """Nobody answers Slurm's commands from now on; jobs go on."""
+        self._tell("stop-daemon slurmctld")
+
+    def start_controller(self) -> None:
+        """Start slurmctld again; returns when it answers."""
+        self._tell("start-daemon slurmctld")
+        wait_until(lambda: bool(self._states()), "slurmctld to come back", 120, self.logs, every=1.0)
+
     def _state_of(self, node: str) -> str:
         return self.run("sinfo", "-h", "-N", "-p", "main", "-n", node, "-o", "%T").stdout.strip()
 
