@@ -219,9 +219,7 @@ def stats(
 
     manifest = read_manifest(directory)
     histogram = length_histogram(manifest)
-    console = Console()
-    # A pipe has no width of its own; the table should not be squeezed for one.
-    (console if console.is_terminal else Console(width=100)).print(stats_table(manifest))
+    Console(width=200).print(stats_table(manifest))  # as wide as its numbers are: no digit is cut
     typer.echo(histogram_text(histogram))
     if png is not None:
         save_plot(manifest, histogram, png)

@@ -203,15 +203,17 @@ def compare(
 
     Example: python -m pretrain compare runs/* --baseline vanilla --out comparison
     """
+    from pretrain.runs.finished import leave_out_others
+
+    directories, left_out = leave_out_others(runs)
+    typer.echo(f"runs to compare: {len(directories)}")  # before imports that take seconds
     from shutil import get_terminal_size, which
 
     from rich.console import Console
 
     from pretrain.compare.comparison import compare_runs
     from pretrain.compare.report import compare_command, print_comparison, write_comparison
-    from pretrain.runs.finished import leave_out_others
 
-    directories, left_out = leave_out_others(runs)
     comparison = compare_runs(directories, baseline, subject or [], match.value)
     command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
@@ -231,6 +233,7 @@ def _model_texts(comparison: Comparison, prompts: list[str], tokens: int) -> lis
     """Return what the first run of every variant writes after each prompt; without any, [] and no torch."""
     if not prompts:
         return []
+    typer.echo(f"asking {len(comparison.variants)} models what they write")
     from megatron_patches.engine.compat import prepare_imports
     from pretrain.compare.report import ModelText
 

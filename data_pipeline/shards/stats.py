@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from data_pipeline.errors import DataError, needs_extra
@@ -17,18 +18,19 @@ from data_pipeline.shards.reading import lengths_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BAR = 40
+_BAR = 28
 # Bins are powers of two: bin k has the lengths from 2^k to below 2^(k+1).
 _BINS = 40
 
 
 def stats_table(manifest: Manifest) -> Table:
     """Make a table of documents, tokens and bytes per token by split and source, from the manifest alone."""
-    table = Table(title=f"{manifest.name}: {len(manifest.inputs)} inputs, {len(manifest.shards)} shards")
+    title = f"{manifest.name}: {len(manifest.inputs)} inputs, {len(manifest.shards)} shards"
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("split", "source"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("documents", "tokens", "MB", "bytes/token", "tokens/doc"):
-        table.add_column(heading, justify="right")
+    for heading in ("documents", "tokens", "MB", "bytes/\ntoken", "tokens/\ndoc"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for split, sources in totals(manifest.shards).items():
         rows = list(sources.items())
         if len(rows) > 1:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -113,7 +115,7 @@ def sweep(
         runs = runs[chosen.index :: chosen.count]
     if dry_run:
         for run in runs:
-            typer.echo(f"{run.name}  ({run.standing})\n    {run.base} {shlex.join(run.overrides)}")
+            typer.echo(f"{run.name}  ({run.standing})\n{_folded([run.base, *run.overrides])}")
         return
     typer.echo(_headline(runs, jobs, local_ranks))
     outcomes = run_sweep(runs, jobs, local_ranks, signals, _Report(runs))
@@ -254,6 +256,16 @@ def _conclusion(outcomes: Sequence[Outcome], received: Sequence[int]) -> int:
         f"{why}{len(left)} of {len(outcomes)} runs are left ({listed}); the same command goes on with them"
     )
     return 128 + received[0] if received else 1
+
+
+def _folded(words: Sequence[str]) -> str:
+    """Return what follows `train` in a command; on a terminal in lines that it holds, whole for a shell."""
+    lines, width = [""], shutil.get_terminal_size().columns - 6 if sys.stdout.isatty() else math.inf
+    for word in map(shlex.quote, words):
+        if lines[-1] and len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "    " + " \\\n    ".join(lines)
 
 
 def _clock(seconds: float) -> str:
