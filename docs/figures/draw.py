@@ -1,7 +1,7 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-price.svg     what freezing costs against what it saves, from docs/results/frozen_designs/comparison.json
+price.svg     what freezing costs against what it saves, from the comparison.json of two docs/results
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DESIGNS = HERE.parent / "results/frozen_designs/comparison.json"
+OWN_RATE_DESIGNS = HERE.parent / "results/documentation/comparison.json"
 LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
@@ -162,29 +163,47 @@ LABELS: dict[str, tuple[float, float, str]] = {
     "monarch_trainable": (0, -8, "middle"),
 }
 """Where a design's name stands, from its point or the end of its interval: right, down, alignment."""
-AT_HIGH, AT_LOW = ("orthogonal", "shared", "low_rank_8", "monarch_trainable"), (
-    "shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")  # fmt: skip
-PRICE = "What freezing costs against what it saves: gap to vanilla over FLOPs saved, eleven designs, n = 5"
+AT_HIGH = ("orthogonal", "shared", "low_rank_8", "monarch_trainable")
+AT_LOW = ("shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")
+PRICE = "What freezing costs against what it saves: perplexity to vanilla's over FLOPs saved, in two studies"
+ONE_RATE = "perplexity to vanilla's, one learning rate for all (0.3 M tokens, n = 5)"
+OWN_RATES = "the same, each at its own best rate and warm-up, another text (0.5 M tokens, n = 8)"
 
 
 def price() -> str:
-    """Gap to vanilla with its interval over the FLOPs that a token saves, a point a design."""
-    designs = json.loads(DESIGNS.read_text())["variants"]
+    """Two studies over one axis of FLOPs saved, each with all its designs."""
+    parts = [
+        *panel(DESIGNS, ONE_RATE, (44, 380), (-13, 32)),
+        *panel(OWN_RATE_DESIGNS, OWN_RATES, (446, 640), (-30, 4)),
+        text(
+            455,
+            684,
+            "FLOPs of a training token saved (models of 1.3 M parameters, 95 % intervals)",
+            "small middle",
+        ),
+        f'<g class="frozen">{circle(560, 64)}{text(572, 69, "Q and K frozen (or in part)")}</g>',
+        f'<g class="trained">{square(560, 88)}{text(572, 93, "everything trained")}</g>',
+    ]
+    return drawing(PRICE, 860, 696, parts)
+
+
+def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int, int]) -> list[str]:
+    """A study between two heights of the drawing, which show these per cent of perplexity to vanilla's."""
+    designs = json.loads(study.read_text())["variants"]
     (vanilla,) = (design for design in designs if design["gap"] is None)
-    x, y = scale(-0.8, 11.4, 70, 840), scale(-13, 32, 380, 44)
-    parts = [text(70, 22, "perplexity above vanilla's, 95 % intervals (1.3 M parameters, n = 5)", "title")]
+    (top, bottom), x = places, scale(-0.8, 11.4, 70, 840)
+    y = scale(*percents, bottom, top)
+    parts = [text(70, top - 22, title, "title")]
     for percent in range(0, 12, 2):
-        parts.append(line(x(percent), 44, x(percent), 380, "grid"))
-        parts.append(text(x(percent), 400, f"{percent} %", "small middle"))
-    for percent in (-10, 0, 10, 20, 30):
-        parts.append(text(62, y(percent) + 5, f"{percent:+d} %" if percent else "0 %", "small end"))
+        parts.append(line(x(percent), top, x(percent), bottom, "grid"))
+        parts.append(text(x(percent), bottom + 20, f"{percent} %", "small middle"))
+    for percent in range(-(-percents[0] // 10) * 10, percents[1] + 1, 10):
+        parts.append(
+            text(62, y(percent) + 5, f"{percent:+d} %".replace("-", "−") if percent else "0 %", "small end")
+        )
         parts.append(line(70, y(percent), 840, y(percent), "grid" if percent else "axis dashed"))
     parts.append(text(836, y(0) + 18, "vanilla", "small end"))
-    parts += [point(design, vanilla, x, y) for design in designs if design is not vanilla]
-    parts.append(text(455, 424, "FLOPs of a training token saved", "small middle"))
-    parts.append(f'<g class="frozen">{circle(560, 64)}{text(572, 69, "Q and K frozen (or in part)")}</g>')
-    parts.append(f'<g class="trained">{square(560, 88)}{text(572, 93, "everything trained")}</g>')
-    return drawing(PRICE, 860, 436, parts)
+    return parts + [point(design, vanilla, x, y) for design in designs if design is not vanilla]
 
 
 def point(design: Mapping[str, Any], vanilla: Mapping[str, Any], x: Scale, y: Scale) -> str:
