@@ -16,7 +16,8 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # What the program and its comparisons need (61 packages), and what the tests and the other verbs need beside it (174 in all).
 $(VENV)/core: pyproject.toml constraints.txt
-	@echo "Installing the program into $(VENV): about 60 packages, a minute or two, 1.4 GB with the CPU build of torch."
+	@echo "Installing the program into $(VENV): about 60 packages, a minute or two,"
+	@echo "1.4 GB with the CPU build of torch."
 	$(call environment,$(VENV))
 	@$(VENV)/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable '.[compare]'
 	@touch $@
@@ -33,8 +34,8 @@ help: ## list the targets
 DEMO := demo
 demo: $(VENV)/core ## text to two trained models and their comparison, offline, about five minutes
 	@$(RUN) -m pretrain demo --out $(DEMO)
-	@echo "The commands of the pages need the environment:  source $(VENV)/bin/activate"
-	@echo "Watch both runs:                                 $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
+	@echo "The commands of the pages need the environment: source $(VENV)/bin/activate"
+	@echo "Watch both runs: $(VENV)/bin/tensorboard --logdir $(DEMO)/runs"
 
 $(DEMO)/shards/manifest.json: | $(VENV)/core
 	@$(RUN) -m pretrain demo --out $(DEMO) --no-training

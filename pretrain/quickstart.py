@@ -261,7 +261,7 @@ def _said(trial: Trial, grid: Mapping[str, Any]) -> str:
     model, tokens = config.model, config.data.global_batch_size * config.data.sequence_length
     count = parameters(model.num_layers, model.hidden_size, model.vocab_size)
     return (
-        f"{' beside '.join(trial.designs)}: {model.num_layers} layers of {model.hidden_size}, about "
+        f"{' beside '.join(trial.designs)}:\n{model.num_layers} layers of {model.hidden_size}, about "
         f"{count / 1e6:.1f} M parameters, {config.total_steps:,} steps of {tokens:,} tokens"
     )
 

@@ -35,7 +35,8 @@ def test_texts_become_a_page_with_text_of_both_models(tmp_path: Path) -> None:
     done = tried()
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines()
-    assert said[1].startswith("vanilla beside shared_conv4: 2 layers of 32") and "6 steps" in said[1]
+    assert said[1] == "vanilla beside shared_conv4:"
+    assert said[2].startswith("2 layers of 32") and "6 steps" in said[2]
     assert said[-1] == "the page: trial/comparison/report.html"
     content = json.loads((tmp_path / "trial/comparison/comparison.json").read_text())
     names = [variant["name"] for variant in content["variants"]]
