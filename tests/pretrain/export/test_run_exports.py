@@ -69,14 +69,14 @@ with made_beside(Path(sys.argv[1])) as directory:
 
 def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED, out, end], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for end in ("killed", "stopped")
-    ]
-    left, alive = (Path(each.stdout.readline().strip()).parent for each in started if each.stdout)
-    assert started[0].wait(60) == -signal.SIGKILL and left.is_dir() and alive.is_dir()
+    started, places = [], []
+    for end in ("stopped", "killed"):  # in this order: who begins removes what a killed one has left
+        command = [sys.executable, "-c", KILLED, out, end]
+        started.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+        assert started[-1].stdout is not None
+        places.append(Path(started[-1].stdout.readline().strip()).parent)
+    alive, left = places
+    assert started[1].wait(60) == -signal.SIGKILL and left.is_dir() and alive.is_dir()
     foreign = [tmp_path / name for name in (".out.abcdefgh", ".out.more", ".other.abcdefgh")]
     for path in foreign:
         path.mkdir()
@@ -85,8 +85,8 @@ def test_what_a_killed_export_left_goes_at_the_next_and_nothing_else(tmp_path: P
     (tmp_path / ".out.linkedxx").symlink_to(left)
     with made_beside(out) as directory:
         assert directory.stat().st_mode == foreign[0].stat().st_mode  # mkdtemp gives others no permissions
-    started[1].kill()
-    started[1].wait()
+    started[0].kill()
+    started[0].wait()
     assert out.is_dir() and alive.is_dir() and not left.exists()
     assert all((path / "theirs").is_file() for path in foreign) and (tmp_path / ".out.linkedxx").is_symlink()
 
