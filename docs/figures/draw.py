@@ -1,7 +1,7 @@
 """The drawings of README, light and dark in one SVG each: `python docs/figures/draw.py`.
 
 block.svg     an attention layer: what is frozen, what DeepSpeed sees
-price.svg     what freezing costs against what it saves, from the comparison.json of two docs/results
+price.svg     what freezing costs against what it saves, from the comparison.json of three docs/results
 layouts.svg   one curve under eight layouts, from layouts.json, which layouts.py measures
 """
 
@@ -16,7 +16,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DESIGNS = HERE.parent / "results/frozen_designs/comparison.json"
-OWN_RATE_DESIGNS = HERE.parent / "results/documentation/comparison.json"
+SEARCHED = HERE.parent / "results/documentation/comparison.json"
+TAKEN_OVER = HERE.parent / "results/own_rates/comparison.json"
 LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
@@ -165,26 +166,28 @@ LABELS: dict[str, tuple[float, float, str]] = {
 """Where a design's name stands, from its point or the end of its interval: right, down, alignment."""
 AT_HIGH = ("orthogonal", "shared", "low_rank_8", "monarch_trainable")
 AT_LOW = ("shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")
-PRICE = "What freezing costs against what it saves: perplexity to vanilla's over FLOPs saved, in two studies"
+PRICE = "What freezing costs against what it saves: perplexity to vanilla's over FLOPs saved, three studies"
 ONE_RATE = "perplexity to vanilla's, one learning rate for all (0.3 M tokens, n = 5)"
-OWN_RATES = "the same, each at its own best rate and warm-up, another text (0.5 M tokens, n = 8)"
+OWN_RATES = "another text, rate and warm-up searched on it for each (0.5 M tokens, n = 8)"
+SAME_RATES = "the first text, with the rates and warm-ups of the other (0.5 M tokens, n = 8)"
 
 
 def price() -> str:
-    """Two studies over one axis of FLOPs saved, each with all its designs."""
+    """Three studies over one axis of FLOPs saved, each with all its designs."""
     parts = [
-        *panel(DESIGNS, ONE_RATE, (44, 380), (-13, 32)),
-        *panel(OWN_RATE_DESIGNS, OWN_RATES, (446, 640), (-30, 4)),
+        *panel(DESIGNS, ONE_RATE, (44, 340), (-13, 32)),
+        *panel(SEARCHED, OWN_RATES, (410, 560), (-31, 4)),
+        *panel(TAKEN_OVER, SAME_RATES, (630, 780), (-13, 27)),
         text(
             455,
-            684,
+            824,
             "FLOPs of a training token saved (models of 1.3 M parameters, 95 % intervals)",
             "small middle",
         ),
         f'<g class="frozen">{circle(560, 64)}{text(572, 69, "Q and K frozen (or in part)")}</g>',
         f'<g class="trained">{square(560, 88)}{text(572, 93, "everything trained")}</g>',
     ]
-    return drawing(PRICE, 860, 696, parts)
+    return drawing(PRICE, 860, 836, parts)
 
 
 def panel(study: Path, title: str, places: tuple[int, int], percents: tuple[int, int]) -> list[str]:
