@@ -76,7 +76,7 @@ def test_the_sweep_is_one_that_the_program_takes(tmp_path: Path) -> None:
     assert configs[1].attention.adapters == ("short_convolution", "query_key_bias", "channel_scale")
     assert configs[1].optimizer.learning_rate_factors == {"*_taps": 3, "*.log_scale": 3}
     assert _said(trial, grid).startswith(
-        "vanilla beside shared_conv4: 4 layers of 128, about 1.3 M parameters, 7 "
+        "vanilla beside shared_conv4:\n4 layers of 128, about 1.3 M parameters, 7 "
     )
     _write_grid(grid, tmp_path)  # again: goes on
     with pytest.raises(
