@@ -224,7 +224,7 @@ class Outside:
                     struck = [ranks[case.rank % len(ranks)]] if case.whole_family else ranks.values()
                     for rank in struck:
                         rank.send_signal(signal.SIGKILL if case.whole_family else signal.SIGUSR1)
-                ended = job.end(400)
+                ended = job.end()
                 if (ended.state, ended.restarts) != ("COMPLETED", 1):
                     how = f"{ended.state} after {ended.restarts} restarts"
                     verdict.wrong_end.append(f"{how}: {job.log[-300:]}")

@@ -23,6 +23,8 @@ from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop, quiet
 
 MakeDirectory = Callable[[str, list[ShardSpec]], Manifest]
 LENGTH = 8
+SOURCES = {1: "Book", 2: "Wiki", 5: "Tales", 6: "Book"}
+"""By the thousand of their ids, in what `web` and `stories` train on."""
 
 
 def documents(first: int, lengths: list[int]) -> list[list[int]]:
@@ -93,6 +95,15 @@ def test_every_part_gives_its_share_in_every_stretch(web: Manifest, stories: Man
     for thousand, share in ((2, 0.5), (1, 0.25), (5, 0.25)):
         given = np.cumsum(found == thousand)
         assert np.abs(given - share * np.arange(1, 1201)).max() < 1
+
+
+def test_a_blend_tells_the_document_of_every_id(web: Manifest, stories: Manifest) -> None:
+    for members in ([Member(web, 1.0)], [Member(web, 0.6), Member(stories, 0.4)]):
+        samples = make_blend(members).training_samples(LENGTH, seed=1)
+        for number in range(30):
+            (block,), told = samples.blocks(np.array([number])), samples.origins(number)
+            for token, name in zip(block.tolist(), told, strict=True):
+                assert token == 2 or f"-{SOURCES[token // 1000]}_" in name
 
 
 def test_parts_have_their_own_epochs_and_shuffle_anew_in_each(web: Manifest, stories: Manifest) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.shards.mapping import FileMap
 from data_pipeline.shards.permutation import permutation
-from data_pipeline.shards.reading import ShardPool, open_shard
+from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
 
@@ -226,3 +227,36 @@ def test_too_few_tokens_and_unknown_source(workshop: Workshop, numbered: Manifes
         ValidationSamples([manifest], "Books", 8, 1)
     with pytest.raises(DataError, match=r"too few for one block of sequence_length 1000000"):
         ValidationSamples([manifest], "PydocTopics", 1_000_000, 1)
+    with pytest.raises(DataError, match="max_samples 0 must be at least 1"):
+        ValidationSamples([manifest], "PydocTopics", 8, 0)
+
+
+@pytest.mark.parametrize("sequence_length", [1, 16])
+def test_the_document_of_every_id_is_told(numbered: Manifest, sequence_length: int) -> None:
+    home = {}
+    for shard in numbered.shards_of("train"):
+        opened = open_shard(numbered, shard)
+        ends = np.cumsum(opened.lengths)
+        for place, token in enumerate(opened.tokens.tolist()):
+            document = int(np.searchsorted(ends, place, side="right"))
+            home[token] = f"{shard.name}, document {document}"
+    samples = TrainingSamples(numbered, sequence_length, seed=3)
+    for number in (*range(5), samples.samples_per_epoch + 3):
+        (ids,), told = samples.blocks(np.array([number])), samples.origins(number)
+        assert len(told) == sequence_length + 1
+        documents = [(token, name) for token, name in zip(ids.tolist(), told, strict=True) if token != EOD]
+        assert all(home[token] == name for token, name in documents) and len(documents) > 0
+        for (token, name), after in zip(zip(ids.tolist(), told, strict=True), told[1:], strict=False):
+            assert token == EOD or name == after  # a document goes on up to the id that ends it
+
+
+def test_an_index_of_other_documents_and_files_without_bytes(numbered: Manifest, tmp_path: Path) -> None:
+    shard = numbered.shards_of("train")[0]
+    assert lengths_of(numbered, shard).sum() == shard.tokens
+    for other in ({"documents": shard.documents + 1}, {"tokens": shard.tokens - 1}):
+        with pytest.raises(DataError, match=r"\.idx is not as the manifest says; see verify"):
+            lengths_of(numbered, dataclasses.replace(shard, **other))
+    (tmp_path / "empty").touch()
+    mapped = FileMap(tmp_path / "empty")
+    mapped.expect_random_access(), mapped.forget_pages()
+    assert mapped.content.shape == (0,)

@@ -106,3 +106,74 @@ def test_frozen_rows_are_regenerated_and_neither_parameters_nor_saved(
     held = {"query": HEADS * share, "key": 0 if linear.shared else groups * share}
     only = axes.get("frozen_roles")
     assert frozen == {role: count if only in (None, role) else 0 for role, count in held.items()}
+
+
+def test_low_rank_alone_makes_queries_and_keys(one_rank: dist.ProcessGroup) -> None:
+    linear = projection("low_rank", 2, {"low_rank": 3})
+    x = torch.randn(SEQ, BATCH, HIDDEN, dtype=torch.float64)
+    query, key, value = linear(x)
+    down, adapters = linear.low_rank_down, linear.adapters
+    for made, up, rows in ((query, adapters.up_query, down[:3]), (key, adapters.up_key, down[3:])):
+        expected = torch.einsum("sbx,rx,hr->sbh", x, rows, up).unflatten(-1, (-1, HEAD_DIM))
+        torch.testing.assert_close(made, expected, rtol=1e-12, atol=1e-12)
+    assert query.shape[2:] == (HEADS, HEAD_DIM) and key.shape[2:] == value.shape[2:] == (2, HEAD_DIM)
+
+
+ADAPTERS = ("core", "query_key_bias", "short_convolution")
+
+
+def test_adapters_correct_frozen_heads_and_no_others(one_rank: dist.ProcessGroup) -> None:
+    plain = projection("hybrid", 2, HALF)
+    linear = projection("hybrid", 2, HALF | {"adapters": ADAPTERS})
+    linear.load_state_dict(plain.state_dict(), strict=False)
+    generator = torch.Generator().manual_seed(4)
+    for parameter in linear.adapters.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    before, after = plain(x), linear(x)
+    frozen = [linear.heads.frozen["query"], linear.heads.frozen["key"], linear.heads.frozen["key"]]
+    for was, is_now, own in zip(before, after, frozen, strict=True):
+        changed = (was != is_now).any((0, 1, 3))
+        assert changed.nonzero().flatten().tolist() == [*own] and len(own) < is_now.size(2)
+    linear.look_back_within(~torch.eye(SEQ, dtype=torch.bool).expand(BATCH, 1, SEQ, SEQ))
+    alone = linear(x)  # every token by itself
+    torch.testing.assert_close(alone[2][:1], after[2][:1])  # which the first one is anyway
+    assert not torch.allclose(alone[2][1:], after[2][1:])
+
+
+@pytest.mark.parametrize(
+    ("variant", "axes", "alone"),
+    [
+        ("monarch", {}, True),
+        ("monarch", HALF, False),
+        ("monarch", {"adapters": ("core",)}, False),
+        ("orthogonal", {}, False),
+        ("monarch", {"shared": True}, True),
+    ],
+)
+def test_queries_and_keys_can_be_made_anew_where_they_come_from_structured_rows_alone(
+    one_rank: dist.ProcessGroup, variant: str, axes: dict[str, Any], alone: bool
+) -> None:
+    linear = projection(variant, 2, axes)
+    assert linear.only_structured is alone
+    if alone:
+        x = torch.randn(SEQ, BATCH, HIDDEN, dtype=torch.float64)
+        for made, anew in zip(linear(x)[:2], linear.queries_and_keys(x), strict=True):
+            assert torch.equal(made, anew)
+
+
+@pytest.mark.parametrize("variant", ["orthogonal", "monarch", "monarch_trainable"])
+def test_sequence_parallelism_on_one_rank_changes_nothing(one_rank: dist.ProcessGroup, variant: str) -> None:
+    results = []
+    for parallel in (False, True):
+        linear = projection(variant, 2, {})
+        linear.sequence_parallel = parallel
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64).requires_grad_()
+        made = linear(x)
+        sum(each.square().sum() for each in made).backward()
+        with torch.no_grad():
+            unchanged = linear(x)
+        gradients = [parameter.grad for parameter in linear.parameters()]
+        results.append([*made, *unchanged, x.grad, *gradients])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

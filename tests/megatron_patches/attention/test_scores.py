@@ -8,7 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.attention.scores import CausalDotProductAttention
+from megatron_patches.engine.documents import Documents
 from tests.megatron_patches.models import HEAD_DIM, HEADS, SEQ, build
 
 BATCH = 2
@@ -43,3 +45,52 @@ def test_context_is_the_formulas(one_rank: dist.ProcessGroup, groups: int, maske
         hidden[1, :, 4:, :4] = True  # a new document begins at position 4 of the second sample
     ours = core()(query, key, value, hidden if masked else None)
     torch.testing.assert_close(ours, formula(query, key, value, hidden), rtol=1e-12, atol=1e-12)
+
+
+def heads(groups: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    sizes = (HEADS, groups, groups)
+    return tuple(
+        torch.randn(SEQ, BATCH, count, HEAD_DIM, generator=generator, dtype=torch.float64) for count in sizes
+    )
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_documents_without_a_mask_are_those_with_one(one_rank: dist.ProcessGroup, groups: int) -> None:
+    starts = torch.tensor([[0] * SEQ, [0] * 3 + [3] + [4] * (SEQ - 4)])
+    documents = Documents(starts).with_boundaries()
+    ours = core()(*heads(groups), documents)
+    torch.testing.assert_close(ours, formula(*heads(groups), documents.mask()), rtol=1e-12, atol=1e-12)
+
+
+def test_dropped_probabilities_are_drawn_in_training_only(one_rank: dist.ProcessGroup) -> None:
+    attention, drawn = core(), heads(4)
+    starts = Documents(torch.zeros(BATCH, SEQ, dtype=torch.int64)).with_boundaries()
+    attention.dropout = 0.5
+    kept = {visible: attention.eval()(*drawn, visible) for visible in (None, starts)}
+    torch.testing.assert_close(kept[None], kept[starts])
+    for visible, whole in kept.items():
+        assert not torch.allclose(attention.train()(*drawn, visible), whole)
+
+
+@pytest.mark.parametrize("rotary", [None, RotaryAngles(HEAD_DIM, 100)])
+def test_queries_and_keys_that_backward_makes_anew_give_the_same_gradients(
+    one_rank: dist.ProcessGroup, rotary: RotaryAngles | None
+) -> None:
+    attention = core()
+    attention.rotary = rotary
+    gradients, calls = [], []
+    for again in (False, True):
+        query, key, value = (one.requires_grad_() for one in heads(4))
+
+        def recompute(query: torch.Tensor = query, key: torch.Tensor = key) -> tuple[torch.Tensor, ...]:
+            calls.append(torch.is_grad_enabled())
+            return query.detach(), key.detach()
+
+        attention.recompute_query_key = recompute if again else None
+        attention(query, key, value, None).square().sum().backward()
+        gradients.append((query.grad, key.grad, value.grad))
+        assert attention.recompute_query_key is None  # for one pass
+    assert calls == [False]
+    for kept, anew in zip(*gradients, strict=True):
+        assert torch.equal(kept, anew)

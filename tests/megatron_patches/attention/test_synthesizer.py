@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from megatron_patches.attention.synthesizer import SynthesizerCoreAttention
 from megatron_patches.errors import MethodError
-from tests.megatron_patches.models import HEAD_DIM, HEADS, SEQ, build
+from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEQ, build
 
 VARIANTS = ("synthesizer_random", "synthesizer_factorized")
 
@@ -59,3 +61,39 @@ def test_scores_train_and_are_saved_or_are_frozen_and_regenerated(
     shards = {name: rows for name, _, rows in frozen.frozen_shards()}
     assert shards.keys() == names
     assert all(torch.equal(rows, getattr(trained, name)) for name, rows in shards.items())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("groups", [4, 2])
+def test_a_layer_with_documents_is_its_formula(
+    one_rank: dist.ProcessGroup, variant: str, groups: int
+) -> None:
+    layer = build(variant, groups, torch.float64).decoder.layers[0].self_attention
+    hidden_states = torch.randn(SEQ, 2, HIDDEN, dtype=torch.float64)
+    hidden = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1).repeat(2, 1, 1, 1)
+    hidden[1, :, 4:, :4] = True
+    logits = layer.core_attention.logits(SEQ).masked_fill(hidden, -math.inf)
+    value = (hidden_states @ layer.linear_v.weight.t()).unflatten(-1, (groups, HEAD_DIM))
+    repeated = value.repeat_interleave(HEADS // groups, dim=2)
+    mixed = torch.einsum("bhst,tbhd->sbhd", logits.softmax(-1), repeated).flatten(2)
+    ours, bias = layer(hidden_states, hidden)
+    assert bias is None
+    torch.testing.assert_close(ours, mixed @ layer.linear_proj.weight.t(), rtol=1e-12, atol=1e-12)
+    causal, _ = layer(hidden_states, None)
+    torch.testing.assert_close(causal[:, 0], ours[:, 0], rtol=1e-12, atol=1e-12)
+
+
+def test_every_sample_drops_probabilities_of_its_own(one_rank: dist.ProcessGroup) -> None:
+    attention = core("synthesizer_random")
+    attention.dropout = 0.5
+    probabilities = attention.probabilities(SEQ)
+    dropped = attention._drop(probabilities, 3)
+    assert dropped.shape == (3, HEADS, SEQ, SEQ)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], (2 * probabilities).expand(3, -1, -1, -1)[kept])
+    assert not torch.equal(kept[0], kept[1])
+    value = torch.randn(SEQ, 3, HEADS, HEAD_DIM, dtype=torch.float64)
+    quiet = attention.eval()(value, None)
+    assert not torch.allclose(attention.train()(value, None), quiet)
+    attention.dropout = 0.0
+    assert torch.equal(attention(value, None), quiet)

@@ -1,0 +1,92 @@
+"""Which fast tests run which lines of the modules: a plugin of pytest that traces them, test by test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from tests.mutants.places import modules
+from tests.ranks import ROOT
+
+FAST = "not distributed and not slurm and not gpu and not full"
+
+
+class Tracer:
+    """Notes {test: {module: lines}} and the seconds of each test. Set up before our packages are imported."""
+
+    def __init__(self) -> None:
+        self._names = {str(ROOT / path): str(path) for path in modules()}
+        self._ours: dict[CodeType, str | None] = {}
+        self.lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.seconds: dict[str, float] = {}
+        self.failed: set[str] = set()
+        self._test = ""
+
+    def install(self) -> None:
+        sys.settrace(self._call)
+        threading.settrace(self._call)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if code not in self._ours:
+            self._ours[code] = self._names.get(code.co_filename)
+        name = self._ours[code]
+        if name is None:
+            return None
+        noted = self.lines[self._test][name]
+        noted.add(frame.f_lineno)
+
+        def line(frame: FrameType, event: str, argument: Any) -> Callable[..., Any]:
+            noted.add(frame.f_lineno)
+            return line
+
+        return line
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self._test, began = item.nodeid, time.perf_counter()
+        self.install()  # some libraries take it away
+        try:
+            return (yield)
+        finally:
+            self.seconds[item.nodeid] = time.perf_counter() - began
+            self._test = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed or report.skipped:
+            self.failed.add(report.nodeid)
+
+    def save(self, path: Path) -> None:
+        tests: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for test, by_module in self.lines.items():
+            for module, lines in by_module.items():
+                for number in sorted(lines):
+                    if test not in self.failed:
+                        tests[module][str(number)].append(test)
+        path.write_text(json.dumps({"tests": tests, "seconds": self.seconds}))
+
+
+def trace(path: Path) -> None:
+    """Run the fast suite in this process and write what its tests touch."""
+    os.chdir(ROOT)
+    tracer = Tracer()
+    tracer.install()
+    ignored = [f"--ignore=tests/{name}" for name in ("distributed", "slurm", "faults", "mutants")]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", FAST, *ignored]
+    pytest.main([*options, "tests"], plugins=[tracer])
+    sys.settrace(None)
+    tracer.save(path)
+
+
+if __name__ == "__main__":
+    trace(Path(sys.argv[1]))

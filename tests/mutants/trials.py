@@ -1,0 +1,115 @@
+"""A process that has imported everything but our packages, and is forked for every mutant."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+import pytest
+
+from tests.mutants.changes import planted
+from tests.ranks import ROOT
+
+OURS = ("pretrain", "megatron_patches", "data_pipeline", "tests", "benchmarks", "slurm", "ds_configs")
+KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
+LEAST_SECONDS = 60.0
+
+
+class Planted(SourceFileLoader):
+    """Loads a module with a fault in it."""
+
+    def __init__(self, name: str, path: Path, number: int) -> None:
+        super().__init__(name, str(path))
+        self._number = number
+
+    def get_code(self, fullname: str) -> CodeType:
+        tree = planted(Path(self.path).read_text(), self._number)
+        return compile(tree, self.path, "exec")
+
+
+@dataclass
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds that module there, and leaves all others to those behind it."""
+
+    name: str
+    path: Path
+    number: int
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        loader = Planted(name, self.path, self.number)
+        return importlib.util.spec_from_file_location(name, self.path, loader=loader)
+
+
+def import_others() -> None:
+    """Import what our packages and the fast tests import of others, as a child found it out."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            folders = [f"tests/{name}" for name in ("megatron_patches", "pretrain", "data_pipeline")]
+            pytest.main(["-q", "-p", "no:cacheprovider", "--collect-only", *folders])
+        names = [name for name in sys.modules if name.partition(".")[0] not in (*OURS, "__main__")]
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write("\n".join(names))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        for name in pipe.read().split("\n"):
+            try:
+                importlib.import_module(name)
+            except Exception:  # made at run time by another module
+                continue
+    os.wait()
+
+
+def attempt(module: Path, number: int, tests: Sequence[str], seconds: float, log: Path) -> str:
+    """Run tests on a module with a fault, in a child; they took `seconds` without the fault.
+
+    Number 0: no fault.
+    """
+    limit = LEAST_SECONDS + 10 * seconds
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        _run_tests(module, number, tests, log)
+    deadline = time.monotonic() + limit
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return SURVIVED if os.waitstatus_to_exitcode(status) == 0 else KILLED
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return TIMED_OUT
+        time.sleep(0.02)
+
+
+def _run_tests(module: Path, number: int, tests: Sequence[str], log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    code = 3
+    try:
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+            if not name.startswith(("tests.mutants", "tests.ranks")) and name != "tests":
+                del sys.modules[name]
+        if number:
+            name = ".".join(module.with_suffix("").parts)
+            sys.meta_path.insert(0, Finder(name, ROOT / module, number))
+        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", "-m", ""]
+        code = int(pytest.main([*options, *tests]))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)

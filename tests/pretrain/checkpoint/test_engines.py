@@ -1,0 +1,241 @@
+"""Slices of DeepSpeed engines on one rank: taken, written, and given to another engine, at every stage."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pretrain.checkpoint.format import About
+from pretrain.checkpoint.layout import Layout, layout_line
+from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
+from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
+from pretrain.checkpoint.writing import (
+    HostBuffer,
+    declare_complete,
+    join_parts,
+    take_snapshot,
+    write_snapshot,
+)
+from pretrain.config.keys import Change
+from pretrain.config.load import load_config
+from pretrain.errors import UserError
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.single_process import one_process
+from pretrain.runs.position import Position
+from pretrain.training.engine import set_learning_rate, wrap_model
+from tests.tiny import VOCAB_SIZE, tiny_overrides
+
+STAGES = [("zero0", "fp32"), ("zero1", "fp32"), ("zero3", "fp32"), ("zero1", "bf16"), ("zero0", "bf16")]
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[ParallelContext]:
+    current_device = torch.cuda.current_device
+    with one_process() as alone:
+        yield alone
+    torch.cuda.current_device = current_device
+
+
+def engine_of(context: ParallelContext, stage: str, dtype: str, stored: Path | None = None) -> Any:
+    """An engine around the tiny hybrid, as it begins or from a checkpoint."""
+    overrides = tiny_overrides(
+        Path("nowhere"),
+        Path("runs"),
+        "run",
+        deepspeed__config=stage,
+        precision__dtype=dtype,
+        precision__grad_accum_dtype="fp32" if stage == "zero1" else dtype,
+        attention__variant="hybrid",
+        attention__frozen_heads="{0-1: 0.5}",
+        model__num_query_groups=2,
+    )
+    config = load_config("demo", overrides)
+    model = build_model(config, context)
+    state = None if stored is None else StoredState(StoredCheckpoint(stored), 0, 1)
+    if state is not None:
+        state.give_weights(model)
+    engine, *_ = wrap_model(model, config, context)
+    if state is not None:
+        state.give_optimizer(engine)
+    set_learning_rate(engine, 0.01)
+    return engine
+
+
+def step(engine: Any, number: int) -> None:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, VOCAB_SIZE, (2, 33), generator=generator)
+    for _ in range(engine.gradient_accumulation_steps()):
+        engine.backward(token_losses(engine, tokens).mean())
+        engine.step()
+
+
+def masters(engine: Any) -> dict[str, torch.Tensor]:
+    """The fp32 weights by name, as DeepSpeed tells them."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    parameters = dict(engine.module.named_parameters())
+    if engine.zero_optimization_stage():
+        found = {name: safe_get_full_fp32_param(parameter) for name, parameter in parameters.items()}
+    else:
+        groups = getattr(engine.optimizer, "fp32_groups", None)
+        flat = parameters.values() if groups is None else [one for group in groups for one in group]
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        low = flat if groups is None else [one for group in engine.optimizer.fp16_groups for one in group]
+        found = {names[id(one)]: high for one, high in zip(low, flat, strict=True)}
+    return {name: values.detach().clone().flatten() for name, values in found.items()}
+
+
+def moments(engine: Any) -> dict[str, torch.Tensor]:
+    return {
+        f"{kind}/{own.name}": own.moment(kind).clone() for own in slices_of_rank(engine) for kind in MOMENTS
+    }
+
+
+def save(engine: Any, context: ParallelContext, path: Path) -> None:
+    path.mkdir(parents=True)
+    write_snapshot(take_snapshot(engine, context, HostBuffer()), path, threading.Event())
+    about = About({}, {}, {}, Position(2, 4, 64), counters_of(engine), {})
+    declare_complete(path, join_parts(path, 1, about, 10, threading.Event()))
+
+
+@pytest.fixture(scope="module")
+def expected_moments(context: ParallelContext) -> dict[str, torch.Tensor]:
+    """The moments of AdamW where it has the parameters themselves, after two steps."""
+    engine = engine_of(context, "zero0", "fp32")
+    for number in (1, 2):
+        step(engine, number)
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    state = engine.optimizer.state
+    return {f"{kind}/{names[id(one)]}": state[one][kind].flatten() for one in state for kind in MOMENTS}
+
+
+@pytest.mark.parametrize(("stage", "dtype"), STAGES)
+def test_slices_are_the_masters_and_moments_and_another_engine_goes_on_from_them(
+    context: ParallelContext,
+    expected_moments: dict[str, torch.Tensor],
+    stage: str,
+    dtype: str,
+    tmp_path: Path,
+) -> None:
+    engine, path = engine_of(context, stage, dtype), tmp_path / "step_00000002"
+    for number in (1, 2):
+        step(engine, number)
+    expected, slices = masters(engine), {each.name: each for each in slices_of_rank(engine)}
+    assert slices.keys() == expected.keys()
+    for name, own in slices.items():
+        assert (own.start, own.length) == (0, expected[name].numel())
+        assert torch.equal(own.master, expected[name])
+    found, rounding = moments(engine), 1e-5 if dtype == "fp32" else 0.7
+    for key, values in expected_moments.items():
+        assert (found[key] - values).norm() <= rounding * values.norm(), key
+    save(engine, context, path)
+    other = engine_of(context, stage, dtype, path)
+    assert counters_of(other) == counters_of(engine)
+    taken = {each.adam["step"].item() for each in slices_of_rank(engine)}
+    assert {each.adam["step"].item() for each in slices_of_rank(other)} == taken and len(taken) == 1
+    for more in (0, 1):
+        if more:
+            step(engine, 3), step(other, 3)
+        for ours, theirs in ((masters(engine), masters(other)), (moments(engine), moments(other))):
+            assert all(torch.equal(theirs[key], values) for key, values in ours.items())
+
+
+@pytest.fixture(scope="module")
+def stored(context: ParallelContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stored") / "step_00000002"
+    engine = engine_of(context, "zero0", "fp32")
+    step(engine, 1)
+    save(engine, context, path)
+    return path
+
+
+def other_index(path: Path, change: Any) -> StoredState:
+    """The state of a checkpoint of which the index says something else."""
+    checkpoint = StoredCheckpoint(path)
+    checkpoint.parameters = change(dict(checkpoint.parameters))
+    return StoredState(checkpoint, 0, 1)
+
+
+WEIGHT = "decoder.final_layernorm.weight"
+
+
+def test_what_belongs_to_another_model_is_refused(context: ParallelContext, stored: Path) -> None:
+    engine = engine_of(context, "zero0", "fp32")
+    model = engine.module
+
+    def without(parameters: dict[str, Any]) -> dict[str, Any]:
+        del parameters[WEIGHT]
+        return parameters
+
+    def longer(parameters: dict[str, Any]) -> dict[str, Any]:
+        return parameters | {WEIGHT: replace(parameters[WEIGHT], shape=(7,))}
+
+    def later(parameters: dict[str, Any]) -> dict[str, Any]:
+        return {name: replace(each, step=9) for name, each in parameters.items()}
+
+    with pytest.raises(UserError, match=f"has no weight '{WEIGHT}'; restore the run's own"):
+        other_index(stored, without).give_weights(model)
+    with pytest.raises(UserError, match=rf"has '{WEIGHT}' in shape \(7,\) but config.yaml describes \(32,\)"):
+        other_index(stored, longer).give_weights(model)
+    with pytest.raises(UserError, match="has a weight 'more' that this model has not"):
+        other_index(stored, lambda names: names | {"more": names[WEIGHT]}).give_weights(model)
+    other_index(stored, later).give_optimizer(engine)
+    assert {each.adam["step"].item() for each in slices_of_rank(engine)} == {9.0}
+    flat = engine_of(context, "zero1", "fp32")  # whose AdamW has one step count for a group
+    mixed = other_index(stored, lambda names: names | {WEIGHT: replace(names[WEIGHT], step=9)})
+    with pytest.raises(UserError, match="has step counts of AdamW that this run keeps together, and"):
+        mixed.give_optimizer(flat)
+
+
+def test_weights_alone_are_read_without_an_engine(context: ParallelContext, stored: Path) -> None:
+    written = engine_of(context, "zero0", "fp32", stored)
+    overrides = ["attention.variant=hybrid", "attention.frozen_heads={0-1: 0.5}", "model.num_query_groups=2"]
+    config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *overrides])
+    model = build_model(config, context)
+    load_weights(stored, model)
+    expected = dict(written.module.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    names = [name for name, _ in full_weights(stored)]
+    assert names == sorted(names) and "decoder.layers.0.self_attention.linear_qkv.trained_key" in names
+
+
+def test_a_slice_that_is_not_there_is_named(stored: Path) -> None:
+    checkpoint = StoredCheckpoint(stored)
+    piece = checkpoint.parameters[WEIGHT].slices[0]
+    lost = replace(checkpoint.parameters[WEIGHT], slices=(replace(piece, file="rank_00009.safetensors"),))
+    checkpoint.parameters = {WEIGHT: lost}
+    with pytest.raises(UserError, match=r"rank_00009.safetensors is missing"):
+        checkpoint.full("master", WEIGHT)
+    with pytest.raises(UserError, match=f"does not hold the slice of '{WEIGHT}' that the index names"):
+        StoredCheckpoint(stored)._read(piece.file, "master", WEIGHT, 30, 40)
+
+
+def test_changes_of_the_layout_are_said(context: ParallelContext) -> None:
+    config = load_config("demo", ["data.micro_batch_size=4", "deepspeed.config=zero2"])
+    layout = Layout.of(config, context)
+    assert layout.as_dict() == {
+        "world_size": 1,
+        "tensor_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "sequence_parallel": False,
+        "zero_stage": 2,
+        "micro_batch_size": 4,
+        "dtype": "fp32",
+    }
+    assert layout.changes_from(json.loads(json.dumps(layout.as_dict()))) == []
+    earlier = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "world_size": 1, "unknown": 3}
+    changes = layout.changes_from(earlier)
+    assert changes == [Change("tensor_model_parallel_size", 2, 1), Change("sequence_parallel", True, False)]
+    line = layout_line(changes, dropout=0.0)
+    assert line == "resuming at another layout: TP 2 -> 1, sequence parallel on -> off"
+    assert layout_line(changes, dropout=0.1).startswith(f"{line}; with dropout > 0 and another TP size")
+    assert layout_line(changes[1:], dropout=0.1) == "resuming at another layout: sequence parallel on -> off"
