@@ -14,7 +14,7 @@ MODULES = (
     *(f"pretrain/compare/{name}.py" for name in ("compute", "convergence", "trend")),
     *(
         f"pretrain/checkpoint/{name}.py"
-        for name in ("blocks", "format", "layout", "loading", "slices", "verify")
+        for name in ("blocks", "format", "identity", "loading", "slices", "verify")
     ),
     *(f"data_pipeline/shards/{name}.py" for name in ("blend", "documents", "mapping", "permutation")),
     *(f"data_pipeline/shards/{name}.py" for name in ("proportions", "reading", "samples", "writing")),
@@ -35,7 +35,7 @@ LEFT_OUT: dict[str, str] = {
 
 def modules() -> list[Path]:
     """The modules, relative to the checkout."""
-    found = (path for pattern in MODULES for path in sorted(ROOT.glob(pattern)))
+    found = [path for pattern in MODULES for path in sorted(ROOT.glob(pattern)) or [ROOT / pattern]]
     paths = [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
     return [path for path in paths if str(path) not in LEFT_OUT]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.layout import Layout, layout_line
+from pretrain.checkpoint.identity import Layout, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
 from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
 from pretrain.checkpoint.writing import (
