@@ -26,8 +26,8 @@ class _Line:
 
     def __init__(self, log_seconds: float = LOG_SECONDS) -> None:
         self._console = Console(file=sys.stderr)
-        # The text first, and cut where the terminal ends: a share and a time are worth more than a bar.
-        columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn()
+        # The text first, and the bar in what 80 columns have left: share and time are worth more.
+        columns = TextColumn("{task.description}", table_column=Column(no_wrap=True)), BarColumn(bar_width=8)
         self._bar = Bar(*columns, console=self._console, transient=True)
         self._job = self._bar.add_task("starting", total=None)
         self._log_seconds = log_seconds
@@ -47,18 +47,19 @@ class _Line:
         """Return the seconds since the start."""
         return max(time.monotonic() - self._started, 1e-9)
 
-    def show(self, text: str, done: int, total: int, left: str, remark: str = "") -> None:
-        """Show the share, the time left and `text` on the bar, or now and then in the log.
+    def show(self, text: str, done: int, total: int, left: str, log: str = "") -> None:
+        """Show the share, the time left and `text` on the bar, or now and then `log`, else `text`, in a log.
 
-        The share is 100 % only when everything is done. `remark` is for the log.
+        The share is 100 % only when everything is done.
         """
         share = "100.0%" if done >= total else f"{min(done / total, 0.999):.1%}"
-        line = f"{share}, {left}: {text}"
-        self._bar.update(self._job, completed=done, total=max(1, total), description=escape(line))
+        shown = escape(f"{share}, {left}: {text}")
+        self._bar.update(self._job, completed=done, total=max(1, total), description=shown)
         now = time.monotonic()
         if not self._console.is_terminal and now - self._logged >= self._log_seconds:
             self._logged = now
-            self._console.print(line + remark, highlight=False, soft_wrap=True, markup=False)
+            line = f"{share}, {left}: {log or text}"
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def time_left(seconds: float, done: int, left: int) -> str:
@@ -96,7 +97,10 @@ class ProgressLine(_Line):
     def _show_units(self, file: str) -> None:
         done = self._done["input_bytes"] + self._done["skipped_bytes"]
         left = time_left(self.seconds(), self._done["input_bytes"], self._total_bytes - done)
-        self.show(self.summary(), done, self._total_bytes, left, f"; reading {file}" if file else "")
+        tokens, seconds = self._done["tokens"], self.seconds()
+        rates = f"{tokens / seconds:,.0f}/s, {self._done['text_bytes'] / 1e6 / seconds:.1f} MB/s"
+        log = self.summary() + (f"; reading {file}" if file else "")
+        self.show(f"{tokens:,} tokens, {rates}", done, self._total_bytes, left, log)
 
     def _show_joining(self) -> None:
         joined, total = self._done["joined_tokens"], self._done["tokens_to_join"]

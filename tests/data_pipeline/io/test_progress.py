@@ -75,3 +75,4 @@ def test_a_bar_on_a_terminal(workshop: Workshop, tmp_path: Path, columns: int) -
     # The share and the time left come first, so that a narrow terminal cuts something else.
     bars = re.findall(r"\d+\.\d%, ETA [^\r\n\x1b]*", text)
     assert bars and all(len(bar) <= columns for bar in bars)
+    assert columns < 80 or re.search(r"tokens, [\d,]+/s, \d+\.\d MB/s", text)  # 80 columns are enough
