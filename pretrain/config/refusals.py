@@ -240,8 +240,8 @@ def _check_stage(config: Config, stage: int) -> None:
                 "precision.grad_accum_dtype=fp32 with precision.dtype=bf16 is not something DeepSpeed does "
                 "at ZeRO stage 0; set deepspeed.config=auto"
             )
-    if stage == 3 and policy.adapters:
-        _check_adapters(config)
+    if stage == 3:
+        _check_same_parameters(config)
     if policy.unfreeze and stage not in (1, 2):
         raise UserError(
             "attention.unfreeze changes in the middle of the run what is trained, which is not possible here "
@@ -254,19 +254,20 @@ def _check_stage(config: Config, stage: int) -> None:
         )
 
 
-def _check_adapters(config: Config) -> None:
-    """Refuse ZeRO-3 where a rank has no frozen head: it does not gather adapters of no elements."""
-    size = config.parallel.tensor_model_parallel_size
-    groups_per_rank = config.num_query_groups // size
-    frozen_groups = config.policy().frozen_groups(config.model.num_layers, config.num_query_groups)
-    for layer, frozen in enumerate(frozen_groups):
-        holding = {group // groups_per_rank for group in frozen}
-        if frozen and len(holding) < size:
-            raise UserError(
-                "ZeRO-3 cannot train attention.adapters where a tensor-parallel rank has no frozen head: "
-                f"layer {layer} has some on {len(holding)} of {size} ranks; choose ZeRO-2, another "
-                "parallel.tensor_model_parallel_size or other attention.frozen_heads"
-            )
+def _check_same_parameters(config: Config) -> None:
+    """Refuse ZeRO-3 where a rank lacks parameters that others have: trained heads, or adapters."""
+    size, groups = config.parallel.tensor_model_parallel_size, config.num_query_groups
+    policy = config.policy()
+    for layer, frozen in enumerate(policy.frozen_groups(config.model.num_layers, groups)):
+        parts = {"trained": set(range(groups)) - {*frozen}, "frozen": {*frozen} if policy.adapters else set()}
+        for kind, heads in parts.items():
+            ranks = len({group // (groups // size) for group in heads})
+            if 0 < ranks < size:
+                raise UserError(
+                    f"ZeRO-3 cannot train where a tensor-parallel rank has no {kind} head and another has: "
+                    f"layer {layer} has some on {ranks} of {size} ranks; choose ZeRO-2, another "
+                    "parallel.tensor_model_parallel_size or other attention.frozen_heads"
+                )
 
 
 def _require_wandb() -> None:

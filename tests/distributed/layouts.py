@@ -57,8 +57,8 @@ def possible(design: str, precision: str, layout: Layout) -> bool:
     """What the program accepts: see `pretrain.config.refusals`."""
     if design == "unfreeze" and layout.zero_stage not in (1, 2):
         return False
-    if design == "monarch-hybrid-low_rank" and layout.zero_stage == 3 and layout.tensor_parallel == 4:
-        return False
+    if "hybrid" in design and layout.zero_stage == 3 and layout.tensor_parallel == 4:
+        return False  # two of the four ranks have no trained head, or none that is frozen
     if layout.zero_stage:
         return True
     return precision == "fp32" or (precision == "bf16 sums" and layout.tensor_parallel == 1)

@@ -266,3 +266,14 @@ def test_adapters_of_no_elements_are_refused_at_zero3() -> None:
     with pytest.raises(UserError, match="layer 0 has some on 2 of 4 ranks; choose ZeRO-2"):
         check_layout(demo(*hybrid, "parallel.tensor_model_parallel_size=4"), 4)
     check_layout(demo(*hybrid[:-1], "deepspeed.config=zero2", "parallel.tensor_model_parallel_size=4"), 4)
+
+
+def test_trained_heads_on_some_ranks_only_are_refused_at_zero3() -> None:
+    """DeepSpeed asks for the same list of parameters on every rank, else it ends at the first step."""
+    hybrid = ["attention.variant=hybrid", "attention.frozen_heads={0-1: 0.5}"]
+    for size, stage in ((2, 3), (4, 2)):
+        settings = (f"parallel.tensor_model_parallel_size={size}", f"deepspeed.config=zero{stage}")
+        check_layout(demo(*hybrid, *settings), 4)
+    refused = demo(*hybrid, "parallel.tensor_model_parallel_size=4", "deepspeed.config=zero3")
+    with pytest.raises(UserError, match="has no trained head and another has: layer 0 has some on 2 of 4 ra"):
+        check_layout(refused, 4)
