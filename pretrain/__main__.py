@@ -212,9 +212,10 @@ def compare(
     from rich.console import Console
 
     from pretrain.compare.comparison import compare_runs
-    from pretrain.compare.report import compare_command, print_comparison, write_comparison
 
     comparison = compare_runs(directories, baseline, subject or [], match.value)
+    from pretrain.compare.report import compare_command, print_comparison, write_comparison
+
     command = compare_command(runs, comparison, out)
     command += [("--prompt", text) for text in prompt or []]
     command += [("--sample-tokens", str(sample_tokens))] if prompt else []

@@ -64,6 +64,8 @@ def as_trained(run: PlacedRun) -> Trained:
 def value_of(run: Trained, subject: str) -> Any:
     settings = settings_of(run)
     if subject == "tokens":
+        if settings["schedule.flops"]:  # compare asks for the same of these, with --match flops
+            return settings["schedule.flops"]
         keys = ("schedule.steps", "data.global_batch_size", "data.sequence_length")
         return settings[keys[0]] * settings[keys[1]] * settings[keys[2]]
     heads, width = settings["model.num_attention_heads"], settings["model.hidden_size"]

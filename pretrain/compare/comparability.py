@@ -48,15 +48,27 @@ def find_subjects(runs: Sequence[FinishedRun], names: Sequence[str]) -> dict[str
     return subjects
 
 
-def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]) -> None:
+def common_flops(runs: Sequence[FinishedRun]) -> int | None:
+    """Return the `schedule.flops` that every run was given as its length; None if it was not so."""
+    given = {run.config.get("schedule", {}).get("flops") for run in runs}
+    return given.pop() if len(given) == 1 else None
+
+
+def refuse_incomparable(
+    runs: Sequence[FinishedRun], subjects: Mapping[str, Any], match: str = "tokens"
+) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation, but for the named subjects.
+
+    Tokens may differ where `match` is flops and all runs were given the same `schedule.flops`.
 
     Raises:
         UserError: names every difference, with a run for each side, and the option that makes it the subject.
     """
     facts = [_facts(run) for run in runs]
-    differences, names = [], []
+    differences, names, flops = [], [], common_flops(runs)
     for name, value in facts[0].items():
+        if name == "tokens" and match == "flops" and flops:
+            continue
         other = next((i for i, fact in enumerate(facts) if fact[name] != value), None)
         if other is None or name in subjects or _follows(name, subjects, runs, facts):
             continue
@@ -66,7 +78,9 @@ def refuse_incomparable(runs: Sequence[FinishedRun], subjects: Mapping[str, Any]
             ours, theirs = f"{ours[:8]}…", f"{theirs[:8]}…"
         differences.append(f"{name} is {ours} in {runs[0].path} but {theirs} in {runs[other].path}")
     if differences:
-        options = " ".join(f"--subject {name}" for name in names)
+        options = (
+            "--match flops" if names == ["tokens"] and flops else " ".join(f"--subject {n}" for n in names)
+        )
         raise UserError(
             f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
             f"tokens, model shape and evaluation, or say {options} if that is what is compared"

@@ -196,15 +196,16 @@ def compare_runs(
 ) -> Comparison:
     """Compare the finished runs in `paths` with `baseline`, a variant's label or the name of a run.
 
-    They must agree in data, tokens, model shape and evaluation, but for the facts or settings in `subjects`,
-    whose difference is what is compared. Raises UserError: a directory is no finished run, the baseline or a
-    subject is not among what is there, runs differ in what is not the subject, one variant has two runs with
-    one seed, or the runs do not tell what `match` needs.
+    They must agree in data, tokens (with `match` flops: in tokens or `schedule.flops`), model shape and
+    evaluation, but for the facts or settings in `subjects`, whose difference is what is compared. Raises
+    UserError: a directory is no finished run, the baseline or a subject is not among what is there, runs
+    differ in what is not the subject, one variant has two runs with one seed, or the runs do not tell what
+    `match` needs.
     """
     refuse_twice(paths)
     runs = named_apart([read_finished_run(path) for path in paths])
     values = find_subjects(runs, subjects)
-    refuse_incomparable(runs, values)
+    refuse_incomparable(runs, values, match)
     groups = group_runs(runs, baseline, values)
     lengths = runs_by_length(groups, runs, values)
     variants = [_variant(group, groups, match, lengths) for group in groups.groups]

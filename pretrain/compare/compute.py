@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pretrain.compare.comparability import common_flops
 from pretrain.compare.theory import expected_cost
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
@@ -142,6 +143,10 @@ def equal_compute(
     if curves:
         tokens = {seed: (own[seed].result.tokens, base[seed].result.tokens) for seed in seeds}
         compute = price(baseline.name, *curves, tokens, costs)
+    if match == "flops" and seeds and common_flops([*own.values(), *base.values()]):
+        # Both end at these FLOPs.
+        last, base_last = ({s: of[s].result.validation_loss or 0.0 for s in seeds} for of in (own, base))
+        compute = replace(compute, gap=paired_gap(baseline.name, last, base_last, NATS))
     if match != "tokens" and seeds and compute.gap is None:
         missing = "its learning curve has one point" if costs else "the formulas do not know its FLOPs"
         raise UserError(

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pretrain.compare import convergence
+from pretrain.compare.comparability import common_flops
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS
 from pretrain.compare.content import as_json, runs_csv, variants_csv
@@ -152,6 +153,8 @@ def _headlines(comparison: Comparison) -> list[str]:
     unigram = sorted({round(run.result.unigram_perplexity, 2) for run in comparison.runs})
     subject = f" Subject: {', '.join(comparison.subjects)}." if comparison.subjects else ""
     equal = f"Gaps are at equal {comparison.compute_unit}; those by source at equal tokens."
+    if comparison.match == "flops" and (flops := common_flops(comparison.runs)):
+        equal = f"Gaps are at equal FLOPs: each run ended after {flops:.4g} executed ones."
     return [
         f"Baseline: {comparison.baseline}.{subject} Each of {len(comparison.runs)} runs trained on "
         f"{_either(tokens)} tokens in sequences of {_either(lengths)}.",

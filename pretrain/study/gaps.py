@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from pretrain.reporting.text import interval, signed
 
@@ -146,6 +145,8 @@ def paired_gap(
     gap = PairedGap(baseline, seeds, tuple(differences.tolist()), scale, mean)
     if len(seeds) < 2:
         return gap
+    from scipy import stats  # a second, which refusals do not wait for
+
     sd = float(differences.std(ddof=1))
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1)) * sd / math.sqrt(len(seeds))
     gap = replace(gap, sd=sd, low=mean - half, high=mean + half)

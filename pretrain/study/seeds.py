@@ -192,13 +192,15 @@ def _telling_settings(
     methods: Sequence[str], settings: Sequence[Mapping[str, Any]], left_out: Collection[str] = ()
 ) -> list[list[str]]:
     """Return for each member `key=value` of the settings in which members of its method differ."""
-    telling = []
-    for method, own in zip(methods, settings, strict=True):
+    differing: dict[str, list[str]] = {}
+    for method in dict.fromkeys(methods):  # once each: its members may be thousands
         alike = [other for name, other in zip(methods, settings, strict=True) if name == method]
         keys = sorted({key for other in alike for key in other}.difference(left_out))
-        differing = [key for key in keys if len({setting_text(other.get(key)) for other in alike}) > 1]
-        telling.append([f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing])
-    return telling
+        differing[method] = [key for key in keys if len({setting_text(o.get(key)) for o in alike}) > 1]
+    return [
+        [f"{key.rpartition('.')[2]}={setting_text(own.get(key))}" for key in differing[method]]
+        for method, own in zip(methods, settings, strict=True)
+    ]
 
 
 def _collect(

@@ -111,6 +111,26 @@ def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], senten
     assert "megatron_patches.recipe" in done.stderr and "| torch\n" not in done.stderr.replace("  ", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("--help", 0),
+        ("show demo", 0),
+        ("plan large --gpus 16", 0),
+        ("list variants", 0),
+        ("train demo model.hiden_size=32", 2),
+        ("compare nothing-here", 2),
+    ],
+)
+def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, code: int) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "pretrain", *line.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == code and "pretrain.errors" in imported
+    slow = {"torch", "deepspeed", "megatron", "transformers", "scipy", "matplotlib", "tensorboard"}
+    assert not {name.partition(".")[0] for name in imported} & slow
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_training_that_compiles_nothing_imports_no_compiler(
     dtype: str, tiny_shards: Path, tmp_path: Path

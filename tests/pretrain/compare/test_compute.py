@@ -73,7 +73,14 @@ def test_past_an_end_counts_the_whole_doubling_there() -> None:
     """Not the last two points alone, where a decayed learning rate leaves little to learn."""
     curve = Curve.through({100: 5.0, 200: 4.5, 300: 4.1, 400: 4.0})
     assert curve.loss(800) == pytest.approx(3.5)
+    curve = Curve.through({100: 5.0, 200: 4.6, 400: 4.0, 800: 3.0})
+    assert curve.loss(50) == pytest.approx(5.4) and curve.loss(1600) == pytest.approx(2.0)
     assert Curve.through({100: 5.0, 200: 4.5, 400: 4.6}).tokens_to(4.4) is None
+    assert Curve.through({100: 4.0, 200: 4.5}).tokens_to(3.9) is None  # as far back as it goes
+    for points in ({1: 4.0, 2: 5.0, 4: 4.5}, {1: 4.5, 2: 4.2, 4: 5.0}):
+        curve = Curve.through(points)
+        assert all(curve.covers(loss) for loss in points.values())
+        assert not curve.covers(min(points.values()) - 0.01) and not curve.covers(5.01)
     point = Curve.through({100: 5.0}, slope=0.25)
     assert point.tokens_to(4.75) == pytest.approx(200) and not point.covers(4.75)
 
@@ -116,6 +123,25 @@ def test_the_headline_is_the_gap_at_what_is_matched(tmp_path: Path) -> None:
     assert as_json(flops)["match"] == "flops"
 
 
+def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) -> None:
+    """A cheaper variant has then seen more tokens, and no learning curve is needed."""
+    paths, given = [], {"config.schedule.flops": 10**12, "config.schedule.steps": None}
+    for seed in range(1, 6):
+        for variant, loss, tokens in (("vanilla", 4.0, 200_000), ("orthogonal", 4.1 + seed / 1000, 206_000)):
+            changes = {**given, "summary.tokens": tokens}
+            name = f"{variant}-{seed}"
+            paths.append(write_run(tmp_path, name, variant, seed=seed, loss=loss, changes=changes))
+    comparison = compare_runs(paths, "vanilla", (), "flops")
+    gap = comparison.variants[1].gap
+    assert gap is not None and gap.n == 5 and gap.mean == pytest.approx(0.103)
+    assert "each run ended after 1e+12 executed ones" in page_text(report_page(comparison, [("compare",)]))
+    with pytest.raises(UserError, match="or say --match flops if that is what is compared"):
+        compare_runs(paths, "vanilla")
+    other = write_run(tmp_path, "other", seed=9, changes={**given, "config.schedule.flops": 2 * 10**12})
+    with pytest.raises(UserError, match=r"tokens is .* or say --subject tokens"):
+        compare_runs([*paths, other], "vanilla", (), "flops")
+
+
 def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
     paths = [write_run(tmp_path, name, name) for name in ("vanilla", "orthogonal")]
     comparison = compare_runs(paths, "vanilla")
@@ -146,6 +172,17 @@ def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
     assert compute is not None and compute.cost == pytest.approx(0.75)
     assert gap is not None and gap.mean == pytest.approx(-0.5 * -math.log2(0.75))  # 0.5 nats a doubling
     assert "| seconds a token |" in page_text(report_page(comparison, [("compare",)]))
+
+
+def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path) -> None:
+    """Of 200 and 150 seconds: the later one starts 350 seconds after the earlier one, or the other way."""
+    for folder, first, second in (("a", "12:00:00", "12:05:50"), ("b", "12:05:50", "12:02:30")):
+        paths = [timed(tmp_path / folder, "vanilla", 2.0, first)]
+        paths += [timed(tmp_path / folder, "orthogonal", 1.5, second)]
+        assert compare_runs(paths, "vanilla", (), "seconds").variants[1].gap is not None
+    late = timed(tmp_path, "orthogonal", 1.5, "12:05:51")
+    with pytest.raises(UserError, match="the pause between both is longer"):
+        compare_runs([timed(tmp_path, "vanilla", 2.0), late], "vanilla", (), "seconds")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from pretrain.compare.comparison import Comparison, compare_runs, quartiles
-from pretrain.compare.convergence import smoothed_loss, spikes, tail_variance
+from pretrain.compare.convergence import after_warm_up, smoothed_loss, spikes, tail_variance
 from pretrain.compare.theory import expected_cost
 from pretrain.reporting.text import spread
 from pretrain.runs.finished import ModelSize, read_finished_run
@@ -191,6 +191,9 @@ def test_smoothing_skips_what_is_not_finite(tmp_path: Path) -> None:
     run = read_finished_run(write_run(tmp_path, "v", columns={"loss/train": losses}))
     smooth = smoothed_loss(run.curves)
     assert np.flatnonzero(np.isnan(smooth)).tolist() == [0, 1, 2, 3, *range(49, 54)]
+    first: list[float | None] = [None, *losses[1:49], losses[48], *losses[50:]]
+    run = read_finished_run(write_run(tmp_path, "w", columns={"loss/train": first}))
+    assert np.flatnonzero(np.isnan(smoothed_loss(run.curves))).tolist() == [0, 1, 2, 3, 4]
     assert smooth[99] == 8 - 98 / 32
     assert smooth[54] == 8 - 53 / 32
 
@@ -219,8 +222,25 @@ def test_spikes_by_hand() -> None:
     norms[[5, 60, 80, 120]] = 9.0, 2.0, 2.01, np.nan  # too early; not above twice; a spike; not finite
     assert np.flatnonzero(spikes(norms)).tolist() == [80, 120]
     assert np.flatnonzero(spikes(np.r_[np.ones(100), np.full(100, 3.0)])).tolist() == list(range(100, 125))
+    for count in (10, 11, 49, 50, 51, 52, 120):  # from the first with a history on
+        norms = np.r_[np.ones(count), 2.01]
+        assert spikes(norms).tolist() == [False] * count + [True], count
+    assert not spikes(np.r_[np.ones(9), 5.0]).any() and spikes(np.full(60, np.nan)).all()
     assert not spikes(np.ones(3)).any()
-    assert math.isnan(tail_variance(np.ones(4)))
+
+
+def test_a_tail_without_a_line_has_no_variance() -> None:
+    assert all(math.isnan(tail_variance(np.ones(count))) for count in (1, 4, 9))
+    assert math.isnan(tail_variance(np.r_[np.ones(19), np.nan]))
+    assert tail_variance(np.r_[np.nan, np.ones(8), 0.0, 3.0, 0.0]) == pytest.approx(6.0)
+
+
+def test_after_the_warm_up_or_where_that_leaves_nothing_after_a_tenth(tmp_path: Path) -> None:
+    for warm_up, first in ((5, 11), (10, 11), (30, 31), (100, 11), (200, 11)):
+        run = read_finished_run(
+            write_run(tmp_path, f"w{warm_up}", changes={"config.schedule.warmup_steps": warm_up})
+        )
+        assert run.curves.steps[after_warm_up(run)].tolist() == list(range(first, 101))
 
 
 def test_speed_drops_the_first_tenth_and_pools_the_rest(tmp_path: Path) -> None:

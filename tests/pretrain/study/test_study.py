@@ -71,6 +71,24 @@ def test_groups_by_settings_of_the_caller() -> None:
         group_by_settings(foreign, ["x", "x"], [{}, {}])
 
 
+def test_ten_times_as_many_runs_of_a_method_take_ten_times_the_calls() -> None:
+    calls: list[int] = []
+    for count in (20, 200):
+        models = [model(str(seed), "a", seed) for seed in range(count)]
+        settings = [{"step": 1, "rate": [1, 2]} for _ in models]
+        calls.append(0)
+
+        def seen(*event: object) -> None:
+            calls[-1] += 1
+
+        sys.setprofile(seen)
+        try:
+            group_by_settings(models, ["a"] * count, settings)
+        finally:
+            sys.setprofile(None)
+    assert calls[1] < 12 * calls[0]
+
+
 def test_only_a_command_with_subjects_names_them_as_the_remedy() -> None:
     one, two = (
         Model(Path(name), name, "v", 1, {"attention": {}, "data": {"size": size}})
