@@ -90,6 +90,12 @@ SEARCHED_RATES = tuple(
     for arm in ("vanilla", "vanilla_conv4", *STUDIED)
     for rate in ("0.003", "0.006", "0.012", "0.024")
 )
+AT_EQUAL_FLOPS = ("--match", "flops")
+HELPER_RATES = tuple(
+    f"{arm}-warmup_steps_200-learning_rate_{rate}"
+    for arm in ("vanilla", "vanilla_conv4", *STUDIED)
+    for rate in ("0.003", "0.006")
+)
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -142,6 +148,22 @@ PAGES = (
             among("trained_shared_conv4-seed_1", "own_rates/to_trained_shared", *STUDIED),
         ),
     ),
+    *(
+        Page(
+            f"equal_flops/{text}",
+            (Runs(f"{text}_equal_flops"),),
+            (
+                Report("compare", "vanilla_conv4-seed_1", options=AT_EQUAL_FLOPS),
+                Report("compare", "vanilla", out=f"equal_flops/{text}/to_vanilla", options=AT_EQUAL_FLOPS),
+            ),
+        )
+        for text in ("demo", "documentation")
+    ),
+    Page(
+        "helper_rates",
+        (Runs("demo_helper_rates"),),
+        (Report("compare", "vanilla", "optimizer.learning_rate", HELPER_RATES, "equal_flops/rates"),),
+    ),
     Page(
         "documentation_rates",
         (Runs("documentation_rates"),),
@@ -164,6 +186,11 @@ PAGES = (
         (Runs("demo_structured", (*BOTH, "gaussian", "orthogonal_low_rank_8")),),
         (Report("evaluate diversity"),),
         STRUCTURED_QUICK,
+    ),
+    Page(
+        "anatomy",
+        (Runs("demo_own_rates", ("vanilla", *STUDIED)),),
+        (Report("evaluate anatomy"),),
     ),
     Page(
         "length",
