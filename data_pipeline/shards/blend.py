@@ -138,16 +138,21 @@ class Blend:
         DataError: there are no held-out tokens.
         """
         limit = _UNIGRAM_TOKENS // len(self.parts)
-        train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
         held_out = [_token_counts(part.manifest, part.shards("validation"), limit) for part in self.parts]
+        where = ", ".join(str(manifest.directory) for manifest in self.manifests)
+        return _unigram_perplexity(self.train_counts(), np.sum(held_out, axis=0), where)
+
+    def train_counts(self) -> np.ndarray:
+        """Count the occurrences [vocab_size] of each id in training text, in the blend's proportions."""
+        limit = _UNIGRAM_TOKENS // len(self.parts)
+        train = [_token_counts(part.manifest, part.shards("train"), limit) for part in self.parts]
         total = sum(int(counts.sum()) for counts in train)
         # With one part this is its counts themselves.
         mixed = [
             counts * (total * float(part.share) / int(counts.sum()))
             for part, counts in zip(self.parts, train, strict=True)
         ]
-        where = ", ".join(str(manifest.directory) for manifest in self.manifests)
-        return _unigram_perplexity(np.sum(mixed, axis=0), np.sum(held_out, axis=0), where)
+        return np.asarray(np.sum(mixed, axis=0))
 
     def describe(self) -> dict[str, Any]:
         """Describe the blend as JSON; `data_pipeline.shards.blend_difference` compares two descriptions."""

@@ -164,6 +164,29 @@ def length(
 
 
 @evaluate.command()
+def anatomy(
+    runs: RunsArgument,
+    baseline: Annotated[
+        str, typer.Option(help="The variant or run that the others are compared with.")
+    ] = "vanilla",
+    out: Out = Path("evaluation/anatomy"),
+) -> None:
+    """The gap to a baseline by what a token needed: its context, its frequency, its place, its source.
+
+    Example: python -m pretrain evaluate anatomy runs/vanilla-* runs/orthogonal-* --out runs/anatomy
+    """
+    from pretrain.study.seeds import group_runs
+
+    groups = group_runs(_read_runs(runs), baseline)
+    from pretrain.evaluation.heads.anatomy import anatomy_document, refuse_unlike, score
+    from pretrain.study.report import finish
+
+    refuse_unlike(groups)
+    measured = _measure(groups.runs, lambda trained, _, __: (trained.run, trained.data, score(trained)))
+    finish(anatomy_document(groups, measured), out)
+
+
+@evaluate.command()
 def approximation(
     out: Out = Path("evaluation/approximation"),
     variants: Annotated[

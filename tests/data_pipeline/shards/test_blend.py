@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from data_pipeline.errors import DataError
-from data_pipeline.shards.blend import Blend, Member, make_blend
+from data_pipeline.shards.blend import Blend, Member, _token_counts, make_blend
 from data_pipeline.shards.blend_difference import data_changes
 from data_pipeline.shards.manifest import Manifest, read_manifest
+from data_pipeline.shards.reading import open_shard
 from data_pipeline.shards.samples import TrainingSamples
 from data_pipeline.sources.discovery import find_inputs
 from data_pipeline.tokenizing.plan import TokenizeOptions
@@ -134,6 +135,9 @@ def test_the_order_depends_on_data_seed_and_number_only(
     for start in (1, 613, 1999):
         fresh = blend.training_samples(LENGTH, 7, cache_directory=tmp_path / "cache")
         fresh.prepare(start)
+        prepared = {*(tmp_path / "cache").glob("*-blocks.npy")}
+        assert np.array_equal(fresh.blocks(np.array([start])), expected[start : start + 1])
+        assert {*(tmp_path / "cache").glob("*-blocks.npy")} == prepared  # no epoch was left to make
         assert np.array_equal(fresh.blocks(np.arange(start, 2000)), expected[start:])
     other = make_blend([dataclasses.replace(members[0], weight=0.6), members[1]])
     assert other.fingerprint != blend.fingerprint
@@ -263,12 +267,25 @@ def test_the_same_text_in_different_splits_is_refused(workshop: Workshop, tmp_pa
         make_blend([Member(usual), Member(more)])
     cut = _tokenized(workshop, tmp_path / "apart", slice(2, 3), validation_fraction=0.5)
     assert len(make_blend([Member(usual), Member(cut)]).parts) == 2  # other inputs
+    (entry,) = more.inputs
+    renamed = dataclasses.replace(more, inputs=(dataclasses.replace(entry, name="elsewhere.txt"),))
+    piece = dataclasses.replace(entry, sha256="1" * 64, end=entry.size - 1)  # of a file read in parts
+    parts = [dataclasses.replace(one, inputs=(piece,)) for one in (usual, more)]
+    for pair in ((usual, renamed), parts):
+        with pytest.raises(DataError, match="hold text of the same inputs"):
+            make_blend([Member(one) for one in pair])
     again = _tokenized(workshop, tmp_path / "again", slice(1, 2), name="y")
+    older = dataclasses.replace(again, options=again.options.copy())
+    del older.options["test_fraction"]  # an option that it did not know, and means 0 by
+    assert len(make_blend([Member(usual), Member(older)]).parts) == 2
     assert len(make_blend([Member(usual), Member(again)]).parts) == 2  # the same splits
     first, *others = usual.sources("train")
-    if set(others) & set(more.sources("train")):
-        other = (set(others) & set(more.sources("train"))).pop()
-        make_blend([Member(usual, 1, {first: 1}), Member(more, 1, {other: 1})])  # no text in common
+    other = min(set(others) & set(more.sources("train")))
+    apart = [Member(usual, 1, {first: 1}), Member(more, 1, {other: 1})]
+    make_blend(apart)  # no text in common
+    keys = dataclasses.replace(more, options={**more.options, "keys": {"text": "body"}})
+    with pytest.raises(DataError, match="hold text of the same inputs"):
+        make_blend([apart[0], Member(keys, 1, {other: 1})])  # of one name may be other sources
 
 
 def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Path) -> None:
@@ -287,3 +304,15 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
     assert f"two trains on {count} documents that {tmp_path / 'one'} holds out" in said and count
     fine = run("verify", workshop.shards, "--against", tmp_path / "two")
     assert fine.code == 0 and "no document is held out in one of 2 directories" in fine.out
+
+
+def test_ids_are_counted_up_to_a_limit_and_over_chunks(
+    web: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = web.shards_of("train", "Book")
+    stream = np.concatenate([np.array(open_shard(web, shard).tokens) for shard in shards])
+    for chunk in (7, 1 << 22):
+        monkeypatch.setattr("data_pipeline.shards.blend._CHUNK_TOKENS", chunk)
+        for limit in (1, shards[0].tokens - 1, shards[0].tokens, shards[0].tokens + 1, 10_000):
+            expected = np.bincount(stream[:limit], minlength=web.tokenizer.vocab_size)
+            assert np.array_equal(_token_counts(web, shards, limit), expected)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pretrain.runs.finished import read_finished_run
 from tests.command_line import assert_refused
 from tests.ranks import run_ranks, warm_cli
 from tests.tiny import tiny_overrides
@@ -156,6 +157,27 @@ def test_length_report_says_what_is_not_possible(answers: dict[str, Any], runs: 
     assert "not possible: there is no learned position" in (tmp_path / "report.md").read_text()
     assert rotary["gain_by_position"][:16] == [0.0] * 16 and any(rotary["gain_by_position"][16:])
     assert (tmp_path / "length.png").stat().st_size > 10_000
+
+
+def test_anatomy_shares_out_the_difference_that_the_runs_logged(
+    answers: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    paths = [str(runs / name) for name in ("tensor-parallel", "orthogonal", "hybrid")]
+    done = warm_cli(["evaluate", "anatomy", *paths, "--out", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    classes = json.loads((tmp_path / "report.json").read_text())["classes"]
+    logged = [read_finished_run(Path(path)).result.validation_loss or 0.0 for path in paths]
+    for variant, loss in zip(("orthogonal", "hybrid+logit_scale+core+low_rank"), logged[1:], strict=True):
+        own = {(one["split"], one["name"]): one for one in classes if one["variant"] == variant}
+        whole = own["all", "all"]["gap"]["mean"]
+        assert whole == pytest.approx(loss - logged[0], abs=1e-4) and abs(whole) > 1e-3
+        assert {split for split, _ in own} == {"all", "recall", "frequency", "position", "source"}
+        for split in ("recall", "frequency", "position", "source"):
+            parts = [one["share"] * one["gap"]["mean"] for key, one in own.items() if key[0] == split]
+            assert sum(parts) == pytest.approx(whole, rel=1e-9)
+    assert "(n = 1 < 5: no claim)" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "text.html").read_text().count(" nats") > 2 * 33
+    assert (tmp_path / "report.html").is_file()
 
 
 def test_a_refusal_is_one_sentence(answers: dict[str, Any], runs: Path) -> None:

@@ -1,0 +1,206 @@
+"""Anatomy of a gap: which predictions hold it, by what a token needed (docs/evaluation.md).
+
+Each split puts every prediction into one of its classes, so over the classes of a split the shares of the
+predictions times the gaps sum up to the whole gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from scipy import stats
+
+from data_pipeline.tokenizer.tokenizer import open_tokenizer
+from pretrain.data.open import RunData
+from pretrain.errors import UserError
+from pretrain.evaluation.heads.trained_model import TrainedModel
+from pretrain.model.build import token_losses
+from pretrain.reporting.html import html_page
+from pretrain.reporting.tables import Table
+from pretrain.reporting.text import NOTHING, number, share
+from pretrain.runs.finished import FinishedRun
+from pretrain.study.gaps import CONFIDENCE, FEWEST_SEEDS, NATS, PairedGap, gap_content, paired_gap
+from pretrain.study.report import Block, Document
+from pretrain.study.seeds import Groups
+
+MOST = 0.8  # of the gap: a class with that share of it is said to hold it
+_QUARTERS = ("rarest quarter", "second quarter", "third quarter", "most frequent quarter")
+_HEADER = ("class", "variant", "tokens", "baseline's loss", "loss", "gap", "95 % interval", "of the gap")
+Splits: TypeAlias = Mapping[str, Mapping[str, np.ndarray]]
+"""{split: {class: bool [samples, sequence_length], whether a prediction is in the class}}"""
+
+
+@dataclass(frozen=True)
+class ClassGap:
+    """Gap within a class, with `share` of the predictions; `losses` are the baseline's and the variant's.
+
+    `part`: of the whole gap, with Fieller's interval (1954); None where the whole's has no ends or holds 0.
+    """
+
+    variant: str
+    split: str
+    name: str
+    share: float
+    losses: tuple[float, float]
+    gap: PairedGap
+    part: tuple[float, float, float] | None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table under _HEADER."""
+        part = "{:.0f} % [{:.0f}, {:.0f}]".format(*(100 * p for p in self.part)) if self.part else NOTHING
+        gap = (NATS.signed(self.gap.mean), NATS.interval(self.gap))
+        return self.name, self.variant, f"{100 * self.share:.1f} %", *map(number, self.losses), *gap, part
+
+
+def refuse_unlike(groups: Groups[FinishedRun]) -> None:
+    """Raise UserError unless there are two variants or more, of paired seeds and the same predictions."""
+    if len(groups.groups) < 2:
+        raise UserError(f"all runs are '{groups.baseline}'; give runs of two variants or more")
+    for key in ("sequence_length", "validation_samples", "reset_at_document_end"):
+        if len(values := {str(run.config["data"].get(key)) for run in groups.runs}) > 1:
+            differ = f"these runs differ in data.{key} ({', '.join(sorted(values))})"
+            raise UserError(f"{differ}, so they have no held-out text in common; evaluate them apart")
+    for name, base in groups.compared_with.items():
+        if not set.intersection(*({run.seed for run in groups.named(one).runs} for one in (name, base))):
+            raise UserError(f"'{name}' and '{base}' have no seed in common; leave one out")
+
+
+def score(trained: TrainedModel) -> np.ndarray:
+    """Return the loss of every held-out prediction in nats, float64 `[samples, sequence_length]`."""
+    device, size = next(trained.model.parameters()).device, trained.config.data.micro_batch_size
+    losses = []
+    for samples in trained.data.validation.values():
+        for rows in np.array_split(np.arange(len(samples)), -(-len(samples) // size)):
+            tokens = torch.from_numpy(samples.blocks(rows)).to(device)
+            with torch.no_grad():
+                losses.append(token_losses(trained.model, tokens, trained.data.boundary).double().cpu())
+    return torch.cat(losses).numpy()
+
+
+def classify(ids: np.ndarray, sources: np.ndarray, counts: np.ndarray, boundary: int | None) -> Splits:
+    """Return the classes, some empty; predictions made at `boundary` are in none.
+
+    `ids`: `[samples, sequence_length + 1]`. `sources`: `[samples]`, their names. `counts`: `[vocabulary]`,
+    occurrences in training text, of which each quarter of frequency holds a fourth, as whole tokens allow.
+    """
+    ends = np.zeros(ids.shape, bool) if boundary is None else ids == boundary
+    documents = np.cumsum(ends, axis=1) - ends + np.arange(len(ids))[:, None] * ids.shape[1]
+    tokens = np.unique(documents * len(counts) + ids, return_inverse=True)[1].reshape(ids.shape)
+    seen, pair = _repeated(tokens)[:, 1:], _repeated(tokens[:, :-1] * len(counts) + ids[:, 1:])
+    order, quarters = np.argsort(counts, kind="stable"), np.empty(len(counts), int)
+    quarters[order] = 4 * (np.cumsum(counts[order]) - counts[order] / 2) / counts.sum()
+    frequency, (rows, places) = quarters[ids[:, 1:]], np.indices(seen.shape)
+    cuts = [-(-seen.shape[1] * part // 4) for part in range(5)]
+    splits = {
+        "recall": {"pair seen before": pair, "token alone seen before": seen & ~pair, "not seen": ~seen},
+        "frequency": {name: frequency == quarter for quarter, name in enumerate(_QUARTERS)},
+        "position": {f"{a + 1} to {b}": (places >= a) & (places < b) for a, b in pairwise(cuts)},
+        "source": {str(name): sources[rows] == name for name in np.unique(sources)},
+    }
+    return {split: {name: own & ~ends[:, :-1] for name, own in one.items()} for split, one in splits.items()}
+
+
+def _repeated(keys: np.ndarray) -> np.ndarray:
+    """Return where a key has been before, in reading order, `[samples, ids]` bool."""
+    again = np.ones(keys.size, bool)
+    again[np.unique(keys, return_index=True)[1]] = False
+    return again.reshape(keys.shape)
+
+
+def dissect(
+    variant: str, baseline: str, own: Mapping[int, np.ndarray], base: Mapping[int, np.ndarray], splits: Splits
+) -> list[ClassGap]:
+    """Return the whole gap ("all", of split "all") and that of every class that is not empty.
+
+    `own`, `base`: {seed: losses of `score`}, with a seed in common.
+    """
+    whole, found = np.logical_or.reduce([*splits["recall"].values()]), list[ClassGap]()
+    for split, classes in {"all": {"all": whole}, **splits}.items():
+        for name, mask in ((name, mask) for name, mask in classes.items() if mask.any()):
+            values, others = ({seed: float(one[mask].mean()) for seed, one in a.items()} for a in (base, own))
+            gap = paired_gap(baseline, others, values, NATS)
+            assert gap is not None
+            losses = [sum(side[seed] for seed in gap.seeds) / gap.n for side in (values, others)]
+            size = float(mask.sum() / whole.sum())
+            part = _part(size, gap, found[0].gap if found else gap)
+            found.append(ClassGap(variant, split, name, size, (losses[0], losses[1]), gap, part))
+    return found
+
+
+def _part(size: float, gap: PairedGap, whole: PairedGap) -> tuple[float, float, float] | None:
+    """Return size · gap / whole gap with the ends of its interval; `size`: share of the predictions."""
+    if whole.low is None or whole.high is None or whole.low <= 0 <= whole.high:
+        return None
+    a, b = size * np.array(gap.differences), np.array(whole.differences)
+    (aa, ab), (_, bb) = np.cov(a, b) * stats.t.ppf((1 + CONFIDENCE) / 2, gap.n - 1) ** 2 / gap.n
+    square, mixed = b.mean() ** 2 - bb, a.mean() * b.mean() - ab
+    root = math.sqrt(max(0.0, mixed**2 - square * (a.mean() ** 2 - aa)))
+    return float(a.mean() / b.mean()), float((mixed - root) / square), float((mixed + root) / square)
+
+
+def anatomy_document(
+    groups: Groups[FinishedRun], measured: Sequence[tuple[FinishedRun, RunData, np.ndarray]]
+) -> Document:
+    """Return the report of all variants; `measured`: of each run its data and the losses of `score`."""
+    losses: dict[str, dict[int, np.ndarray]] = {group.name: {} for group in groups.groups}
+    for run, data, own in measured:  # noqa: B007 # the data of all is the same
+        losses[groups.name_of(run)][run.seed] = own
+    ids = {name: own.blocks(np.arange(len(own))) for name, own in data.validation.items()}
+    every, sources = np.concatenate([*ids.values()]), np.repeat([*ids], [len(own) for own in ids.values()])
+    splits = classify(every, sources, data.blend.train_counts(), data.boundary)
+    pairs = {name: base for name, base in groups.compared_with.items() if name != base}
+    found = [dissect(name, base, losses[name], losses[base], splits) for name, base in pairs.items()]
+    rows, in_short = [gap for alike in zip(*found, strict=True) for gap in alike], [*map(in_words, found)]
+    page: list[Block] = ["# Anatomy of the gap", "## In short", in_short]
+    for split in dict.fromkeys(row.split for row in rows):
+        table = Table(_HEADER, [row.cells for row in rows if row.split == split], (0, 1))
+        page += [f"## By {split}" if split in splits else "## All", table]
+    classes = [vars(row) | {"gap": gap_content(row.gap)} for row in rows]
+    tokenizer = open_tokenizer(data.blend.manifests[0].tokenizer_path)
+    texts = [tokenizer.decode(every[0, :end].tolist()) for end in range(every.shape[1] + 1)]
+    passage, differences = [after[len(before) :] for before, after in pairwise(texts)], {}
+    for (name, base), (whole, *_) in zip(pairs.items(), found, strict=True):
+        each = [losses[name][seed][0] - losses[base][seed][0] for seed in whole.gap.seeds]
+        differences[name] = np.mean(each, axis=0)
+    files = {"text.html": text_html(passage, differences)}
+    return Document(page, {"in_short": in_short, "classes": classes}, [in_short], files=files)
+
+
+def in_words(gaps: Sequence[ClassGap]) -> str:
+    """Return which class holds the most of a variant's gap, and whether that is MOST of it."""
+    gap, few = gaps[0].gap, f" < {FEWEST_SEEDS}: no claim" if gaps[0].gap.n < FEWEST_SEEDS else ""
+    size = f"{NATS.signed(gap.mean)} {NATS.interval(gap)} {NATS.unit} (n = {gap.n}{few})"
+    top = max((g for g in gaps if g.share < 1 and g.part), key=lambda g: g.part or (), default=None)
+    answer = "Its interval has no ends or contains 0, so no class can be said to hold it."
+    if top is not None and top.part is not None:
+        answer = (
+            "It is held by" if top.part[0] >= MOST else f"No class holds {share(MOST)} of it, the most has"
+        )
+        answer += f' "{top.name}" ({top.split}): {top.cells[-1]}, with {share(top.share)} of the tokens.'
+    return f"{gaps[0].variant} − {gap.baseline}: {size}. {answer}"
+
+
+def text_html(passage: Sequence[str], differences: Mapping[str, np.ndarray]) -> str:
+    """Return the passage once for each variant, every token on a background by its difference of loss."""
+
+    def span(words: str, difference: float) -> str:
+        colour = "213, 94, 0" if difference > 0 else "0, 114, 178"  # told apart by all kinds of sight
+        style = f"background: rgba({colour}, {0.55 * min(1.0, abs(difference)):.2f})"
+        return f'<span style="{style}" title="{difference:+.2f} nats">{escape(words)}</span>'
+
+    legend = " ".join(span(f" {step:+.1f} ", step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0))
+    body = (
+        f"<h1>The gap, token by token</h1>\n<p>Loss minus the baseline's, in nats, mean over seeds: {legend}."
+    )
+    for variant, values in differences.items():
+        spans = "".join(map(span, passage, [0.0, *values.tolist()]))
+        body += f'\n<h2>{escape(variant)}</h2>\n<p style="white-space: pre-wrap">{spans}</p>'
+    return html_page("The gap, token by token", body)
