@@ -272,8 +272,13 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
             "torch.backends.cudnn.benchmark",
             "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
         },
-        # DeepSpeed's, in the one place that imports it: what prints eighteen lines about memory.
-        "pretrain/ranks/groups.py": {"bf16_optimizer.see_memory_usage"},
+        # DeepSpeed's, in the one place that imports it: what prints eighteen lines, and waits for the device.
+        "pretrain/ranks/groups.py": {
+            "bf16_optimizer.see_memory_usage",
+            "bf16_optimizer.is_invalid_grad_norm",
+            "bf16_optimizer.BF16_Optimizer._update_hp_grad",
+            "utils.mask_nan_or_inf_with_val_inplace",
+        },
         # Nothing is replaced there: two groups of a training that is over are forgotten.
         "pretrain/ranks/release.py": {
             "parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",

@@ -190,7 +190,10 @@ def seed_dropout(shared_seed: int, tensor_parallel_seed: int) -> None:
     """
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-    torch.manual_seed(shared_seed)
+    # torch.manual_seed would seed every kind of device, and format a traceback for each that is not in use.
+    torch.default_generator.manual_seed(shared_seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(shared_seed)
     tracker = get_cuda_rng_tracker()
     tracker.reset()
     tracker.add("model-parallel-rng", tensor_parallel_seed)

@@ -108,18 +108,19 @@ class _TokenLosses(torch.autograd.Function):
         owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
         with_gradients = any(ctx.needs_input_grad)
         logits = inputs @ weight.t() if in_place else None
-        normaliser = torch.empty(len(inputs), dtype=torch.float64, device=inputs.device)
-        at_label = torch.empty_like(normaliser)
+        wide = torch.promote_types(inputs.dtype, torch.float32)
+        at_label = inputs.new_empty(len(inputs), 1)
+        log_share = torch.empty_like(at_label, dtype=wide)  # log of the label's probability in this part
         for rows in _slices(len(inputs), weight.size(0)):
             some = inputs[rows] @ weight.t() if logits is None else logits[rows]
             some = _without_padding(some, pieces)
-            log_softmax = some.log_softmax(-1, dtype=torch.promote_types(some.dtype, torch.float32))
-            label = columns[rows, None]
-            at_label[rows] = some.gather(1, label)[:, 0]
-            normaliser[rows] = at_label[rows] - log_softmax.gather(1, label)[:, 0]
+            log_softmax = some.log_softmax(-1, dtype=wide)
+            torch.gather(some, 1, columns[rows, None], out=at_label[rows])
+            torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
             if logits is not None and with_gradients:
                 torch.exp(log_softmax, out=some)
-        own_part = normaliser
+        at_label = at_label[:, 0].double()
+        normaliser = own_part = at_label - log_share[:, 0]
         if tp_group.size() > 1:
             normaliser, at_label = _over_ranks(normaliser, at_label * owned, tp_group)
         if logits is not None and with_gradients:

@@ -163,7 +163,7 @@ def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainabl
     products, attention = _products(work, gpu), _attention(work, gpu)
     elementwise = _elementwise(work) / memory_rate
     entropy = work.tokens * work.vocabulary * BYTES_A_LOGIT[work.performance.cross_entropy] / memory_rate
-    accumulation = trainable * (18 if layout.bf16_optimizer else 12) / memory_rate
+    accumulation = trainable * (10 if layout.bf16_optimizer else 12) / memory_rate
     parallel = _tensor_parallel(work, gpu)
     one_pass = products + attention + elementwise + entropy + accumulation + parallel
     launches = max(0.0, work.shape.num_layers * LAUNCHES_A_LAYER * SECONDS_A_LAUNCH - one_pass)

@@ -1,6 +1,6 @@
 """Process groups, this rank's device, seeds, and small collectives.
 
-Version-sensitive: `import_deepspeed` replaces two DeepSpeed 0.19 internals, the only ones that are replaced.
+Version-sensitive: `import_deepspeed` replaces five DeepSpeed 0.19 internals, the only ones that are replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -130,7 +130,9 @@ def shutdown_distributed(context: ParallelContext) -> None:
 def import_deepspeed() -> ModuleType:
     """Import DeepSpeed for torch's device, without its chatter and without its shared-memory all-reduce.
 
-    For bf16 it would print eighteen lines about memory, after collecting all garbage six times.
+    Its `BF16_Optimizer` would print eighteen lines about memory, after collecting all garbage six times, and
+    wait for the device to learn whether the norm is finite, which `GuardedUpdate` judges on the device, and
+    copy each gradient to fp32 before adding it.
 
     On the CPU `deepspeed.comm.torch` builds an op that leaves 66 MB per rank and run in /dev/shm
     (`deepspeed_allreduce_buffer_*`) and nothing frees them; gloo does the same all-reduce. Importing that
@@ -146,14 +148,35 @@ def import_deepspeed() -> ModuleType:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     import deepspeed
     import deepspeed.comm.torch
-    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.runtime import bf16_optimizer, utils
 
     bf16_optimizer.see_memory_usage = lambda *arguments, **keywords: None
+    bf16_optimizer.is_invalid_grad_norm = lambda norm: False
+    bf16_optimizer.BF16_Optimizer._update_hp_grad = _add_gradient
+    utils.mask_nan_or_inf_with_val_inplace = _mark_not_finite
     if not torch.cuda.is_available():
         module: Any = sys.modules["deepspeed.comm.torch"]
         module.build_shm_op = lambda: None
     logging.getLogger("DeepSpeed").setLevel(os.environ.get("DEEPSPEED_LOG_LEVEL", "WARNING"))
     return deepspeed
+
+
+def _mark_not_finite(norm: torch.Tensor, device: object = None, val: float = -1.0) -> None:
+    """Put `val` in the place of what is not finite; DeepSpeed's function would copy it to the device."""
+    norm.masked_fill_(~norm.isfinite(), val)
+
+
+def _add_gradient(
+    optimizer: Any, parameter: torch.Tensor, group: int, index: int, clear_lp_grads: bool
+) -> None:
+    """Add a parameter's bf16 gradient to the sum that `BF16_Optimizer` keeps in fp32, in one pass."""
+    if parameter.grad is not None:
+        total = optimizer.fp32_groups_gradients[group][index]
+        total.add_(parameter.grad.view_as(total))
+        cast(Any, parameter)._hp_grad = total
+        optimizer.fp32_groups_has_gradients[group][index] = True
+        if clear_lp_grads:
+            parameter.grad.zero_()
 
 
 def set_seeds(run_seed: int, step: int, micro_batch: int, tensor_parallel_rank: int) -> None:

@@ -17,7 +17,9 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,19 +118,29 @@ def count(design: Design) -> tuple[list[int], list[str]]:
 
 
 def load_guard() -> None:
-    """Compile the device guard and load it; torch looks for devices once, when it is imported."""
+    """Load the device guard, compiled once; torch looks for devices once, when it is imported."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None and "torch" not in sys.modules
-    folder, library = Path(spec.origin).parent, BUILD / f"cuda_guard-{os.getpid()}.so"
+    folder, source = Path(spec.origin).parent, Path(__file__).with_name("cuda_guard.cpp")
+    made_of = f"{version('torch')} {sys.version} {zlib.crc32(source.read_bytes())}".encode()
+    library = BUILD / f"cuda_guard-{zlib.crc32(made_of):08x}.so"
     includes = [f"-I{folder / 'include'}", f"-I{folder / 'include/torch/csrc/api/include'}"]
-    BUILD.mkdir(parents=True, exist_ok=True)
-    source = str(Path(__file__).with_name("cuda_guard.cpp"))
-    compiler = os.environ.get("CXX", "g++")
-    command = [compiler, "-shared", "-fPIC", "-std=c++20", "-O1", source, *includes, "-o", str(library)]
-    subprocess.run(command, check=True)
+    if not library.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        own = library.with_suffix(f".{os.getpid()}")
+        command = [
+            os.environ.get("CXX", "g++"),
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            "-O1",
+            str(source),
+            *includes,
+        ]
+        subprocess.run([*command, "-o", str(own)], check=True)
+        own.rename(library)
     for path in (folder / "lib/libc10.so", folder / "lib/libtorch_cpu.so", library):
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-    library.unlink()
 
 
 def _pretend_ranks(design: Design) -> Any:
