@@ -122,7 +122,7 @@ def check_bank(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any
 
 def _check_recipe(checkpoint: str, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     recipes = saved["recipe"] or {}, live["recipe"] or {}
-    for key in recipes[0].keys() | recipes[1].keys():
+    for key in sorted(recipes[0].keys() | recipes[1].keys()):
         if recipes[0].get(key) != recipes[1].get(key):
             raise UserError(
                 f"frozen digest mismatch: checkpoint {checkpoint} has a Query/Key bank with "

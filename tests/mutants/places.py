@@ -19,6 +19,17 @@ MODULES = (
     *(f"data_pipeline/shards/{name}.py" for name in ("blend", "documents", "mapping", "permutation")),
     *(f"data_pipeline/shards/{name}.py" for name in ("proportions", "reading", "samples", "writing")),
 )
+TESTS = (
+    *(
+        "tests/megatron_patches",
+        "tests/pretrain/study",
+        "tests/pretrain/compare",
+        "tests/pretrain/checkpoint",
+    ),
+    *("tests/data_pipeline/shards", "tests/data_pipeline/tokenizing"),
+    *("tests/fuzz/test_run_files.py", "tests/fuzz/test_shard_files.py"),
+)
+"""Whose fast tests have to find the faults: those of the same packages."""
 _KERNEL = "Triton's kernel, and how it is started: in a process of its own, by test_monarch_kernel.py"
 LEFT_OUT: dict[str, str] = {
     "megatron_patches/bank/monarch_triton.py": _KERNEL,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.changes import Change, changes, planted
-from tests.mutants.places import LEFT_OUT, faults, modules
+from tests.mutants.places import LEFT_OUT, TESTS, faults, modules
 from tests.mutants.score import UNTOUCHED, Outcome, interval, summary, survivors
 from tests.mutants.trials import KILLED, SURVIVED
 from tests.ranks import ROOT, rank_environment
@@ -71,6 +71,7 @@ def test_each_fault_is_planted_alone() -> None:
 def test_the_places_are_there() -> None:
     listed, named = [str(path) for path in modules()], {str(path) for path, _ in faults()}
     assert named == set(listed) and len(listed) == len(set(listed)) > 30
+    assert all((ROOT / place).exists() for place in TESTS)
     for place in LEFT_OUT:
         path, _, function = place.partition("::")
         assert (ROOT / path).is_file() and f"def {function}" in (ROOT / path).read_text()
@@ -90,19 +91,20 @@ def test_the_score_and_its_interval() -> None:
 
 
 PROGRAM = """
+import sys
 from pathlib import Path
 from tests.mutants.changes import changes
 from tests.mutants.trials import attempt
 module, test = Path("data_pipeline/shards/proportions.py"), "tests/data_pipeline/shards/test_proportions.py"
 (fault,) = [each.number for each in changes(module.read_text()) if each.before == "weight / sum(exact)"]
-print([attempt(module, number, [test], 60.0, Path("/dev/null")) for number in (0, fault)])
+print([attempt(module, number, [test], 60.0, Path(sys.argv[1])) for number in (0, fault)])
 """
 
 
 @pytest.mark.distributed
-def test_a_fault_fails_a_test_and_no_fault_does_not() -> None:
+def test_a_fault_fails_a_test_and_no_fault_does_not(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, tmp_path / "log"],
         cwd=ROOT,
         env=rank_environment(),
         capture_output=True,

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,11 +22,10 @@ FAST = "not distributed and not slurm and not gpu and not full"
 
 
 class Tracer:
-    """Notes {test: {module: lines}} and the seconds of each test. Set up before our packages are imported."""
+    """Notes {test: {module: lines}} and each test's CPU seconds. Set up before our packages are imported."""
 
     def __init__(self) -> None:
         self._names = {str(ROOT / path): str(path) for path in modules()}
-        self._ours: dict[CodeType, str | None] = {}
         self.lines: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
@@ -37,10 +36,7 @@ class Tracer:
         threading.settrace(self._call)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        code = frame.f_code
-        if code not in self._ours:
-            self._ours[code] = self._names.get(code.co_filename)
-        name = self._ours[code]
+        name = self._names.get(frame.f_code.co_filename)
         if name is None:
             return None
         noted = self.lines[self._test][name]
@@ -54,12 +50,12 @@ class Tracer:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        self._test, began = item.nodeid, time.perf_counter()
+        self._test, began = item.nodeid, time.process_time()
         self.install()  # some libraries take it away
         try:
             return (yield)
         finally:
-            self.seconds[item.nodeid] = time.perf_counter() - began
+            self.seconds[item.nodeid] = time.process_time() - began
             self._test = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -76,17 +72,28 @@ class Tracer:
         path.write_text(json.dumps({"tests": tests, "seconds": self.seconds}))
 
 
-def trace(path: Path) -> None:
-    """Run the fast suite in this process and write what its tests touch."""
+def merge(known: dict[str, Any], new: dict[str, Any], files: set[str]) -> None:
+    """Put what the tests of these files touch into what is known, in place of what they touched before."""
+    for kept in known["tests"].values():
+        for line, tests in [*kept.items()]:
+            kept[line] = [test for test in tests if test.partition("::")[0] not in files]
+            if not kept[line]:
+                del kept[line]
+    for module, lines in new["tests"].items():
+        for line, tests in lines.items():
+            known["tests"].setdefault(module, {}).setdefault(line, []).extend(tests)
+    known["seconds"] |= new["seconds"]
+
+
+def trace(path: Path, files: list[str]) -> None:
+    """Run the fast tests of these files in this process and write what they touch."""
     os.chdir(ROOT)
     tracer = Tracer()
     tracer.install()
-    ignored = [f"--ignore=tests/{name}" for name in ("distributed", "slurm", "faults", "mutants")]
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", FAST, *ignored]
-    pytest.main([*options, "tests"], plugins=[tracer])
+    pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", FAST, *files], plugins=[tracer])
     sys.settrace(None)
     tracer.save(path)
 
 
 if __name__ == "__main__":
-    trace(Path(sys.argv[1]))
+    trace(Path(sys.argv[1]), sys.argv[2:])

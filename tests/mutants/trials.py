@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import io
+import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -24,6 +26,9 @@ from tests.ranks import ROOT
 OURS = ("pretrain", "megatron_patches", "data_pipeline", "tests", "benchmarks", "slurm", "ds_configs")
 KILLED, SURVIVED, TIMED_OUT = "killed", "survived", "timed out"
 LEAST_SECONDS = 60.0
+MOST_MEMORY = 12 << 30
+WAITS = 20
+"""A child may take so many times the seconds of CPU that it may use: others use the CPU too."""
 
 
 class Planted(SourceFileLoader):
@@ -75,20 +80,23 @@ def import_others() -> None:
 
 
 def attempt(module: Path, number: int, tests: Sequence[str], seconds: float, log: Path) -> str:
-    """Run tests on a module with a fault, in a child; they took `seconds` without the fault.
+    """Run tests on a module with a fault, in a child; they took `seconds` of CPU without the fault.
 
-    Number 0: no fault.
+    Number 0: no fault. What the tests of several children share is made once, in the directory of `log`.
     """
     limit = LEAST_SECONDS + 10 * seconds
     child = os.fork()
     if child == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit),) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY,) * 2)
         _run_tests(module, number, tests, log)
-    deadline = time.monotonic() + limit
+    deadline = time.monotonic() + WAITS * limit
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return SURVIVED if os.waitstatus_to_exitcode(status) == 0 else KILLED
+            code = os.waitstatus_to_exitcode(status)
+            return {0: SURVIVED, -signal.SIGKILL: TIMED_OUT, -signal.SIGXCPU: TIMED_OUT}.get(code, KILLED)
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -108,7 +116,10 @@ def _run_tests(module: Path, number: int, tests: Sequence[str], log: Path) -> No
         if number:
             name = ".".join(module.with_suffix("").parts)
             sys.meta_path.insert(0, Finder(name, ROOT / module, number))
-        options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:randomly", "-m", ""]
+        plugins = [word for name in ("cacheprovider", "xdist", "randomly") for word in ("-p", f"no:{name}")]
+        options = ["-q", "-x", *plugins, "-m", "", "--timeout", "0"]  # see `attempt`
+        os.environ["PYTEST_XDIST_WORKER"] = "a mutant's"  # what tests share is then beside `basetemp`
+        options += ["--basetemp", str(log.parent / "run")]
         code = int(pytest.main([*options, *tests]))
     finally:
         sys.stdout.flush()

@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import Manifest, read_manifest
 from data_pipeline.shards.mapping import FileMap
-from data_pipeline.shards.permutation import permutation
+from data_pipeline.shards.permutation import index_type, permutation
 from data_pipeline.shards.reading import ShardPool, lengths_of, open_shard
 from data_pipeline.shards.samples import TrainingSamples, ValidationSamples
 from tests.data_pipeline.helpers import MakeManifest, ShardSpec, Workshop
@@ -64,6 +64,10 @@ def test_an_epoch_has_every_token_once_in_its_place(numbered: Manifest, sequence
                 assert (
                     following in first if token == EOD else following == (EOD if token in last else token + 1)
                 )
+
+
+def test_numbers_take_four_bytes_where_that_is_enough() -> None:
+    assert index_type(1 << 32) == np.uint32 and index_type((1 << 32) + 1) == np.int64
 
 
 def test_neighbouring_blocks_overlap_by_one_token(numbered: Manifest) -> None:
@@ -260,3 +264,8 @@ def test_an_index_of_other_documents_and_files_without_bytes(numbered: Manifest,
     mapped = FileMap(tmp_path / "empty")
     mapped.expect_random_access(), mapped.forget_pages()
     assert mapped.content.shape == (0,)
+    (tmp_path / "one").write_bytes(b"x")
+    assert FileMap(tmp_path / "one").content.tolist() == [ord("x")]
+    with pytest.raises(OSError, match="No such device") as raised:
+        FileMap(tmp_path)  # a directory can be opened, but not mapped
+    assert raised.value.filename == str(tmp_path)

@@ -17,6 +17,9 @@ Inputs = tuple[Heads, dict[str, torch.Tensor]]
 def adapters(*names: str) -> HeadAdapters:
     sizes = AdapterSizes(HIDDEN, HEAD_DIM, RANK, taps=TAPS)
     made = HeadAdapters(in_order(names), HEADS, GROUPS, sizes, torch.float64, torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.fill_(torch.nan)  # what memory happens to hold
     made.fill()
     return made
 

@@ -11,8 +11,8 @@ from megatron_patches.engine.documents import Documents
 BATCH, HEADS, HEAD_DIM = 2, 3, 4
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def plain(inputs: torch.Tensor, taps: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
@@ -32,15 +32,18 @@ def plain(inputs: torch.Tensor, taps: torch.Tensor, starts: torch.Tensor) -> tor
 @pytest.mark.parametrize("length", [1, 2, 7])
 @pytest.mark.parametrize("taps", [2, 4])
 @pytest.mark.parametrize("form", ["sample", "documents", "mask"])
-def test_values_and_gradients_are_those_of_the_formula(length: int, taps: int, form: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # in fp32 whole samples go by oneDNN
+def test_values_and_gradients_are_those_of_the_formula(
+    length: int, taps: int, form: str, dtype: torch.dtype
+) -> None:
     starts = torch.zeros(BATCH, length, dtype=torch.long)
     if form != "sample":
         starts[0, 3:], starts[1, 1:], starts[1, 5:] = 3, 1, 5
     documents = Documents(starts)
     visible = {"sample": None, "documents": documents, "mask": documents.mask()}[form]
-    inputs = drawn(length, BATCH, HEADS, HEAD_DIM).requires_grad_()
-    weights = drawn(HEADS * HEAD_DIM, taps, seed=1).requires_grad_()
-    gradient = drawn(length, BATCH, HEADS, HEAD_DIM, seed=2)
+    inputs = drawn(length, BATCH, HEADS, HEAD_DIM, dtype=dtype).requires_grad_()
+    weights = drawn(HEADS * HEAD_DIM, taps, seed=1, dtype=dtype).requires_grad_()
+    gradient = drawn(length, BATCH, HEADS, HEAD_DIM, seed=2, dtype=dtype)
     found, expected = convolve(inputs, weights, reach_of(visible, taps)), plain(inputs, weights, starts)
     torch.testing.assert_close(found, expected)
     for mine, theirs in zip(

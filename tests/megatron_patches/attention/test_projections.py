@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from megatron_patches.attention.projections import FrozenQueryKeyValueLinear
 from megatron_patches.bank.monarch import Factors
+from megatron_patches.bank.orthonormal import ROLES
+from megatron_patches.recipe.policy import QKPolicy, policy_for
 from tests.megatron_patches.models import HEAD_DIM, HEADS, HIDDEN, SEQ, build
 
 BATCH = 3
@@ -177,3 +180,84 @@ def test_sequence_parallelism_on_one_rank_changes_nothing(one_rank: dist.Process
         gradients = [parameter.grad for parameter in linear.parameters()]
         results.append([*made, *unchanged, x.grad, *gradients])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_what_a_rank_owns_is_marked_and_what_all_share_has_partial_gradients(
+    one_rank: dist.ProcessGroup,
+) -> None:
+    """DeepSpeed's norm of the gradients and the optimizer's groups go by these marks."""
+    marks = {"frozen_heads": (("0%-100%", 0.5),), "adapters": ("low_rank", "core"), "low_rank": 3}
+    for variant, axes in (("hybrid", marks), ("monarch_trainable", {})):
+        for name, parameter in projection(variant, 2, axes).named_parameters():
+            shared = name == "low_rank_down"
+            assert getattr(parameter, "partial_gradient", False) is shared, name
+            assert getattr(parameter, "tensor_model_parallel", False) is not shared, name
+            assert shared or parameter.partition_dim == 0, name
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a layer asks of its tensor-parallel group before anything is communicated."""
+
+    of: int
+    ranks: int
+
+    def rank(self) -> int:
+        return self.of
+
+    def size(self) -> int:
+        return self.ranks
+
+
+def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, place: Place) -> Any:
+    """That rank's projection, with its part of the weights of the whole one."""
+    unused = {"gather_output": False, "bias": False, "skip_bias_add": False, "is_expert": False}
+    own = FrozenQueryKeyValueLinear(
+        HIDDEN, 0, config=config, init_method=torch.nn.init.zeros_, tp_comm_buffer_name="qkv", **unused,
+        tp_group=place, policy=policy, recipe=whole.recipe, frozen_groups=whole.frozen_groups,
+        layer=whole.layer,
+    )  # fmt: skip
+    weights = dict(whole.named_parameters())
+    for name, parameter in own.named_parameters():
+        values = weights[name].data
+        if name.startswith("trained"):
+            theirs = [(role, head) for role in ROLES for head in whole.heads.trainable[role]]
+            mine = [theirs.index((role, head)) for role in ROLES for head in own.heads.trainable[role]]
+            values = values.unflatten(0, (len(theirs), -1))[mine].flatten(0, 1)
+        elif name == "value_weight":
+            values = values.chunk(place.ranks)[place.of]
+        elif name.startswith("adapters"):
+            theirs = whole.adapted_groups.tolist()
+            first = place.of * own.num_groups
+            mine = [theirs.index(first + group) for group in own.adapted_groups.tolist()]
+            values = values.unflatten(0, (len(theirs), -1))[mine].flatten(0, 1)
+        parameter.data.copy_(values)
+    return own
+
+
+QUARTER = {"frozen_heads": (("0%-100%", 0.25),)}  # one rank of two has no frozen head
+MANY: list[tuple[str, dict[str, Any]]] = [
+    *(("orthogonal", {}), ("monarch", {}), ("monarch", HALF), ("hybrid", HALF), ("hybrid", QUARTER)),
+    *(("orthogonal_shared", {}), ("orthogonal_shared", HALF), ("monarch_trainable", {})),
+    ("hybrid", HALF | {"adapters": (*ADAPTERS, "low_rank"), "low_rank": 2}),
+    ("hybrid", QUARTER | {"adapters": ADAPTERS}),
+    ("orthogonal", {"adapters": (*ADAPTERS, "low_rank"), "low_rank": 2}),
+]
+
+
+@pytest.mark.parametrize(("variant", "axes"), MANY)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_ranks_together_project_as_one(
+    one_rank: dist.ProcessGroup, variant: str, axes: dict[str, Any], ranks: int
+) -> None:
+    attention = build(variant, 4, torch.float64, **axes).decoder.layers[1].self_attention
+    whole, generator = attention.linear_qkv, torch.Generator().manual_seed(5)
+    for parameter in whole.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(SEQ, BATCH, HIDDEN, generator=generator, dtype=torch.float64)
+    with torch.no_grad():
+        places = [Place(rank, ranks) for rank in range(ranks)]
+        made = [of_rank(whole, attention.config, policy_for(variant, axes), place)(x) for place in places]
+        for parts, expected in zip(zip(*made, strict=True), whole(x), strict=True):
+            assert {part.size(2) for part in parts} == {expected.size(2) // ranks}
+            torch.testing.assert_close(torch.cat(parts, 2), expected, rtol=1e-12, atol=1e-12)

@@ -89,6 +89,8 @@ def test_every_sample_drops_probabilities_of_its_own(one_rank: dist.ProcessGroup
     probabilities = attention.probabilities(SEQ)
     dropped = attention._drop(probabilities, 3)
     assert dropped.shape == (3, HEADS, SEQ, SEQ)
+    of_samples = probabilities.expand(3, -1, -1, -1)  # as they are under a mask
+    assert attention._drop(of_samples, 3).shape == dropped.shape
     kept = dropped != 0
     torch.testing.assert_close(dropped[kept], (2 * probabilities).expand(3, -1, -1, -1)[kept])
     assert not torch.equal(kept[0], kept[1])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron_patches.bank.monarch import Factors, add_input_grad, project
 from megatron_patches.bank.monarch_kernel import TILES, Tile, two_products, why_not
@@ -147,3 +148,15 @@ def test_projections_with_a_tile_are_those_without_and_compile_whole() -> None:
 
 def test_the_kernel_is_never_for_the_cpu() -> None:
     assert why_not(torch.empty(8, 4, 8)) == "it is for CUDA, and this is the CPU"
+
+
+@needs_triton
+def test_the_kernel_takes_blocks_of_128_on_cuda() -> None:
+    """Of tensors that only say that they are there."""
+    with FakeTensorMode():
+        fits, deep, wide = (
+            torch.empty(size, device="cuda") for size in ((128, 2, 128), (129, 2, 8), (8, 2, 129))
+        )
+        assert why_not(fits) is None
+        assert why_not(deep) == "blocks of 129 and 8 are larger than 128"
+        assert why_not(wide) == "blocks of 8 and 129 are larger than 128"

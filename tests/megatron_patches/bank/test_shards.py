@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_patches.bank.exact import FloatArray
-from megatron_patches.bank.head_split import heads_of_rank
+from megatron_patches.bank.head_split import heads_of_rank, split_heads
 from megatron_patches.bank.orthonormal import ROLES, BankRecipe, Role, head_rows
 from megatron_patches.bank.shards import digest, head_digests, layer_shard, orthonormality_errors, role_digest
 from megatron_patches.errors import MethodError
@@ -88,3 +88,20 @@ def test_a_size_that_does_not_divide_the_heads_names_both_numbers() -> None:
         layer_shard(MULTI_HEAD, 0, "key", 0, 3, torch.float32)
     with pytest.raises(MethodError, match="rank 2 does not exist"):
         layer_shard(MULTI_HEAD, 0, "query", 2, 2, torch.float32)
+
+
+def test_heads_of_a_rank_and_their_order() -> None:
+    for size in (0, -2):
+        with pytest.raises(MethodError, match=f"is not divisible by tensor_model_parallel_size={size}"):
+            heads_of_rank(4, 0, size)
+    with pytest.raises(MethodError, match="rank -1 does not exist"):
+        heads_of_rank(4, -1, 2)
+    split = split_heads(8, 4, {1, 3}, 0, 1)
+    assert split.frozen == {"query": (2, 3, 6, 7), "key": (1, 3)}
+    assert split.trainable == {"query": (0, 1, 4, 5), "key": (0, 2)}
+    heads = split.frozen["query"] + split.trainable["query"]
+    assert [heads[place] for place in split.order("query")] == list(range(8))
+    shared = split_heads(8, 4, {1, 3}, 1, 2, shared=True)
+    assert shared.frozen == {"query": (6, 7), "key": ()} and shared.trainable["key"] == ()
+    assert shared.sharing(2).frozen["key"] == (6,) and shared.sharing(2).trainable["key"] == (4,)
+    assert split_heads(4, 4, {0, 1}, 0, 1, roles=("key",)).frozen == {"query": (), "key": (0, 1)}

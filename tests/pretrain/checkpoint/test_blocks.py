@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from megatron_patches.recipe.tensors import tensors
-from pretrain.checkpoint.blocks import Part, parts_of_rank
+from pretrain.checkpoint.blocks import Part, overlaps, parts_of_rank
+from pretrain.checkpoint.format import Block
 from pretrain.config.load import load_config
 from pretrain.config.schedule import phases_of
 from tests.distributed.designs import DESIGNS
@@ -47,3 +48,23 @@ def test_trainable_heads_are_two_logical_parameters() -> None:
         for part in own
     }
     assert {"trained_query", "trained_key"} < names and "trained_query_key" not in names
+
+
+def test_a_range_is_split_by_the_parts_that_it_meets() -> None:
+    whole = Block.whole
+    parts = (
+        Part("a", (2, 3), whole((2, 3)), 0, True),
+        Part("b", (4,), whole((4,)), 6, True),
+        Part("c", (5,), Block(0, 1, 3), 10, False),
+    )
+    assert [part.numel for part in parts] == [6, 4, 2]
+    for start in range(12):
+        for length in range(13 - start):
+            found = list(overlaps(start, length, parts))
+            places = [
+                (part.start + inside + n, beside + n)
+                for part, inside, beside, count in found
+                for n in range(count)
+            ]
+            assert places == [(start + n, n) for n in range(length)]
+            assert all(inside + count <= part.numel and count for part, inside, _, count in found)

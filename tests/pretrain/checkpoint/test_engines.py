@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from megatron_patches.bank.shards import head_digests, layer_shard, role_digest
 from pretrain.checkpoint.format import About
-from pretrain.checkpoint.identity import Layout, layout_line
+from pretrain.checkpoint.identity import Layout, bank_digests, layout_line
 from pretrain.checkpoint.loading import StoredCheckpoint, StoredState, full_weights, load_weights
 from pretrain.checkpoint.slices import MOMENTS, counters_of, slices_of_rank
 from pretrain.checkpoint.writing import (
@@ -239,3 +240,18 @@ def test_changes_of_the_layout_are_said(context: ParallelContext) -> None:
     assert line == "resuming at another layout: TP 2 -> 1, sequence parallel on -> off"
     assert layout_line(changes, dropout=0.1).startswith(f"{line}; with dropout > 0 and another TP size")
     assert layout_line(changes[1:], dropout=0.1) == "resuming at another layout: sequence parallel on -> off"
+
+
+def test_the_digests_of_a_live_bank_are_those_of_its_heads(context: ParallelContext) -> None:
+    half = ["attention.variant=hybrid", "attention.frozen_heads={0: 0.5}", "model.num_query_groups=2"]
+    config = load_config("demo", [*tiny_overrides(Path("nowhere"), Path("runs"), "run"), *half])
+    model, recipe = build_model(config, context), config.recipe()
+    assert recipe is not None
+    groups, expected = model.decoder.layers[0].self_attention.linear_qkv.frozen_groups, {}
+    assert len(groups) == 1
+    for role, heads in (("query", recipe.num_attention_heads // 2), ("key", 1)):
+        rows = layer_shard(recipe, 0, role, 0, 1, torch.float32, groups)  # type: ignore[arg-type]
+        digests = head_digests(rows, recipe.head_dim)
+        assert len(digests) == heads
+        expected[f"layer=0 role={role}"] = role_digest(digests)
+    assert bank_digests(model, context) == expected

@@ -173,3 +173,21 @@ def _place(checkpoint: Path, file: Path) -> int:
     """Which of three ranks hashes the file: the largest come first, those of one size by name."""
     files = [path for path in checkpoint.iterdir() if path.name != "COMPLETE"]
     return sorted(files, key=lambda path: (-path.stat().st_size, path.name)).index(file) % 3
+
+
+def test_alone_verify_reads_every_file_and_says_how_far(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pretrain.checkpoint.verify.SECONDS_BETWEEN_LINES", -1.0)
+    said: list[str] = []
+    verify(checkpoint, True, say=said.append)
+    files = [file for file in checkpoint.iterdir() if file.name != "COMPLETE"]
+    assert len(files) == len(said) == 4
+    assert set(said) == {"verifying step_00000001: 0.0 of 0.0 GB of this rank"}
+    for file in files:
+        content = file.read_bytes()
+        for change in (content[:-1] + bytes([content[-1] ^ 1]), bytes([content[0] ^ 1]) + content[1:]):
+            file.write_bytes(change)
+            with pytest.raises(UserError, match=file.name):
+                verify(checkpoint, True)
+        file.write_bytes(content)
