@@ -77,6 +77,11 @@ def started(
             psutil.wait_procs(family, timeout=30)
 
 
+def held_before(step: int) -> dict[str, str]:
+    """Return the environment in which rank 0 waits before a step until a signal asks the run to stop."""
+    return {"PYTHONPATH": f"{ROOT / 'tests/slurm/hold'}:{ROOT}", "HOLD_AT": str(step)}
+
+
 def wait_until(
     condition: Callable[[], bool], launcher: psutil.Popen, what: str, timeout: float = 300
 ) -> None:

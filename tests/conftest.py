@@ -29,9 +29,16 @@ ONE_PLAN = ("tests/pretrain/sweep/test_grid.py", "tests/test_results.py")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
-    """Freeze what the tests import, so that the garbage collector does not look at it again and again."""
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
+    """Freeze what the tests import, so that the garbage collector does not look at it again and again.
+
+    Torch's compiler, a second, is not imported with megatron-core: no test compiles in this process.
+    """
     gc.disable()
+    if not session.config.pluginmanager.hasplugin("dsession"):  # the process that only hands out tests
+        from megatron_patches.engine.compat import prepare_imports
+
+        prepare_imports()
     try:
         return (yield)
     finally:

@@ -12,7 +12,7 @@ start of a process itself (signals, kills, the launcher) starts the real command
 
 from __future__ import annotations
 
-import atexit
+import fcntl
 import json
 import os
 import socket
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -50,10 +51,10 @@ def function_on_warm_ranks(
 
 
 def train_on_warm_ranks(
-    overrides: Sequence[str], ranks: int, timeout: float = 500
+    overrides: Sequence[str], ranks: int, timeout: float = 500, config: str | Path = "demo"
 ) -> subprocess.CompletedProcess[str]:
-    """The program's `train demo OVERRIDES` on `ranks` processes, to its end."""
-    return _on_warm_ranks(ranks, "command", ["train", "demo", *overrides], timeout)
+    """The program's `train CONFIG OVERRIDES` on `ranks` processes, to its end."""
+    return _on_warm_ranks(ranks, "command", ["train", str(config), *overrides], timeout)
 
 
 def warm_cli(
@@ -126,23 +127,38 @@ def _server_address() -> str:
 
 @cache
 def _start_server() -> str:
-    """The socket of this process's server, started when first needed; it ends when this process does."""
-    directory = tempfile.TemporaryDirectory(prefix="ranks-")
-    address = f"{directory.name}/socket"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm_ranks", address],
-        cwd=ROOT,
-        env=rank_environment(),
-        stdin=subprocess.PIPE,  # held open as long as this process lives
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdin is not None and server.stdout is not None
+    """Return the socket of the server, which the first process of this run of pytest that needs one starts.
 
-    def end() -> None:
-        server.communicate(timeout=30)  # closes its stdin, which ends it
-        directory.cleanup()
+    Who uses the server holds its stdin open, a named pipe; the server ends after the last of them.
+    """
+    if "PYTEST_XDIST_TESTRUNUID" in os.environ:  # a tree of its own may run pytest within pytest
+        name = f"ranks-{os.environ['PYTEST_XDIST_TESTRUNUID']}-{zlib.crc32(bytes(ROOT)):08x}"
+        directory = Path(tempfile.gettempdir()) / name
+        directory.mkdir(mode=0o700, exist_ok=True)
+    else:
+        directory = Path(tempfile.mkdtemp(prefix="ranks-"))
+    address, users = directory / "socket", directory / "users"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if address.exists():
+            os.open(users, os.O_WRONLY | os.O_NONBLOCK)  # closed when this process ends
+            return str(address)
+        os.mkfifo(users)
+        stdin = os.open(users, os.O_RDONLY | os.O_NONBLOCK)
+        os.open(users, os.O_WRONLY)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm_ranks", str(address)],
+            cwd=ROOT,
+            env=rank_environment(),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        os.close(stdin)
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n", "the server of warm ranks did not start"
+        _SERVERS.append(server)  # it may outlive this process, and Python warns of one that nobody holds
+    return str(address)
 
-    atexit.register(end)
-    assert server.stdout.readline() == "ready\n", "the server of warm ranks did not start"
-    return address
+
+_SERVERS: list[subprocess.Popen[str]] = []

@@ -48,9 +48,8 @@ def test_the_selection_of_a_cross_product_covers_all_its_pairs(module: object) -
     assert len(chosen) < 0.6 * (len(every) - len(reference))
 
 
-def test_every_design_has_two_more_layouts_and_every_layout_five_designs() -> None:
+def test_every_design_has_one_more_layout_and_every_layout_five_designs() -> None:
     assert set(Counter(design for design, _ in test_designs.COVERING)) == set(designs.DESIGNS)
-    assert min(Counter(design for design, _ in test_designs.COVERING).values()) >= 2
     by_layout = Counter(layout for _, layout in test_designs.COVERING)
     assert set(by_layout) == set(test_designs.LAYOUTS[1:]) and min(by_layout.values()) >= 5
     whole = {(design, layout) for design in designs.DESIGNS for layout in test_designs.LAYOUTS}

@@ -2,7 +2,7 @@
 
     python -m tests.warm_ranks SOCKET        (tests/ranks.py starts it, once a test session)
 
-A rank's own imports take about ten seconds of a core; a fork of a process that has them takes milliseconds.
+A rank's own imports take three to five seconds of a core; a fork of a process that has them, milliseconds.
 For every request the server forks a launcher, and the launcher forks the ranks, waits for them and answers
 with their exit code. Ranks see what the product's launcher would give them: torchrun's variables, a store
 in their launcher, a process group of their own; if the launcher dies, the kernel kills them.
@@ -11,8 +11,8 @@ Forking is safe because nothing is running yet: the server has one thread (it re
 process group and no store; the launcher makes the store after it has forked. For the CPU only: a CUDA context
 does not survive a fork.
 
-The server ends when its stdin does, that is with the test session. A launcher whose requester goes away
-(a timeout, an interrupted session) kills its ranks.
+The server ends when its stdin does, that is with the last process of the session that uses it. A launcher
+whose requester goes away (a timeout, an interrupted session) kills its ranks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -38,7 +39,7 @@ GRACE_SECONDS = 15.0
 
 
 def serve(address: str) -> None:
-    """Import, say so, and fork a launcher for every connection until stdin ends."""
+    """Import, say so, and fork a launcher for every connection until stdin ends; then remove `address`."""
     _import_everything()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked safely"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the launchers
@@ -50,6 +51,7 @@ def serve(address: str) -> None:
         while True:
             ready, _, _ = select.select([requests, sys.stdin], [], [])
             if sys.stdin in ready:
+                shutil.rmtree(Path(address).parent)
                 return
             job, _ = requests.accept()
             if os.fork() == 0:
@@ -66,8 +68,8 @@ def _import_everything() -> None:
     from pretrain.ranks.groups import import_deepspeed
 
     import_deepspeed()
-    for module in ("pretrain.__main__", "pretrain.training.loop", "pretrain.evaluation.heads.trained_model"):
-        importlib.import_module(module)
+    for module in ("__main__", "training.loop", "evaluation.heads.trained_model", "compare.report"):
+        importlib.import_module(f"pretrain.{module}")
 
 
 def _launch(job: socket.socket) -> NoReturn:

@@ -70,7 +70,7 @@ PRODUCT: list[Case] = [
     for layout in LAYOUTS[1:]
     if design not in ("unfreeze", "early_freeze") or layout.zero_stage in (1, 2)  # is refused elsewhere
 ]
-COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 2, itemgetter(1): 5})
+COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 1, itemgetter(1): 5})
 REMAINING = [case for case in PRODUCT if case not in COVERING]
 INTERRUPTED = "-interrupted"
 

@@ -1,5 +1,5 @@
-"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, tensor parallel 2 × data parallel
-2, ZeRO 1, 2 and 3.
+"""Interrupted and resumed equals uninterrupted, bit for bit: fp32, CPU, data parallel 2, alone and × tensor
+parallel 2, ZeRO 1, 2 and 3.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from tests.command_line import (
     checkpoint_tensors,
     deterministic_metrics,
     equal,
+    held_before,
     logged_steps,
     started,
     wait_until,
@@ -25,10 +26,10 @@ from tests.ranks import function_on_warm_ranks, train_on_warm_ranks
 from tests.tiny import tiny_overrides
 
 pytestmark = pytest.mark.timeout(1200)
-STEPS, EVERY = 44, 15  # enough steps for a signal to arrive in time on a busy machine
+STEPS, EVERY = 14, 5
 
 
-def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int) -> list[str]:
+def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int, ranks: int) -> list[str]:
     return tiny_overrides(
         tiny_shards,
         runs,
@@ -36,23 +37,24 @@ def overrides_for(tiny_shards: Path, runs: Path, name: str, stage: int) -> list[
         attention__variant="orthogonal",
         model__dropout=0.1,  # the dropout masks of a resumed step must be those of the uninterrupted one
         deepspeed__config=f"zero{stage}",
-        parallel__tensor_model_parallel_size=2,
+        parallel__tensor_model_parallel_size=ranks // 2,
         schedule__steps=STEPS,
         checkpoint__every=EVERY,
-        data__validate_every=22,
+        data__validate_every=STEPS // 2,
     )
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def uninterrupted(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return the function from a ZeRO stage to the directory of its run, which the first call trains."""
     runs = tmp_path_factory.mktemp("uninterrupted")
 
     @cache
-    def trained(stage: int) -> Path:
-        done = train_on_warm_ranks(overrides_for(tiny_shards, runs, f"zero{stage}", stage), ranks=4)
+    def trained(stage: int, ranks: int = 4) -> Path:
+        name = f"zero{stage}-{ranks}"
+        done = train_on_warm_ranks(overrides_for(tiny_shards, runs, name, stage, ranks), ranks)
         assert done.returncode == 0, done.stderr
-        return runs / f"zero{stage}"
+        return runs / name
 
     return trained
 
@@ -70,19 +72,20 @@ def assert_same_run(run: Path, reference: Path) -> None:
         assert [event.step for event in events.Scalars(tag)] == list(range(1, STEPS + 1))
 
 
-# Four new interpreters a start: what differs least from the others is left to `full`. In test_designs.py warm
-# ranks stop and go on under every stage and with every kind of attention.
+# A new interpreter for each rank of a start: what differs least from the others is left to `full`. In
+# test_designs.py warm ranks stop and go on under every stage and with every kind of attention.
 FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("stage", [pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3])
 def test_kill_between_and_during_saves_then_resume(
-    stage: int, uninterrupted: Callable[[int], Path], tiny_shards: Path, tmp_path: Path
+    stage: int, uninterrupted: Callable[..., Path], tiny_shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "killed"
-    overrides = overrides_for(tiny_shards, tmp_path, "killed", stage)
+    overrides = overrides_for(tiny_shards, tmp_path, "killed", stage, ranks=4)
 
-    with started(overrides, 4, tmp_path / "first.log") as launcher:  # one rank dies between two saves
+    hold = held_before(EVERY + 2)
+    with started(overrides, 4, tmp_path / "first.log", hold) as launcher:  # one rank dies between two saves
         wait_until(lambda: EVERY + 1 in logged_steps(run), launcher, "a step after the first checkpoint")
         ranks = [child for child in launcher.children() if "train" in child.cmdline()]
         assert len(ranks) == 4
@@ -114,13 +117,13 @@ def test_kill_between_and_during_saves_then_resume(
 def test_signal_saves_exits_0_and_resumes_exactly(
     number: signal.Signals,
     state: str,
-    uninterrupted: Callable[[int], Path],
+    uninterrupted: Callable[..., Path],
     tiny_shards: Path,
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "signalled"
-    overrides = overrides_for(tiny_shards, tmp_path, "signalled", stage=1)
-    with started(overrides, 4, tmp_path / "log") as launcher:
+    overrides = overrides_for(tiny_shards, tmp_path, "signalled", stage=1, ranks=2)
+    with started(overrides, 2, tmp_path / "log", held_before(3)) as launcher:
         wait_until(lambda: 2 in logged_steps(run), launcher, "step 2")
         launcher.send_signal(number)
         assert launcher.wait(timeout=60) == 0, (tmp_path / "log").read_text()
@@ -128,9 +131,9 @@ def test_signal_saves_exits_0_and_resumes_exactly(
     assert (run / "state").read_text() == state
     assert stopped_at < EVERY and (run / f"checkpoints/step_{stopped_at:08d}/COMPLETE").is_file()
 
-    done = train_on_warm_ranks(overrides, ranks=4)
+    done = train_on_warm_ranks(overrides, ranks=2)
     assert done.returncode == 0, done.stderr
-    assert_same_run(run, uninterrupted(1))
+    assert_same_run(run, uninterrupted(1, ranks=2))
 
 
 def test_another_content_of_the_deepspeed_file_is_told_and_recorded(
@@ -151,20 +154,18 @@ def test_another_content_of_the_deepspeed_file_is_told_and_recorded(
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=FULL), 3])
-def test_keep_last_and_frozen_bank_not_in_checkpoints(
-    stage: int, uninterrupted: Callable[[int], Path]
-) -> None:
+def test_keep_last_and_frozen_bank_not_in_checkpoints(stage: int, uninterrupted: Callable[..., Path]) -> None:
     run = uninterrupted(stage)
     kept = sorted(path.name for path in (run / "checkpoints").iterdir() if path.is_dir())
-    assert kept == ["step_00000030", "step_00000044"]
-    assert (run / "checkpoints/latest").read_text() == "step_00000044\n"
-    tensors = checkpoint_tensors(run / "checkpoints/step_00000044")
+    assert kept == [f"step_{2 * EVERY:08d}", f"step_{STEPS:08d}"]
+    assert (run / "checkpoints/latest").read_text() == f"step_{STEPS:08d}\n"
+    tensors = checkpoint_tensors(run / f"checkpoints/step_{STEPS:08d}")
     assert not [place for place in tensors if "query_key" in place]
     masters = {place: tensor for place, tensor in tensors.items() if place.startswith("master/")}
     assert {t.numel() for place, t in masters.items() if "value_weight" in place} == {32 * 32}
     elements = json.loads((run / "audit.json").read_text())["totals"]["model_trainable_parameters"]
     assert sum(master.numel() for master in masters.values()) == elements
-    files = list((run / "checkpoints/step_00000044").glob("*.safetensors"))
+    files = list((run / f"checkpoints/step_{STEPS:08d}").glob("*.safetensors"))
     assert len(files) == 4
     assert sum(file.stat().st_size - _head(file) for file in files) == 12 * elements
 

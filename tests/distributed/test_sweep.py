@@ -18,7 +18,7 @@ import pytest
 from pretrain.config.sources import dump_yaml, parse_overrides
 from pretrain.sweep.grid import expand, read_grid
 from pretrain.sweep.plan import plan_sweep
-from tests.command_line import cli, files_under, logged_steps, wait_until
+from tests.command_line import cli, files_under, held_before, logged_steps, wait_until
 from tests.fabricated_runs import write_planned_run
 from tests.ranks import ROOT, rank_environment, run_ranks, warm_cli
 from tests.tiny import tiny_overrides
@@ -46,14 +46,17 @@ def write_grid(directory: Path, shards: Path, fixed: dict[str, Any], **content: 
 
 
 @contextmanager
-def sweeping(arguments: list[str], log: Path) -> Iterator[psutil.Popen]:
-    """A sweep in the background, in a session of its own; what is left of it is killed at the end."""
+def sweeping(arguments: list[str], log: Path, hold_at: int) -> Iterator[psutil.Popen]:
+    """A sweep in the background, in a session of its own; what is left of it is killed at the end.
+
+    Its runs wait before step `hold_at` until a signal asks them to stop.
+    """
     command = [sys.executable, "-m", "pretrain", "sweep", *arguments]
     with log.open("w") as output:
         sweep = psutil.Popen(
             command,
             cwd=ROOT,
-            env=rank_environment(),
+            env=rank_environment() | held_before(hold_at),
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -82,7 +85,10 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
         ],
     )
     runs = tmp_path / "runs"
-    done = cli(["sweep", grid, "--jobs", "2"])
+    write_planned_run(
+        plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)[0], tiny_shards, 5.0
+    )
+    done = cli(["sweep", grid])
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert (runs / "a/state").read_text() == (runs / "b/state").read_text() == "finished\n"
     failure = next(line for line in done.stdout.splitlines() if line.startswith("failed: diverges: "))
@@ -106,11 +112,10 @@ def test_a_failed_run_stops_no_other_and_finished_runs_are_left_alone(
 def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     tiny_shards: Path, tmp_path: Path
 ) -> None:
-    """The runs are too long to end by themselves, so the signal cannot come too late."""
-    grid = write_grid(tmp_path, tiny_shards, {"schedule.steps": 10**7}, seeds=[1, 2, 3])
+    grid = write_grid(tmp_path, tiny_shards, {"schedule.steps": 9}, seeds=[1, 2, 3])
     runs = [tmp_path / "runs" / f"seed_{seed}" for seed in (1, 2, 3)]
     arguments, log = [grid, "--jobs", "2"], tmp_path / "log"
-    with sweeping(arguments, log) as sweep:
+    with sweeping(arguments, log, hold_at=3) as sweep:
         for run in runs[:2]:
             wait_until(lambda run=run: 2 in logged_steps(run), sweep, "step 2")
         sweep.send_signal(signal.SIGUSR1)
@@ -120,7 +125,8 @@ def test_signals_stop_and_save_the_runs_and_the_same_command_goes_on(
     assert "SIGUSR1 received; 3 of 3 runs are left (2 stopped, 1 not started)" in log.read_text()
 
     stopped_at = [max(logged_steps(run)) for run in runs[:2]]
-    with sweeping(arguments, log) as sweep:
+    assert stopped_at == [3, 3]
+    with sweeping(arguments, log, hold_at=6) as sweep:
         for run, step in zip(runs[:2], stopped_at, strict=True):
             wait_until(lambda run=run, step=step: step + 2 in logged_steps(run), sweep, "new steps")
         second = warm_cli(["sweep", grid, "--task", "1", "--num-tasks", "3"])

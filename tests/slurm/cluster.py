@@ -165,7 +165,7 @@ class Cluster:
             f"job {number} to end",
             timeout,
             describe or (lambda: str(self.jobs(number))),
-            every=1.0,
+            every=2.0,
         )
         return self.jobs(number)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps, train
-from tests.ranks import ROOT
+from tests.command_line import checkpoint_tensors, deterministic_metrics, equal, logged_steps
+from tests.ranks import ROOT, train_on_warm_ranks
 from tests.slurm.cluster import Cluster, Job, wait_until
 from tests.tiny import tiny_overrides
 
-STEPS = 8
+STEPS = 12
 """So short that a step never is what a drill waits for."""
 EVERY = 2
 """Steps from checkpoint to checkpoint."""
@@ -70,10 +70,12 @@ class Submitted:
         checkpoint = self.run / f"checkpoints/step_{step // EVERY * EVERY:08d}/COMPLETE"
 
         def reached() -> bool:
+            if step in logged_steps(self.run) and checkpoint.is_file():
+                return True
             assert not self.cluster.is_over(self.number), self.describe()
-            return step in logged_steps(self.run) and checkpoint.is_file()
+            return False
 
-        wait_until(reached, f"step {step}", timeout, self.describe, every=0.5)
+        wait_until(reached, f"step {step}", timeout, self.describe, every=1.0)
 
     def end(self, timeout: float = 900) -> Job:
         (job,) = self.cluster.wait_for_end(self.number, timeout, self.describe)
@@ -97,7 +99,7 @@ class References:
         name = f"uninterrupted_{ranks}"
         with self._one_at_a_time:
             if not (self._runs / name).exists():
-                done = train(training_overrides(self._shards, self._runs, name, ranks), ranks)
+                done = train_on_warm_ranks(training_overrides(self._shards, self._runs, name, ranks), ranks)
                 assert done.returncode == 0, done.stderr
         return self._runs / name
 

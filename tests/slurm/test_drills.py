@@ -20,11 +20,11 @@ pytestmark = pytest.mark.timeout(1500)
 
 @drill(nodes=2)
 def test_time_limit(drills: Drills) -> None:
-    """Slurm sends the signal half a minute to a minute after the start: twice, and then the run ends."""
+    """Slurm sends the signal half a minute to a minute after the start, and the next segment ends the run."""
     limits = ("--time=3", "--signal=B:USR1@120")
-    job = drills.train("time_limit", *limits, settings={"HOLD_AT": "3,5", "ORA_MAX_STALLED_SEGMENTS": 20})
+    job = drills.train("time_limit", *limits, settings={"HOLD_AT": "3", "ORA_MAX_STALLED_SEGMENTS": 20})
     ended = job.end()
-    assert ended.state == "COMPLETED" and ended.restarts >= 2, job.describe()
+    assert ended.state == "COMPLETED" and ended.restarts >= 1, job.describe()
     assert "SIGUSR1: the time limit or a preemption is near" in job.log
     progress = [segment["progress"] for segment in job.segments()]
     assert progress == sorted(progress) and len(progress) == ended.restarts + 1
@@ -32,21 +32,33 @@ def test_time_limit(drills: Drills) -> None:
 
 
 @drill(nodes=4)
-def test_lost_nodes(drills: Drills) -> None:
-    job = drills.train("node_lost", settings={"HOLD_AT": "4,6"})
+def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
+    """One job survives them one after the other: every start of its ranks takes a core for seconds."""
+    # Any srun option makes the script start all of its Python by srun, as containers may need.
+    settings = {"HOLD_AT": "4,7,9,11", "ORA_SRUN_OPTIONS": "--mpi=none"}
+    cluster, job = drills.cluster, drills.train("unlucky", settings=settings)
+    job.wait_for_step(3)
+    urgent = cluster.sbatch(
+        *("--partition=urgent", cluster.nothing_but(*cluster.nodes_of(job.number))),
+        *("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"),
+    )
+    assert cluster.wait_for_end(urgent)[0].state == "COMPLETED"
+    job.wait_for_step(6)
+    cluster.ranks(job.number)[1].kill()
     lost: list[str] = []
     try:
-        for segment, step in enumerate((3, 5)):  # the second node, then the head node with the job script
+        for step, place in ((8, 1), (10, 0)):  # the second node, then the head node with the job script
             job.wait_for_step(step)
-            nodes = drills.cluster.nodes_of(job.number)
-            lost.append(nodes[1 - segment])
-            drills.cluster.kill_node(lost[-1])
+            lost.append(cluster.nodes_of(job.number)[place])
+            cluster.kill_node(lost[-1])
         ended = job.end()
     finally:
         for node in lost:
-            drills.cluster.start_node(node)
-    assert (ended.state, ended.restarts) == ("COMPLETED", 2), job.describe()
-    assert [segment["progress"] for segment in job.segments()] == [0, 2, 4]
+            cluster.start_node(node)
+    assert (ended.state, ended.restarts) == ("COMPLETED", 4), job.describe()
+    # The preempted segment has finished its step and saved; the others go on from the last checkpoint.
+    assert [segment["progress"] for segment in job.segments()] == [0, 4, 6, 8, 10]
+    assert "goes on from progress 6" in job.log
     drills.assert_finished(job)
 
 
@@ -77,13 +89,13 @@ def test_fewer_nodes(drills: Drills) -> None:
 
 @drill(nodes=2)
 def test_crash_loop(drills: Drills) -> None:
-    """Dies before step 3 again and again."""
-    limits = {"KILL_AT": 3, "ORA_MAX_STALLED_SEGMENTS": 2}
+    """Dies before step 3 again and again; how many segments may, tests/pretrain/job has."""
+    limits = {"KILL_AT": 3, "ORA_MAX_STALLED_SEGMENTS": 1}
     crashing = drills.train("crash_loop", settings=limits)
     ended = crashing.end()
-    assert (ended.state, ended.restarts) == ("FAILED", 2), crashing.describe()
-    assert [segment["progress"] for segment in crashing.segments()] == [0, 2, 2]
-    assert "error: crash loop: 2 segments in a row made no progress" in crashing.log
+    assert (ended.state, ended.restarts) == ("FAILED", 1), crashing.describe()
+    assert [segment["progress"] for segment in crashing.segments()] == [0, 2]
+    assert "error: crash loop: 1 segments in a row made no progress" in crashing.log
     mended = drills.train("crash_loop")
     assert mended.end().state == "COMPLETED", mended.describe()
     drills.assert_finished(mended)
@@ -114,34 +126,6 @@ def test_two_nodes_of_two_ranks(drills: Drills) -> None:
     assert len(job.segments()) == 1
 
 
-@drill(nodes=2)
-def test_rank_killed_in_the_middle_of_a_step(drills: Drills) -> None:
-    # Any srun option makes the script start all of its Python by srun, as containers may need.
-    job = drills.train("rank_killed", ranks=4, settings={"HOLD_AT": 6, "ORA_SRUN_OPTIONS": "--mpi=none"})
-    job.wait_for_step(5)
-    drills.cluster.ranks(job.number)[2].kill()
-    ended = job.end()
-    assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
-    assert [segment["progress"] for segment in job.segments()] == [0, 4]
-    assert "goes on from progress 4" in job.log
-    drills.assert_finished(job)
-
-
-@drill(nodes=2)
-def test_preemption(drills: Drills) -> None:
-    job = drills.train("preempted", settings={"HOLD_AT": 4})
-    job.wait_for_step(3)
-    urgent = drills.cluster.sbatch(
-        *("--partition=urgent", drills.here, "--nodes=2", "--exclusive", "--output=/dev/null"),
-        *("--wrap", "sleep 1"),
-    )
-    assert drills.cluster.wait_for_end(urgent)[0].state == "COMPLETED"
-    ended = job.end()
-    assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
-    assert [segment["progress"] for segment in job.segments()] == [0, 4]  # the step was finished, and saved
-    drills.assert_finished(job)
-
-
 @drill(nodes=1)
 def test_bad_node_is_left_out(drills: Drills) -> None:
     """And the job does not wait for another: it may run on one node, too."""
@@ -149,16 +133,15 @@ def test_bad_node_is_left_out(drills: Drills) -> None:
     if not cluster.isolated:
         pytest.skip("nodes cannot differ here: that needs root")
     where = cluster.nothing_but(*drills.nodes, cluster.bad_node)  # the bad one is taken first
-    settings = {"ORA_DOCTOR": 1, "ORA_RANKS_PER_NODE": 2}
-    job = drills.train("bad_node", where, "--nodes=1-2", settings=settings)
+    job = drills.train("bad_node", where, "--nodes=1-2", settings={"ORA_DOCTOR": 1})
     ended = job.end()
     assert (ended.state, ended.restarts) == ("COMPLETED", 1), job.describe()
     (requeued,) = [line for line in job.log.splitlines() if " requeued without " in line]
     left_out = requeued.split()[-1].split(",")  # those that the drill left out, and now the bad one
     assert sorted(left_out) == sorted(set(cluster.nodes) - set(drills.nodes)), job.log
     assert "/dev/shm" in job.log
-    assert [one["ranks"] for one in job.segments()] == [4, 2]
-    drills.assert_finished(job)
+    assert [one["ranks"] for one in job.segments()] == [2, 1]
+    drills.assert_finished_up_to_rounding(job, exact_steps=0)
 
 
 @drill(nodes=2)

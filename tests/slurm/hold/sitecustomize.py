@@ -1,4 +1,4 @@
-"""For the drills, through PYTHONPATH: a program stops where a drill wants to catch it, on any machine.
+"""For drills and resumes, through PYTHONPATH: a program stops where a test wants to catch it, on any machine.
 
 HOLD_AT=3,5: rank 0 of a job's first segment waits before step 3, that of its second before step 5, until a
 signal asks the run to stop; the other ranks are then in the middle of that step. KILL_AT=3: in every segment
@@ -42,7 +42,7 @@ class Wrap:
 
 def held(train_step: Callable[..., Any]) -> Callable[..., Any]:
     def step(run: Any, progress: Any, signals: Any) -> Any:
-        number, rank = progress.step + 1, os.environ["SLURM_PROCID"]
+        number, rank = progress.step + 1, os.environ.get("SLURM_PROCID") or os.environ.get("RANK", "0")
         if rank == "0" and number == hold_at():
             while not (signals.stop or signals.continue_later):
                 time.sleep(0.02)
