@@ -7,7 +7,7 @@ A real engine saves real checkpoints by the program's own code, in rounds: a sav
 then, after a step, one behind training, whose stall is the time until the next step may begin. Steps follow
 until it is written: their time is set against that of steps beside no save, for a thread that writes and
 hashes takes memory bandwidth and, where there is no idle core, a core. Reported: medians over the rounds,
-and of the ratio within a round. Last, by formula, what the same costs for `large` on GPUs.
+and of the ratio within a round.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
-from megatron_patches.recipe.counting import count_parameters  # noqa: E402
 from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError  # noqa: E402
 from pretrain.checkpoint.identity import bank_digests  # noqa: E402
-from pretrain.config.load import load_config  # noqa: E402
-from pretrain.config.tree import Config  # noqa: E402
 from pretrain.model.build import token_losses  # noqa: E402
 from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
 from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed  # noqa: E402
@@ -44,12 +41,18 @@ from pretrain.training.phase_engine import PhasedEngine  # noqa: E402
 WARM_UP_ROUNDS = 1
 WAITED, STALL = "a save that training waits for", "a save behind training: the stall"
 PLAIN_STEPS = 3
-ASSUMED = {"copy": 20e9, "hash": 1.0e9, "disk": 1.0e9}
-"""Bytes per second of a rank: device to pinned memory, SHA-256 on a core, its share of the file system."""
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("--directory", type=Path, default=Path(), help="on the file system to write to")
+    parser.add_argument("--rounds", type=int, default=9, help="that count")
+    parser.add_argument(
+        "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
+    )
+    parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
+    arguments = parser.parse_args()
     launch = LaunchEnvironment.read()
     context = initialize_distributed(launch, 1, timeout_seconds=600)
     with own_directory(arguments.directory, context) as directory:
@@ -60,21 +63,7 @@ def main() -> None:
     if context.is_first:
         print(f"{size / 1e6:.0f} MB by {context.world_size} ranks on {context.device}, {len(rounds)} rounds")
         print_medians(rounds)
-        print_formula(load_config("large"), ranks=64)
     shutdown_distributed(context)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="on the file system to write to")
-    parser.add_argument("--rounds", type=int, default=9, help="that count")
-    parser.add_argument(
-        "--shape", type=Shape.parse, default="8x768x1x128", help="LAYERSxHIDDENxBATCHxLENGTH, heads of 64"
-    )
-    parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
-    return parser.parse_args()
 
 
 @contextmanager
@@ -132,8 +121,10 @@ class Bench:
         synchronous = self.save(behind=False)
         self.step()
         stall = self.save(behind=True)
-        beside = [self.step()]
-        while not self.checkpoints.has_failed() and self.context.world_size == 1 and self.is_writing():
+        beside, own = [self.step()], self.checkpoints.run.checkpoint(self.number)
+        while not self.checkpoints.has_failed() and self.context.world_size == 1:
+            if self.checkpoints.newest() == own:  # it is written
+                break
             beside.append(self.step())
         self.checkpoints.wait()
         written = self.checkpoints.take_written()
@@ -146,9 +137,6 @@ class Bench:
             "a step beside a save": statistics.median(beside),
         }
 
-    def is_writing(self) -> bool:
-        return self.checkpoints.newest() != self.checkpoints.run.checkpoint(self.number)
-
 
 def print_medians(rounds: list[dict[str, float]]) -> None:
     """Print the median of every number, and of the ratio within a round, with its quartiles."""
@@ -157,18 +145,6 @@ def print_medians(rounds: list[dict[str, float]]) -> None:
     ratios = [each[STALL] / each[WAITED] for each in rounds]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     print(f"{'stall / the save that is waited for':42}{median:9.1%}   ({low:.1%} – {high:.1%})")
-
-
-def print_formula(config: Config, ranks: int) -> None:
-    """Print bytes and seconds of a checkpoint of `config`, if every rank has the same share of it."""
-    total = count_parameters(config.shape(), config.policy()).checkpoint_bytes
-    own = total / ranks
-    stall, write = own / ASSUMED["copy"], own * (1 / ASSUMED["hash"] + 1 / ASSUMED["disk"])
-    rates = ", ".join(f"{name} {rate / 1e9:g} GB/s" for name, rate in ASSUMED.items())
-    print(
-        f"\nby formula, `large` on {ranks} GPUs: {total / 1e9:.2f} GB, {own / 1e6:.0f} MB a rank: stall "
-        f"{stall:.3f} s, written {write:.2f} s later, if a rank has {rates}"
-    )
 
 
 if __name__ == "__main__":

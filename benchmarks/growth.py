@@ -89,10 +89,8 @@ def cost(what: str, count: int) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
-WHAT = (
-    *("files_tokenised", "runs_compared", "runs_swept", "steps_recorded", "shards_opened"),
-    "checkpoints_listed",
-)
+THINGS = "files_tokenised runs_compared runs_swept steps_recorded shards_opened checkpoints_listed"
+WHAT = tuple(THINGS.split())
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)

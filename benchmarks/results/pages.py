@@ -187,11 +187,7 @@ PAGES = (
         (Report("evaluate diversity"),),
         STRUCTURED_QUICK,
     ),
-    Page(
-        "anatomy",
-        (Runs("demo_own_rates", ("vanilla", *STUDIED)),),
-        (Report("evaluate anatomy"),),
-    ),
+    Page("anatomy", (Runs("demo_own_rates", ("vanilla", *STUDIED)),), (Report("evaluate anatomy"),)),
     Page(
         "length",
         (Runs("a5_length", ("vanilla_length_256", "orthogonal_length_256")),),

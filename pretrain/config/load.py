@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from data_pipeline.io.files import utf8
 from megatron_patches.errors import MethodError
 from pretrain.config.keys import KEYS, SECTIONS
 from pretrain.config.refusals import check_tree
@@ -64,6 +65,8 @@ def config_from_draft(draft: Draft) -> Config:
         config = Config.model_validate(draft.values)
     except ValidationError as error:
         raise UserError(validation_sentence(error, draft)) from None
+    except UnicodeEncodeError as error:  # pydantic cannot hold a sentence with half of a surrogate pair
+        raise UserError(utf8(error.object).decode()) from None
     try:
         check_tree(config)
     except MethodError as error:

@@ -65,11 +65,7 @@ def attention_scores(engine: Any, data: RunData, context: ParallelContext) -> tu
     samples = next(samples for samples in data.validation.values() if len(samples))
     tokens = torch.from_numpy(samples.blocks(np.zeros(1, dtype=np.int64))).to(context.device)
     engine.eval()
-    with (
-        torch.no_grad(),
-        compiling_nothing(),
-        attention_observed(engine.module, observe),
-    ):
+    with torch.no_grad(), compiling_nothing(), attention_observed(engine.module, observe):
         token_losses(engine, tokens, data.boundary)
     engine.train()
     means, largest = (part.contiguous() for part in torch.stack(layers).split((2, 1), dim=1))
