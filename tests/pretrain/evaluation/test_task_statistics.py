@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+pytest.importorskip("transformers", reason="transformers is of the extra export")
+
 from pretrain.evaluation.tasks.harness import Measured
 from pretrain.evaluation.tasks.report import TaskReport
 from pretrain.evaluation.tasks.scores import Score, TaskScores

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytest.importorskip("transformers", reason="transformers is of the extra export")
+
 from pretrain.errors import UserError
 from pretrain.export.agreement import compare_logits, require_agreement
 from tests.tiny_exports import tiny_language_model

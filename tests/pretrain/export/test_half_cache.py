@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("transformers", reason="transformers is of the extra export")
+
 from transformers import DynamicCache, Starcoder2Config, Starcoder2ForCausalLM
 
 from pretrain.errors import UserError
