@@ -73,7 +73,7 @@ class Verbs(TyperGroup):
                     key for key in KEYS if name in key
                 ]
                 such = ", ".join(f"{key}=..." for key in keys[:4]) or "section.key=value"
-                error.message += f". Settings have no dashes: {such}"  # type: ignore[attr-defined]
+                error.message = f"{error.message.rstrip('.')}. Settings have no dashes: {such}"  # type: ignore[attr-defined]
             raise
 
 

@@ -123,7 +123,7 @@ def _limits(metadata: list[Any]) -> str:
 
 def _sections_in(annotation: Any) -> list[type[Section]]:
     """Return the sections that a type is made of."""
-    if inspect.isclass(annotation) and issubclass(annotation, Section):
+    if inspect.isclass(annotation) and not get_args(annotation) and issubclass(annotation, Section):
         return [annotation]
     return [section for part in get_args(annotation) for section in _sections_in(part)]
 

@@ -132,4 +132,5 @@ def test_local_ranks_are_asked_the_same() -> None:
     context = command.make_context("doctor", asked.arguments())
     given = {**context.params, "overrides": tuple(context.params["overrides"])}
     assert given.pop("local_ranks") == 0
+    given["report"] = Path(given["report"])  # typer 0.16 makes paths only for the function that it calls
     assert Request(**given) == asked

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from pretrain.errors import UserError
 from pretrain.export.source_model import import_model
 
+pytest.importorskip("transformers", reason="transformers is of the extra export")
+
 OVERRIDES = ["data.directory=shards", "run.name=x", "data.sequence_length=16"]
 CONFIG: dict[str, Any] = {
     "model_type": "starcoder2",
