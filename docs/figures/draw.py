@@ -16,8 +16,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DESIGNS = HERE.parent / "results/frozen_designs/comparison.json"
-SEARCHED = HERE.parent / "results/documentation/comparison.json"
-TAKEN_OVER = HERE.parent / "results/own_rates/comparison.json"
+DOCUMENTATION = HERE.parent / "results/equal_flops/documentation/to_vanilla/comparison.json"
+DEMO = HERE.parent / "results/equal_flops/demo/to_vanilla/comparison.json"
 LAYOUTS = HERE / "layouts.json"
 
 STYLE = """
@@ -168,16 +168,16 @@ AT_HIGH = ("orthogonal", "shared", "low_rank_8", "monarch_trainable")
 AT_LOW = ("shared_conv4_low_rank_8", "trained_shared_conv4", "low_rank_8_conv4")
 PRICE = "What freezing costs against what it saves: perplexity to vanilla's over FLOPs saved, three studies"
 ONE_RATE = "perplexity to vanilla's, one learning rate for all (0.3 M tokens, n = 5)"
-OWN_RATES = "another text, rate and warm-up searched on it for each (0.5 M tokens, n = 8)"
-SAME_RATES = "the first text, with the rates and warm-ups of the other (0.5 M tokens, n = 8)"
+ON_DEMO = "the same text at equal FLOPs, another rate and warm-up for all (0.5 M tokens, n = 12)"
+ON_DOCUMENTATION = "documentation, likewise (0.5 M tokens, n = 12)"
 
 
 def price() -> str:
     """Three studies over one axis of FLOPs saved, each with all its designs."""
     parts = [
         *panel(DESIGNS, ONE_RATE, (44, 340), (-13, 32)),
-        *panel(SEARCHED, OWN_RATES, (410, 560), (-31, 4)),
-        *panel(TAKEN_OVER, SAME_RATES, (630, 780), (-13, 27)),
+        *panel(DEMO, ON_DEMO, (410, 560), (-19, 4)),
+        *panel(DOCUMENTATION, ON_DOCUMENTATION, (630, 780), (-33, 4)),
         text(
             455,
             824,
