@@ -79,7 +79,7 @@ def _tried(module: Path, change: Change, touched: dict[str, Any], log: Path, sou
 
 
 def _touched(path: Path) -> dict[str, Any]:
-    """Which tests touch which lines: traced anew in each file of tests that changed, in all after another."""
+    """Return which tests touch which lines, traced anew in changed files of tests, else in all."""
     files = [file for place in TESTS for file in ([*(ROOT / place).rglob("*.py")] or [ROOT / place])]
     others = sorted(path for path in files if not path.name.startswith("test_"))
     common = _digest([*(ROOT / module for module in modules()), *others])

@@ -33,7 +33,7 @@ def test_time_limit(drills: Drills) -> None:
 
 @drill(nodes=4)
 def test_preemption_a_killed_rank_and_lost_nodes(drills: Drills) -> None:
-    """One job survives them one after the other: every start of its ranks takes a core for seconds."""
+    """Let one job survive them one after the other: every start of its ranks takes a core for seconds."""
     # Any srun option makes the script start all of its Python by srun, as containers may need.
     settings = {"HOLD_AT": "4,7,9,11", "ORA_SRUN_OPTIONS": "--mpi=none"}
     cluster, job = drills.cluster, drills.train("unlucky", settings=settings)

@@ -197,7 +197,7 @@ def test_what_a_rank_owns_is_marked_and_what_all_share_has_partial_gradients(
 
 @dataclass(frozen=True)
 class Place:
-    """What a layer asks of its tensor-parallel group before anything is communicated."""
+    """Tensor-parallel group of which a layer asks rank and size, and which communicates nothing."""
 
     of: int
     ranks: int
@@ -210,7 +210,7 @@ class Place:
 
 
 def of_rank(whole: FrozenQueryKeyValueLinear, config: Any, policy: QKPolicy, place: Place) -> Any:
-    """That rank's projection, with its part of the weights of the whole one."""
+    """Return that rank's projection, with its part of the weights of the whole one."""
     unused = {"gather_output": False, "bias": False, "skip_bias_add": False, "is_expert": False}
     own = FrozenQueryKeyValueLinear(
         HIDDEN, 0, config=config, init_method=torch.nn.init.zeros_, tp_comm_buffer_name="qkv", **unused,

@@ -152,7 +152,7 @@ def test_the_kernel_is_never_for_the_cpu() -> None:
 
 @needs_triton
 def test_the_kernel_takes_blocks_of_128_on_cuda() -> None:
-    """Of tensors that only say that they are there."""
+    """Judge by tensors that only say that they are there."""
     with FakeTensorMode():
         fits, deep, wide = (
             torch.empty(size, device="cuda") for size in ((128, 2, 128), (129, 2, 8), (8, 2, 129))

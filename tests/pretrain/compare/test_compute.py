@@ -175,7 +175,7 @@ def test_seconds_of_runs_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_pause_as_long_as_the_shorter_run_is_still_side_by_side(tmp_path: Path) -> None:
-    """Of 200 and 150 seconds: the later one starts 350 seconds after the earlier one, or the other way."""
+    """Start the later run, of 200 and 150 seconds, 350 seconds after the earlier one, or the other way."""
     for folder, first, second in (("a", "12:00:00", "12:05:50"), ("b", "12:05:50", "12:02:30")):
         paths = [timed(tmp_path / folder, "vanilla", 2.0, first)]
         paths += [timed(tmp_path / folder, "orthogonal", 1.5, second)]

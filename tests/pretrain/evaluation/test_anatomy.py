@@ -1,4 +1,4 @@
-"""Where a gap is: classes of predictions by hand, sums over classes, shares, words, refusals."""
+"""Anatomy of a gap: classes of predictions by hand, sums over classes, shares, words, refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_words_name_the_class_that_holds_the_gap_or_say_that_none_does() -> None
 
 
 def test_fiellers_interval_covers_the_true_share() -> None:
-    """Of 400 campaigns of five pairs about 95 % of the intervals hold the share 3/4."""
+    """Hold the share 3/4 in about 95 % of the intervals of 400 campaigns of five pairs."""
     numbers, inside = np.random.default_rng(5), 0
     splits = {"recall": {"a": np.array([[True, False]]), "b": np.array([[False, True]])}}
     for _ in range(400):
