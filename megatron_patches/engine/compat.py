@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from functools import cache, partial, wraps
@@ -63,9 +64,9 @@ def _minor_version(text: str) -> tuple[int, ...]:
 
 
 def prepare_imports() -> None:
-    """Silence the warnings of megatron-core on which no user can act, and put off torch.compile's own import.
+    """Import megatron-core, without warnings on which no user can act, and without imports that nobody needs.
 
-    Call this before megatron-core and DeepSpeed are imported.
+    Call this before anything else imports megatron-core or DeepSpeed.
     """
     torch.compile = _compile_when_called
     for message, category in (
@@ -77,6 +78,25 @@ def prepare_imports() -> None:
     logging.getLogger("megatron.core.models.gpt.gpt_model").addFilter(
         lambda record: not record.getMessage().startswith("GPTModel IS DEPRECATED")
     )
+    with without_unused_packages():
+        import megatron.core  # noqa: F401
+
+
+@contextlib.contextmanager
+def without_unused_packages() -> Iterator[None]:
+    """Let megatron-core or DeepSpeed be imported inside as if boto3, and without a GPU Triton, were missing.
+
+    They try these, for buckets and for kernels, and do without. They take a third of a second of a start.
+    Whoever imports one later, this program's own kernel too, gets it.
+    """
+    names = ("boto3",) if torch.cuda.is_available() else ("boto3", "triton")
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _compile_when_called(model: Any = None, **settings: Any) -> Any:

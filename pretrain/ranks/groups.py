@@ -21,7 +21,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
-from megatron_patches.engine.compat import prepare_megatron_core, seed_dropout, untested_torch
+from megatron_patches.engine.compat import (
+    prepare_megatron_core,
+    seed_dropout,
+    untested_torch,
+    without_unused_packages,
+)
 from pretrain.errors import UserError
 from pretrain.ranks.devices import gpu_index, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, meeting_point
@@ -146,9 +151,11 @@ def import_deepspeed() -> ModuleType:
             "install with `pip install -c constraints.txt`"
         )
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    import deepspeed
-    import deepspeed.comm.torch
-    from deepspeed.runtime import bf16_optimizer, utils
+    with without_unused_packages():
+        import deepspeed
+        import deepspeed.comm.torch
+        import deepspeed.ops.triton_ops  # as the engine's first step does
+        from deepspeed.runtime import bf16_optimizer, utils
 
     bf16_optimizer.see_memory_usage = lambda *arguments, **keywords: None
     bf16_optimizer.is_invalid_grad_norm = lambda norm: False

@@ -135,7 +135,7 @@ def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, code: int)
 def test_a_training_that_compiles_nothing_imports_no_compiler(
     dtype: str, tiny_shards: Path, tmp_path: Path
 ) -> None:
-    settings = {"precision__dtype": dtype, "schedule__steps": 3, "checkpoint__every": 2}
+    settings = {"precision__dtype": dtype, "schedule__steps": 3, "checkpoint__every": 3}
     overrides = tiny_overrides(tiny_shards, tmp_path, "plain", **settings)
     command = [sys.executable, "-X", "importtime", "-m", "pretrain", "train", "demo", *overrides]
     done = subprocess.run(
@@ -146,7 +146,7 @@ def test_a_training_that_compiles_nothing_imports_no_compiler(
     assert [line for line in done.stdout.splitlines() if not line.startswith(own)] == []
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert {"torch", "megatron.core", "deepspeed"} <= imported
-    assert not imported & {"torch._dynamo", "torch._inductor"}
+    assert not imported & {"torch._dynamo", "torch._inductor", "triton.language", "boto3.session"}
 
 
 def test_a_training_leaves_at_once_after_its_last_line(tiny_shards: Path, tmp_path: Path) -> None:
