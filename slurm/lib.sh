@@ -33,7 +33,8 @@
 #                             names), ORA_NUM_TASKS (all tasks share the work; the array must be 0 … ORA_NUM_TASKS-1),
 #                             ORA_WORKERS (processes of a task; default: --cpus-per-task); arguments go to `data_pipeline tokenize`
 #   merge.sh                  ORA_SHARDS: merge-manifests, then verify; arguments go to `data_pipeline verify`
-#   sweep.sh (array)          ORA_GRID (grid file), ORA_NUM_TASKS, and all that the pretrain scripts read but ORA_CONFIG
+#   sweep.sh (array)          ORA_GRID (grid file), ORA_NUM_TASKS, and all that the pretrain scripts read but ORA_CONFIG;
+#                             ORA_QUESTION (better, worse or within) and ORA_MARGIN (percent, 2) make it a trial
 #   compare.sh                ORA_RUNS (run directories), ORA_BASELINE (vanilla), ORA_OUT (comparison); arguments go to
 #                             `pretrain compare`
 #

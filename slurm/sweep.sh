@@ -4,6 +4,7 @@
 #   export ORA_GRID=a1_init ORA_NUM_TASKS=10
 #   job=$(sbatch --parsable --array=0-9%4 slurm/sweep.sh [section.key=value]...)
 #   ORA_RUNS=runs/a1 sbatch --dependency=afterany:$job --kill-on-invalid-dep=yes slurm/compare.sh
+# With ORA_QUESTION=better, worse or within (and ORA_MARGIN, percent) it is a trial's: it ends when the question is answered.
 #SBATCH --job-name=ora-sweep
 #SBATCH --array=0-9%4
 #SBATCH --nodes=1
@@ -25,16 +26,22 @@ ORA_ROOT=${ORA_ROOT:-${SLURM_SUBMIT_DIR:-.}}
 . "$ORA_ROOT/slurm/training.sh"
 
 # ora_sweep GRID [section.key=value]…: the runs of this task, one after the other. One that fails does not stop the next.
+# With ORA_QUESTION the next run is asked for when one is finished, until there is none, because the answer is there.
 ora_sweep() {
   local answer line words failed=0
-  answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
-    --nodes "$SLURM_JOB_NUM_NODES" --ranks-per-node "$ORA_RANKS_PER_NODE" -- "$@") || return
-  while read -r line; do
-    [ -n "$line" ] || continue
-    IFS=$'\t' read -r -a words <<<"$line"
-    ora_pretrain "${words[@]}" </dev/null || failed=1
-    [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
-  done <<<"$answer"
+  while
+    answer=$(ora_python -m pretrain.job sweep-runs --task "$SLURM_ARRAY_TASK_ID" --num-tasks "$ORA_NUM_TASKS" \
+      --nodes "$SLURM_JOB_NUM_NODES" --ranks-per-node "$ORA_RANKS_PER_NODE" \
+      ${ORA_QUESTION:+--question "$ORA_QUESTION" --margin "${ORA_MARGIN:-2}"} -- "$@") || return
+    [ -n "$answer" ]
+  do
+    while read -r line; do
+      IFS=$'\t' read -r -a words <<<"$line"
+      ora_pretrain "${words[@]}" </dev/null || failed=1
+      [ "$failed" = 0 ] || [ "$(ora_job_field JobState)$ORA_STOPPED" = RUNNING0 ] || return 1
+    done <<<"$answer"
+    if [ -z "${ORA_QUESTION:-}" ] || [ "$failed" = 1 ]; then break; fi
+  done
   return "$failed"
 }
 

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product, starmap
 from pathlib import Path
@@ -21,9 +22,11 @@ from pretrain.errors import UserError
 from pretrain.job.job_kinds import JobKind, Tokenizing, Training, errors_in
 from pretrain.job.segments import REQUEUE, Ending, Segments, SlurmJob
 from pretrain.runs.directory import FINISHED, RunDirectory
+from pretrain.sweep.verb import MarginOption, Question
 
 if TYPE_CHECKING:
     from pretrain.config.tree import Config
+    from pretrain.sweep.plan import PlannedRun
 
 USER_MISTAKE = 2
 
@@ -93,8 +96,13 @@ def sweep_runs(
     num_tasks: Annotated[int, typer.Option(min=1)] = 1,
     nodes: Nodes = 1,
     ranks_per_node: RanksPerNode = 1,
+    question: Annotated[Question | None, typer.Option()] = None,
+    margin: MarginOption = 2.0,
 ) -> None:
-    """List the runs of one task of a sweep. Answer: a line per run, config and overrides between tabs."""
+    """List the runs of one task of a sweep. Answer: a line per run, config and overrides between tabs.
+
+    With a question the grid is a trial's: the next run alone, or none once the answer is there.
+    """
     from pretrain.config.sources import parse_overrides
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep
@@ -107,9 +115,22 @@ def sweep_runs(
     def ranks_of(config: Config) -> int:
         return shape_to_use(Shape(nodes, ranks_per_node), Batches.of(config))[0].ranks
 
-    given = parse_overrides(overrides or [])
-    for run in plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[task::num_tasks]:
-        typer.echo("\t".join([run.base, *run.overrides]))
+    def answer(runs: Sequence[PlannedRun]) -> None:
+        for run in runs:
+            typer.echo("\t".join([run.base, *run.overrides]))
+
+    def answer_the_next(waiting: Sequence[PlannedRun], _: Sequence[PlannedRun]) -> None:
+        answer(waiting[:1])
+        raise typer.Exit
+
+    given, share = parse_overrides(overrides or []), slice(task, None, num_tasks)
+    if question is None:
+        answer(plan_sweep(read_grid(grid), None, given, ranks_of, check_data=True)[share])
+        return
+    from pretrain.sweep.trial import Trial, carry_out
+
+    asked = Trial.of(read_grid(grid), None, given, ranks_of, question.value, margin)
+    carry_out(asked.planned, answer_the_next, asked.claim, None, share)
 
 
 @app.command("begin-tokenizing")

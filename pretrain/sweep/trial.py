@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
@@ -18,10 +19,13 @@ from pretrain.runs.facts import read_facts
 from pretrain.runs.finished import read_finished_run
 from pretrain.runs.tags import STEP_SECONDS
 from pretrain.study.report import Document
-from pretrain.study.seal import Hypothesis, Seal
+from pretrain.study.seal import Hypothesis, Seal, design_of
 from pretrain.study.sequential import FIRST, LAST, STOPPING_RULE, YES, Decision, bounds, decide, pairs_needed
 from pretrain.sweep.grid import Grid
-from pretrain.sweep.plan import PlannedRun
+from pretrain.sweep.plan import PlannedRun, plan_sweep, seal_plan
+
+if TYPE_CHECKING:
+    from pretrain.config.tree import Config
 
 
 def growing(grid: Grid, pairs: int) -> Grid:
@@ -30,6 +34,42 @@ def growing(grid: Grid, pairs: int) -> Grid:
     start = max(own, default=0) + 1
     seeds = [*own, *range(start, start + pairs)][:pairs]
     return replace(grid, content=grid.content.model_copy(update={"seeds": seeds}))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A question about the two designs of a grid, how to plan its first pairs of runs, and its seal."""
+
+    claim: Hypothesis
+    planned: Callable[[int], list[PlannedRun]]
+    seal: Seal | None
+
+    @classmethod
+    def of(
+        cls,
+        grid: Grid,
+        base: str | None,
+        overrides: Sequence[tuple[str, Any]],
+        ranks_of: Callable[[Config], int],
+        question: str,
+        margin: float,
+    ) -> Trial:
+        """Plan the trial of a grid, and seal its question, unless a run has begun.
+
+        Raises UserError: the grid has not two runs a seed.
+        """
+        whole = growing(grid, LAST)
+
+        def planned(pairs: int) -> list[PlannedRun]:
+            return plan_sweep(growing(whole, pairs), base, overrides, ranks_of, check_data=True)
+
+        runs = planned(FIRST)
+        if len(runs) != 2 * FIRST:
+            raise UserError(f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two")
+        baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
+        claim = Hypothesis(design, question, margin, baseline)
+        seeds = whole.content.seeds
+        return cls(claim, planned, seal_plan(whole, base, overrides, runs, [claim], STOPPING_RULE, seeds))
 
 
 def carry_out(

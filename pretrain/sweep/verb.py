@@ -47,6 +47,9 @@ TasksOption = Annotated[
 ]
 
 
+MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
+
+
 class Question(str, Enum):
     """Question that a trial answers, about the perplexity of the second design against the first."""
 
@@ -129,7 +132,7 @@ def trial(
     question: Annotated[
         Question, typer.Option(help="Is the second design better, worse, or within ± the margin?")
     ] = Question.BETTER,
-    margin: Annotated[float, typer.Option(help="Percent of perplexity that matters.")] = 2.0,
+    margin: MarginOption = 2.0,
     max_pairs: Annotated[
         int | None, typer.Option(min=5, max=100, help="At most so many; default: planned from the first 5.")
     ] = None,
@@ -152,35 +155,24 @@ def trial(
     from data_pipeline.tokenizing.verbs import which_task
     from pretrain.config.sources import parse_overrides
     from pretrain.study.report import finish
-    from pretrain.study.seal import Hypothesis, design_of
-    from pretrain.study.sequential import FIRST, LAST, STOPPING_RULE
     from pretrain.sweep.grid import read_grid
-    from pretrain.sweep.plan import plan_sweep, seal_plan
-    from pretrain.sweep.trial import carry_out, growing, trial_document
+    from pretrain.sweep.trial import Trial, carry_out, trial_document
 
     chosen = which_task(task, num_tasks, os.environ)
-    given, whole = parse_overrides(overrides or []), growing(read_grid(grid), LAST)
-
-    def planned(pairs: int) -> list[PlannedRun]:
-        return plan_sweep(growing(whole, pairs), base, given, lambda _: local_ranks, check_data=True)
+    given = parse_overrides(overrides or [])
 
     def train(waiting: Sequence[PlannedRun], runs: Sequence[PlannedRun]) -> None:
         outcomes = run_sweep(waiting[:jobs], jobs, local_ranks, signals, _Report(runs))
         if not all(outcome.done for outcome in outcomes):
             raise typer.Exit(_conclusion(outcomes, signals.received))
 
-    runs = planned(FIRST)
-    if len(runs) != 2 * FIRST:
-        raise UserError(f"grid {whole.source} has {len(runs) // FIRST} runs a seed; a trial needs two")
-    baseline, design = (design_of(run.name, run.config.run.seed) for run in runs[:2])
-    claim = Hypothesis(design, question.value, margin, baseline)
-    seal = seal_plan(whole, base, given, runs, [claim], STOPPING_RULE, whole.content.seeds)
+    asked = Trial.of(read_grid(grid), base, given, lambda _: local_ranks, question.value, margin)
     share = slice(None) if chosen is None else slice(chosen.index, None, chosen.count)
-    decision, needed, runs = carry_out(planned, train, claim, max_pairs, share)
+    decision, needed, runs = carry_out(asked.planned, train, asked.claim, max_pairs, share)
     if decision.answer is None and decision.n < needed:
         typer.echo(f"nothing is left for this task; no answer after {decision.n} of {needed} pairs")
         return
-    finish(trial_document(claim, decision, needed, runs[: 2 * decision.n], seal), out)
+    finish(trial_document(asked.claim, decision, needed, runs[: 2 * decision.n], asked.seal), out)
 
 
 class _Report:

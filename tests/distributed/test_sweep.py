@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from pretrain.config.sources import dump_yaml, parse_overrides
+from pretrain.job.__main__ import app as job
 from pretrain.sweep.grid import expand, read_grid
 from pretrain.sweep.plan import plan_sweep
 from tests.command_line import cli, files_under, held_before, logged_steps, wait_until
@@ -175,7 +176,17 @@ def test_runs_of_one_seed_start_from_the_same_values_in_every_tensor_they_share(
     assert {name for name in one if one[name] != two[name]} == {name for name in one if "norm" not in name}
 
 
-def test_a_trial_trains_what_is_left_and_its_verdict_stays(tiny_shards: Path, tmp_path: Path) -> None:
+def next_runs(capsys: pytest.CaptureFixture[str], grid: str, task: int) -> list[str]:
+    """The run that a job array's task of two is to train next for a trial."""
+    question = ("--question", "worse", "--margin", "1", "--num-tasks", "2", "--task", str(task))
+    job(["sweep-runs", *question, "--", grid], standalone_mode=False)
+    words = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    return [word.partition("=")[2] for line in words for word in line if word.startswith("run.name=")]
+
+
+def test_a_trial_trains_what_is_left_and_its_verdict_stays(
+    tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Four pairs are there, as fabricated runs; the fifth is trained. Far apart: one design hardly learns."""
     entries = [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}]
     fixed = {"schedule.steps": 12, "telemetry.tensorboard": False}
@@ -183,6 +194,7 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(tiny_shards: Path, tm
     for run in plan_sweep(read_grid(grid), None, (), lambda _: 1, check_data=True)[:8]:
         loss = 5.0 + 0.01 * run.config.run.seed + 0.5 * run.name.startswith("hardly")
         write_planned_run(run, tiny_shards, loss)
+    assert next_runs(capsys, grid, 0) == ["learns-seed_5"] and next_runs(capsys, grid, 1) == ["hardly-seed_5"]
     out = tmp_path / "trial"
     command = ["trial", grid, "--question", "worse", "--margin", "1", "--out", str(out)]
     done = warm_cli([*command, "--max-pairs", "5", "--jobs", "2"])
@@ -193,6 +205,7 @@ def test_a_trial_trains_what_is_left_and_its_verdict_stays(tiny_shards: Path, tm
     assert "Not sealed" in done.stdout  # four pairs were there before
     content = json.loads((out / "trial.json").read_text())
     assert content["answer"] == "yes" and content["cost"]["runs"] == 10 and content["seal"] is None
+    assert next_runs(capsys, grid, 0) == next_runs(capsys, grid, 1) == []
     before = files_under(tmp_path)
     again = warm_cli([*command, "--max-pairs", "5"])
     assert again.returncode == 0 and "written: " in again.stdout

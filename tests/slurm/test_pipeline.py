@@ -12,8 +12,11 @@ import pytest
 import yaml
 
 from data_pipeline.shards.manifest import read_manifest
+from pretrain.sweep.grid import read_grid
+from pretrain.sweep.plan import plan_sweep
 from tests.command_line import cli
 from tests.data_pipeline.helpers import contents
+from tests.fabricated_runs import write_planned_run
 from tests.slurm.cluster import wait_until
 from tests.slurm.drills import STEPS, Drills, assert_same_run, training_overrides
 from tests.slurm.side_by_side import drill
@@ -107,6 +110,40 @@ def test_sweep_of_two_variants_and_two_seeds(drills: Drills) -> None:
     done = cli(["train", str(config), f"run.directory={place / 'alone'}", "--local-ranks", "2"])
     assert done.returncode == 0, done.stderr
     assert_same_run(runs / name, place / "alone" / name)
+
+
+@drill(nodes=2)
+def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
+    """Four pairs are there, as fabricated runs; two tasks train the fifth, which is the answer."""
+    cluster, place = drills.cluster, drills.new_directory("trial")
+    words = training_overrides(drills.shards, place / "runs", "any", ranks=1, schedule__steps=6)
+    fixed = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in words)}
+    del fixed["run.name"], fixed["run.directory"]
+    fixed["parallel.tensor_model_parallel_size"] = 1
+    grid = {
+        "base": "demo",
+        "directory": str(place / "runs"),
+        "set": fixed,
+        "list": [{"name": "learns"}, {"name": "hardly", "optimizer.learning_rate": 1e-6}],
+        "seeds": [1, 2, 3, 4, 5],
+    }
+    (place / "grid.yaml").write_text(yaml.safe_dump(grid))
+    scripts = [("checkpoint.fall_back", True)]  # which the job scripts set
+    planned = plan_sweep(read_grid(str(place / "grid.yaml")), None, scripts, lambda _: 1, check_data=True)
+    for run in planned[:8]:
+        write_planned_run(run, drills.shards, 5 + 0.01 * run.config.run.seed + 0.5 * ("hardly" in run.name))
+    settings = {"ORA_GRID": place / "grid.yaml", "ORA_NUM_TASKS": 2, "ORA_DOCTOR": 0}
+    settings |= {"ORA_QUESTION": "worse", "ORA_MARGIN": 1, "ORA_RANKS_PER_NODE": 1}
+    array = cluster.sbatch(
+        *("--array=0-1", "--nodes=1", "--cpus-per-task=1", drills.here, f"--output={place}/%x-%A_%a.log"),
+        "slurm/sweep.sh",
+        environment=drills.environment(settings),
+    )
+    cluster.wait_for_end(array, describe=lambda: logs_in(place))
+    assert [job.state for job in cluster.jobs(array)] == ["COMPLETED"] * 2, logs_in(place)
+    names = {path.parent.name for path in (place / "runs").glob("*/summary.json")}
+    assert names == {run.name for run in planned}, logs_in(place)
+    assert (place / "runs/hardly-seed_5/state").read_text() == "finished\n"
 
 
 @drill(nodes=4)
