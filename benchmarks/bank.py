@@ -13,6 +13,7 @@ repetitions:
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -69,12 +70,7 @@ def make_textbook_heads(hidden_size: int, head_dim: int) -> FloatArray:
 def least_seconds(action: Callable[[], object], repetitions: int) -> float:
     """The least CPU time of some runs of `action`, after one that is not counted."""
     action()
-    seconds = []
-    for _ in range(repetitions):
-        start = time.process_time()
-        action()
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+    return min(timeit.repeat(action, timer=time.process_time, repeat=repetitions, number=1))
 
 
 def main() -> None:

@@ -22,21 +22,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.engine.compat import prepare_imports
+import torch
+import torch.distributed as dist
 
-prepare_imports()
-
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-from benchmarks.step.contenders import Layout, Shape, benchmark_config  # noqa: E402
-from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError  # noqa: E402
-from pretrain.checkpoint.identity import bank_digests  # noqa: E402
-from pretrain.model.build import token_losses  # noqa: E402
-from pretrain.ranks.environment import LaunchEnvironment  # noqa: E402
-from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed  # noqa: E402
-from pretrain.runs.position import Position  # noqa: E402
-from pretrain.training.phase_engine import PhasedEngine  # noqa: E402
+from benchmarks.step.contenders import Layout, Shape, benchmark_config
+from pretrain.checkpoint.checkpoints import Checkpoints, DeferredError
+from pretrain.checkpoint.identity import bank_digests
+from pretrain.model.build import token_losses
+from pretrain.ranks.environment import LaunchEnvironment
+from pretrain.ranks.groups import ParallelContext, initialize_distributed, shutdown_distributed
+from pretrain.runs.position import Position
+from pretrain.training.phase_engine import PhasedEngine
 
 WARM_UP_ROUNDS = 1
 WAITED, STALL = "a save that training waits for", "a save behind training: the stall"

@@ -28,7 +28,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.step.contenders import in_turn
-from megatron_patches.engine.compat import prepare_imports
 from pretrain.config.load import load_config
 from pretrain.export.half_cache import cache_bytes, halve_cache
 from pretrain.study.models import require_transformers
@@ -115,7 +114,6 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16"))
     parser.add_argument("--half-cache", action="store_true", help="the last variant once more, so")
     options = parser.parse_args()
-    prepare_imports()
     require_transformers("benchmarks.inference")
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     with tempfile.TemporaryDirectory() as directory:

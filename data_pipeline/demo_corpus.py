@@ -118,10 +118,10 @@ def collect_documents(library: Path) -> list[tuple[str, str]]:
         ("PydocTopics", text) for topic in _topics(topics_path) for text in _documents([topic], seen)
     ]
     # The trees are not kept: hundreds of them make Python's garbage collector the slowest part.
-    parsed = [(source, list(_docstrings(tree))) for path in modules for source, tree in _parse(path)]
-    for _, docstrings in parsed:
-        documents += [("StdlibDocstrings", text) for text in _documents(docstrings, seen)]
-    for source, _ in parsed:
+    read = [(source, list(docstrings(tree))) for path in modules for source, tree in parsed(path)]
+    for _, own in read:
+        documents += [("StdlibDocstrings", text) for text in _documents(own, seen)]
+    for source, _ in read:
         documents += [("StdlibComments", text) for text in _documents(_comment_blocks(source), seen)]
     return documents
 
@@ -135,7 +135,7 @@ def _topics(path: Path) -> list[str]:
     return [topics[name] for name in sorted(topics)]
 
 
-def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
+def parsed(path: Path) -> Iterator[tuple[str, ast.Module]]:
     """Yield (source text, tree), or nothing for the few files that are deliberately no Python or UTF-8."""
     try:
         source = path.read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def _parse(path: Path) -> Iterator[tuple[str, ast.Module]]:
         return
 
 
-def _docstrings(node: ast.AST) -> Iterator[str]:
+def docstrings(node: ast.AST) -> Iterator[str]:
     """Yield docstrings in the order of the file; expressions are skipped, as none can hold a definition."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
@@ -154,7 +154,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
             yield docstring
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.expr):
-            yield from _docstrings(child)
+            yield from docstrings(child)
 
 
 def _comment_blocks(source: str) -> Iterator[str]:

@@ -19,9 +19,10 @@ import pretrain.__main__
 from pretrain.config.load import load_config
 from pretrain.config.sources import parse_overrides
 from pretrain.config.tree import Config
-from pretrain.sweep.grid import read_grid, shipped_grids
+from pretrain.sweep.grid import read_grid
 from pretrain.sweep.plan import plan_sweep
 from tests.ranks import ROOT
+from tests.shipped_grids import shipped_grids
 from tests.test_architecture import FLOORS
 
 PAGES = sorted(

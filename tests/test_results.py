@@ -18,11 +18,10 @@ import pytest
 from benchmarks.results.__main__ import main, reports, sweeps
 from benchmarks.results.pages import PAGES, Page, PlacedRun, runs_of
 from pretrain.study.seeds import group_runs, settings_of
-from pretrain.sweep.grid import shipped_grids
 from pretrain.sweep.plan import PlannedRun
 from tests.fabricated_runs import write_run
 from tests.ranks import ROOT, rank_environment
-from tests.shipped_grids import planned_runs, shipped_grid
+from tests.shipped_grids import planned_runs, shipped_grid, shipped_grids
 
 NAMED = {page.name: page for page in PAGES}
 QUICK = [page for page in PAGES if page.in_quick]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import random
 import re
 import sysconfig
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import zstandard
 
+from data_pipeline.demo_corpus import docstrings, parsed
+
 # Of the text; there is not enough prose on a machine for SlimPajama's 5 %.
 _CODE_SHARE = 0.3
 _SHORTEST = 300
 _RESERVED = re.compile("<0x|<unk>|<s>|</s>")
-_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def write_corpus(directory: Path, megabytes: int, files: int) -> list[Path]:
@@ -50,12 +49,11 @@ def _endless(size: int) -> Iterator[tuple[str, str]]:
     """(source, text) of documents of so many characters, if there are as many, shuffled, again and again."""
     documents: list[tuple[str, str]] = []
     left = {"Prose": size * (1 - _CODE_SHARE), "Code": size * _CODE_SHARE}
-    for path in _modules():
+    for content, tree in (module for path in _modules() for module in parsed(path)):
         if left["Prose"] <= 0:
             break
-        content = path.read_text(encoding="utf-8", errors="ignore")
         code = content if len(content) < 50_000 else ""
-        for source, text in (("Prose", "\n\n".join(_docstrings(content))), ("Code", code)):
+        for source, text in (("Prose", "\n\n".join(docstrings(tree))), ("Code", code)):
             if left[source] > 0 and len(text) >= _SHORTEST and not _RESERVED.search(text):
                 documents.append((source, text))
                 left[source] -= len(text)
@@ -71,13 +69,3 @@ def _modules() -> Iterator[Path]:
         paths = sorted(Path(sysconfig.get_path(kind)).rglob("*.py"))
         random.Random(kind).shuffle(paths)
         yield from (path for path in paths if kind == "purelib" or "site-packages" not in path.parts)
-
-
-def _docstrings(content: str) -> list[str]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            nodes = [node for node in ast.walk(ast.parse(content)) if isinstance(node, _DOCUMENTED)]
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-    return [docstring for node in nodes if (docstring := ast.get_docstring(node))]

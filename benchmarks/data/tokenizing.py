@@ -24,7 +24,6 @@ same repetition.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
@@ -32,14 +31,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import psutil
 import zstandard
 
 from benchmarks.data.corpus_text import write_corpus
@@ -65,30 +61,18 @@ class Measured:
 
 
 def run(command: list[str], environment: Mapping[str, str] = _NOTHING) -> Measured:
-    """Run a command that prints `measured: seconds S cpu S tokens N`, and watch its memory."""
+    """Run a command that prints `measured: seconds S cpu S tokens N`."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    output, peak = subprocess.PIPE, [0.0]
-    process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, env=environment)
-    watcher = threading.Thread(target=_watch, args=(process.pid, peak))
-    watcher.start()
-    printed = process.communicate()[0]
-    watcher.join()
-    if process.returncode:
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        _, status, used = os.wait4(process.pid, 0)
+        output.seek(0)
+        printed = output.read()
+    if status:
         sys.exit(f"{' '.join(command)} failed:\n{printed[-3000:]}")
     stated = dict(re.findall(r"(seconds|cpu|tokens) (-?[\d.]+)", printed.rpartition("measured:")[2]))
     wall, cpu, tokens = (float(stated.get(name, 0)) for name in ("seconds", "cpu", "tokens"))
-    return Measured(wall, cpu, int(tokens), peak[0])
-
-
-def _watch(pid: int, peak: list[float]) -> None:
-    """Note the largest resident memory of a process or of one of its children, in MB, until it ends."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        parent = psutil.Process(pid)
-        while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
-            for process in [parent, *parent.children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    peak[0] = max(peak[0], process.memory_info().rss / 1e6)
-            time.sleep(0.1)
+    return Measured(wall, cpu, int(tokens), used.ru_maxrss / 1e3)
 
 
 def contestant(*words: object, environment: Mapping[str, str], python: str = sys.executable) -> Measured:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.measurements import Measurements, measuring_parser, write_json
+from benchmarks.gpu.measurements import Measurements, measuring_parser
 from pretrain.model.structured_products import take_turns
 from pretrain.plan.roofline import FLASH_BACKWARD, GPUS, Gpu
 from pretrain.ranks.devices import peak_flops
 from pretrain.ranks.gpu_settings import use_arithmetic
+from pretrain.runs.directory import write_json
 
 TERA = 1e12
 HEADS, HEAD_DIM = 16, 64

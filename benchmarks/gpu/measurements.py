@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from pretrain.runs.directory import write_json
 
 
 class Measurements:
@@ -40,13 +41,6 @@ class Measurements:
 
     def write(self) -> None:
         write_json(self._file, self.values)
-
-
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write a file that a reader, or a process killed in between, never sees half."""
-    beside = file.with_suffix(".tmp")
-    beside.write_text(json.dumps(values, indent=1) + "\n")
-    beside.replace(file)
 
 
 def measuring_parser(description: str) -> argparse.ArgumentParser:

@@ -17,14 +17,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from megatron_patches.engine.compat import prepare_imports
+import torch
 
-prepare_imports()
-
-import torch  # noqa: E402
-
-from benchmarks.gpu.measurements import Measurements, measuring_parser  # noqa: E402
-from benchmarks.step.contenders import (  # noqa: E402
+from benchmarks.gpu.measurements import Measurements, measuring_parser
+from benchmarks.step.contenders import (
     AGAIN,
     COMPILED,
     WARM_UP_ROUNDS,
@@ -39,11 +35,11 @@ from benchmarks.step.contenders import (  # noqa: E402
     take_turns,
     waiting,
 )
-from benchmarks.step.parts import seconds_by_kernel, seconds_by_part  # noqa: E402
-from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
-from pretrain.ranks.devices import peak_flops  # noqa: E402
-from pretrain.ranks.groups import ParallelContext  # noqa: E402
-from pretrain.ranks.single_process import one_process  # noqa: E402
+from benchmarks.step.parts import seconds_by_kernel, seconds_by_part
+from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
+from pretrain.ranks.devices import peak_flops
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.single_process import one_process
 
 OURS = "orthogonal"
 SWITCHED = "vanilla"

@@ -5,4 +5,10 @@ contenders  the engines that take part, and their turns
 plain_gpt   the peer in plain PyTorch
 parts       the time by part and by kernel
 switches    two settings of section `performance` alone
+
+Whoever imports from here need not call `prepare_imports`.
 """
+
+from megatron_patches.engine.compat import prepare_imports
+
+prepare_imports()

@@ -24,13 +24,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.engine.compat import prepare_imports
+import torch
 
-prepare_imports()
-
-import torch  # noqa: E402
-
-from benchmarks.step.contenders import (  # noqa: E402
+from benchmarks.step.contenders import (
     AGAIN,
     Contender,
     Layout,
@@ -43,16 +39,16 @@ from benchmarks.step.contenders import (  # noqa: E402
     take_turns,
     waiting,
 )
-from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part  # noqa: E402
-from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token  # noqa: E402
-from megatron_patches.recipe.policy import ORDINARY, VARIANTS  # noqa: E402
-from pretrain.ranks.groups import (  # noqa: E402
+from benchmarks.step.parts import PARTS, seconds_by_kernel, seconds_by_part
+from megatron_patches.recipe.counting import executed_flops_per_token, model_flops_per_token
+from megatron_patches.recipe.policy import ORDINARY, VARIANTS
+from pretrain.ranks.groups import (
     LaunchEnvironment,
     ParallelContext,
     initialize_distributed,
     shutdown_distributed,
 )
-from pretrain.ranks.launch import launch_local_ranks  # noqa: E402
+from pretrain.ranks.launch import launch_local_ranks
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
 OPTIONAL = ("monarch", f"monarch{AGAIN}")

@@ -12,20 +12,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from megatron_patches.engine.compat import prepare_imports
+import torch
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+from megatron.core.transformer import TransformerConfig
+from torch.nn.functional import scaled_dot_product_attention
 
-prepare_imports()
-
-import torch  # noqa: E402
-from megatron.core.tensor_parallel import vocab_parallel_cross_entropy  # noqa: E402
-from megatron.core.transformer import TransformerConfig  # noqa: E402
-from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
-
-from benchmarks.step.contenders import in_turn, ratio  # noqa: E402
-from megatron_patches.engine.documents import Documents, attend_within_documents  # noqa: E402
-from megatron_patches.model.output import OutputLayer  # noqa: E402
-from pretrain.ranks.groups import ParallelContext  # noqa: E402
-from pretrain.ranks.single_process import one_process  # noqa: E402
+from benchmarks.step.contenders import in_turn, ratio
+from megatron_patches.engine.documents import Documents, attend_within_documents
+from megatron_patches.model.output import OutputLayer
+from pretrain.ranks.groups import ParallelContext
+from pretrain.ranks.single_process import one_process
 
 Ways = Mapping[str, Callable[[], torch.Tensor]]
 LOSSES = ((2048, 512, torch.float32), (32000, 512, torch.float32), (8192, 256, torch.bfloat16))

@@ -58,19 +58,12 @@ class Axis:
                 raise MethodError(rule.sentence.format(variant=variant, value=value))
 
 
-def axis(
-    default: Any,
-    meaning: str,
-    *rules: Rule,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    min_length: int | None = None,
-    max_length: int | None = None,
-) -> Any:
-    """Declare a field of a policy that is also a key of the attention section, of the annotated type."""
-    declared = Axis(meaning, rules, ge, gt, le, min_length, max_length)
-    return field(default=default, metadata={"axis": declared})
+def axis(default: Any, meaning: str, *rules: Rule, **limits: Any) -> Any:
+    """Declare a field of a policy that is also a key of the attention section, of the annotated type.
+
+    `limits` are those of `Axis`.
+    """
+    return field(default=default, metadata={"axis": Axis(meaning, rules, **limits)})
 
 
 def axes_of(policy: type) -> dict[str, Axis]:

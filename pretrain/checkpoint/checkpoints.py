@@ -77,14 +77,6 @@ class DeferredError:
         """Return whether any rank has recorded an error (collective)."""
         return agree([float(self.recorded)], self._device)[0] > 0
 
-    def raise_if_recorded(self) -> None:
-        """Raise on all ranks if any rank has recorded an error (collective).
-
-        Raises UserError: the same on every rank: the error of the first rank that has recorded one.
-        """
-        if self.recorded_anywhere():
-            self.raise_together()
-
     def raise_together(self) -> NoReturn:
         """Raise the first rank's error on all ranks, which know already that there is one (collective)."""
         sentences: list[str | None] = [None] * dist.get_world_size()
@@ -144,7 +136,8 @@ class Checkpoints:
         if self.context.is_first and path.exists():  # withdrawn, or left by a run that was killed
             with self.errors.recording(path):
                 shutil.rmtree(path)
-        self.errors.raise_if_recorded()
+        if self.errors.recorded_anywhere():
+            self.errors.raise_together()
         snapshot = take_snapshot(engine, self.context, self._buffer)
         layout = Layout.of(self.config, self.context).as_dict()
         about = About(**self.identity, position=position, counters=counters_of(engine), layout=layout)

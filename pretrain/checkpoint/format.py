@@ -174,15 +174,9 @@ _ABOUT = TypeAdapter(About)
 def read_marker(checkpoint: Path) -> dict[str, StoredFile]:
     """Return {name: size and SHA-256} of every file of a checkpoint, from COMPLETE.
 
-    Raises UserError: COMPLETE cannot be read, has another content, or is of the format before this one.
+    Raises UserError: COMPLETE cannot be read, or has another content.
     """
-    content = _read_json(checkpoint, MARKER)
-    if content and all(isinstance(size, int) for size in content.values()):
-        raise UserError(
-            f"{checkpoint} was written in DeepSpeed's own format by an older version of this program, and is "
-            "read no more; finish the run with that version, or choose another run.name to start afresh"
-        )
-    files = _parse(_FILES, checkpoint, MARKER, content)
+    files = _parse(_FILES, checkpoint, MARKER, _read_json(checkpoint, MARKER))
     wrong = [name for name in files if Path(name).name != name or name in (MARKER, "..")]
     if wrong or not {PARAMETERS, ABOUT} <= files.keys():
         raise damaged(checkpoint / MARKER, "does not name the files of a checkpoint")

@@ -125,7 +125,7 @@ def _variant_row(variant: Variant) -> dict[str, Any]:
     if variant.compute is None:
         return row
     gap = {key: getattr(variant.compute.gap, key, None) for key in ("mean", "low", "high")}
-    return row | _flat(asdict(replace(variant.compute, gap=None)) | {"gap": gap}, "compute")
+    return row | _flat(asdict(variant.compute) | {"gap": gap}, "compute")
 
 
 def _run_row(run: Mapping[str, Any]) -> dict[str, Any]:

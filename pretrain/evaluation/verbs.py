@@ -68,10 +68,6 @@ def tasks(
     wanted = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not wanted:
         raise UserError("--tasks names no task; give some, such as --tasks lambada_openai,arc_easy")
-    from shutil import get_terminal_size
-
-    from rich.console import Console
-
     from pretrain.ranks.devices import use_cuda
     from pretrain.runs.finished import leave_out_others
     from pretrain.study.models import require_transformers
@@ -103,7 +99,7 @@ def tasks(
     command = [("python", "-m", "pretrain", "evaluate", "tasks"), *((str(run),) for run in runs)]
     command += [(key, str(value)) for key, value in options.items() if value is not None]
     report = TaskReport(compare_tasks(groups, scores), groups, measured, scores, limit, versions, command)
-    finish(report.document(), out, Console(width=get_terminal_size((100, 24)).columns))
+    finish(report.document(), out, log_width=100)
 
 
 @evaluate.command()

@@ -7,8 +7,6 @@ reserved pieces, and `split_special_tokens`.
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,8 +42,7 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     else:
         open_tokenizer(path)  # refuses a damaged file in one sentence
         model = read_model(path)
-        text = json.dumps(tokenizer_json(model, path), ensure_ascii=False)
-        (out / "tokenizer.json").write_text(text, encoding="utf-8")
+        converted(model, path).save(str(out / "tokenizer.json"), pretty=False)
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -63,76 +60,52 @@ def write_tokenizer(manifest: Manifest, out: Path, model_max_length: int) -> Non
     write_json(out / "tokenizer_config.json", config)
 
 
-def tokenizer_json(proto: Any, path: Path) -> dict[str, Any]:
-    """Return the content of tokenizer.json for a SentencePiece model.
+def converted(proto: Any, path: Path) -> Any:
+    """Return a SentencePiece model as a `tokenizers.Tokenizer`.
 
     Raises UserError: the model is neither BPE nor unigram.
     """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
+
     kind = proto.trainer_spec.ModelType.Name(proto.trainer_spec.model_type).lower()
     models = {"bpe": _bpe, "unigram": _unigram}
     if kind not in models:
         raise UserError(f"{path} is a {kind} model, which tokenizer.json cannot hold; only BPE and unigram")
-    dummy = proto.normalizer_spec.add_dummy_prefix
-    decoders: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if dummy:
-        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": number,
-                "content": piece.piece,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": piece.type != piece.USER_DEFINED,
-            }
-            for number, piece in enumerate(proto.pieces)
-            if piece.type in (piece.CONTROL, piece.UNKNOWN, piece.USER_DEFINED)
-        ],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(proto.normalizer_spec)},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": models[kind](proto),
-    }
-
-
-def _normalizers(spec: Any) -> list[dict[str, Any]]:
-    normalizers: list[dict[str, Any]] = []
-    if spec.precompiled_charsmap:
-        charsmap = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-    if spec.remove_extra_whitespaces:
-        normalizers.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    tokenizer, spec = Tokenizer(models[kind](proto)), proto.normalizer_spec
+    steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
+    decoding: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if spec.add_dummy_prefix:
-        normalizers.append({"type": "Prepend", "prepend": _SPACE})
-    return [*normalizers, {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+        steps.insert(0, normalizers.Prepend(_SPACE))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    if spec.remove_extra_whitespaces:
+        steps[:0] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.precompiled_charsmap:
+        steps.insert(0, normalizers.Precompiled(spec.precompiled_charsmap))
+    tokenizer.normalizer, tokenizer.decoder = normalizers.Sequence(steps), decoders.Sequence(decoding)
+    tokenizer.add_tokens(
+        [
+            AddedToken(piece.piece, normalized=False, special=piece.type != piece.USER_DEFINED)
+            for piece in proto.pieces
+            if piece.type in (piece.CONTROL, piece.UNKNOWN, piece.USER_DEFINED)
+        ]
+    )
+    return tokenizer
 
 
-def _unigram(proto: Any) -> dict[str, Any]:
+def _unigram(proto: Any) -> Any:
+    from tokenizers.models import Unigram
+
     scores = [
         (piece.piece, piece.score if piece.type in (piece.NORMAL, piece.USER_DEFINED) else _NEVER)
         for piece in proto.pieces
     ]
-    return {
-        "type": "Unigram",
-        "unk_id": proto.trainer_spec.unk_id,
-        "vocab": scores,
-        "byte_fallback": proto.trainer_spec.byte_fallback,
-    }
+    return Unigram(scores, proto.trainer_spec.unk_id, proto.trainer_spec.byte_fallback)
 
 
-def _bpe(proto: Any) -> dict[str, Any]:
+def _bpe(proto: Any) -> Any:
     """Return a BPE model, its merges by score: SentencePiece merges the pair with the best piece first."""
+    from tokenizers.models import BPE
+
     scores = {
         piece.piece: piece.score for piece in proto.pieces if piece.type in (piece.NORMAL, piece.USER_DEFINED)
     }
@@ -142,18 +115,9 @@ def _bpe(proto: Any) -> dict[str, Any]:
         for cut in range(1, len(piece))
         if piece[:cut] in scores and piece[cut:] in scores
     ]
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": proto.pieces[proto.trainer_spec.unk_id].piece,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": proto.trainer_spec.byte_fallback,
-        "ignore_merges": False,
-        "vocab": {piece.piece: number for number, piece in enumerate(proto.pieces)},
-        "merges": merges,
-    }
+    vocabulary = {piece.piece: number for number, piece in enumerate(proto.pieces)}
+    unknown, in_bytes = proto.pieces[proto.trainer_spec.unk_id].piece, proto.trainer_spec.byte_fallback
+    return BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=in_bytes)
 
 
 @dataclass(frozen=True)

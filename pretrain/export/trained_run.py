@@ -109,9 +109,7 @@ def _check_settings(checkpoint: Path, keys: Mapping[str, Any], config: Config) -
 TEMPERATURE = 0.8
 
 
-def model_texts(
-    runs: Sequence[Path], prompts: Sequence[str], tokens: int, seed: int = 0
-) -> Mapping[Path, tuple[str, ...]]:
+def model_texts(runs: Sequence[Path], prompts: Sequence[str], tokens: int) -> Mapping[Path, tuple[str, ...]]:
     """Return {run: text after each prompt}, drawn at TEMPERATURE; the draws of every run are of one seed.
 
     What cannot be printed is a middle dot, so that the text shows the same everywhere. Raises UserError: as
@@ -125,7 +123,7 @@ def model_texts(
             encoded = encode_prompts(
                 named, ("--sample-tokens", tokens), run.config.data.sequence_length, run.blend
             )
-            draws = torch.Generator(context.device).manual_seed(seed)
+            draws = torch.Generator(context.device).manual_seed(0)
 
             def draw(logits: torch.Tensor, draws: torch.Generator = draws) -> torch.Tensor:
                 return torch.multinomial(

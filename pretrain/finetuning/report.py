@@ -206,7 +206,7 @@ def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[s
 
 def _comparison_json(one: Comparison) -> dict[str, Any]:
     gap = one.gap and gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
-    return {**asdict(replace(one, gap=None)), "gap": gap}
+    return asdict(one) | {"gap": gap}
 
 
 def _figure(trials: Sequence[Trial]) -> Figure:

@@ -52,17 +52,18 @@ class Sign:
     place: str
 
 
-def end_process(sentence: str) -> NoReturn:
+def end_process(sentence: str, code: int = EXIT_CODE, store: Any = None) -> NoReturn:
     """Print the sentence, unless another rank has printed one, and end this process at once.
 
-    For a wait that no error can end, because what would follow the error waits for the same thing.
+    For a wait that no error can end, because what would follow the error waits for the same thing. `store`:
+    where the ranks agree on who prints; by default the one at which they met.
     """
     first = True
     with suppress(*_STORE_ERRORS):
-        first = _get_default_store().add("said", 1) == 1
+        first = (_get_default_store() if store is None else store).add("said", 1) == 1
     if first:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
-    os._exit(EXIT_CODE)
+    os._exit(code)
 
 
 class Watch:
@@ -119,7 +120,7 @@ class Watch:
                 self._look(seconds)
             elif not self._late():  # the thread looks
                 time.sleep(seconds)
-            self._end()
+            self._end(self.sentence())
 
     def _run(self) -> None:
         number, before = 0, time.monotonic()
@@ -138,7 +139,7 @@ class Watch:
                 if self._rank in LOOKOUTS:
                     self._look(passed)
             if max(self._silent.values()) > self._timeout + self._every and not self._ended.is_set():
-                self._end()
+                self._end(self.sentence())
             self._ended.wait(self._every)
 
     def _look(self, passed: float) -> None:
@@ -156,14 +157,9 @@ class Watch:
         late = LATE * self._every
         return [rank for rank, seconds in self._silent.items() if seconds > late and rank != self._rank]
 
-    def _end(self, sentence: str | None = None, code: int = EXIT_CODE) -> NoReturn:
-        """Print the sentence, or what is known, unless another rank has printed one, and end the process."""
-        first, sentence = True, sentence or self.sentence()
-        with suppress(*_STORE_ERRORS), self._using_store:
-            first = self._store.add("said", 1) == 1
-        if first:
-            print(f"error: {sentence}", file=sys.stderr, flush=True)
-        os._exit(code)
+    def _end(self, sentence: str, code: int = EXIT_CODE) -> NoReturn:
+        with self._using_store:
+            end_process(sentence, code, self._store)
 
     def _lost(self) -> str:
         return (

@@ -187,7 +187,7 @@ def first_recorded(one: Path, other: Path) -> tuple[int | None, str]:
         a, b = (records[step] for records in both)
         for tag in [tag for tag in a if "/" in tag and tag in b and a[tag] != b[tag]]:
             metric = metric_of(tag)
-            if not metric.measured and (metric.chart is None or metric.chart[0] is Page.QUALITY):
+            if not metric.measured and metric.page is Page.QUALITY:
                 return step, f"the records differ from step {step} on, {tag} {a[tag]!r} and {b[tag]!r}"
     return None, f"all {len(common)} steps that both recorded are equal"
 

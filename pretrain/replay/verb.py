@@ -23,10 +23,6 @@ def replay(
 
     Example: python -m pretrain replay demo/runs/orthogonal --step 123
     """
-    from shutil import get_terminal_size
-
-    from rich.console import Console
-
     from pretrain.replay.prepare import look_up, replayed
     from pretrain.replay.report import replay_document
     from pretrain.study.report import finish
@@ -34,7 +30,7 @@ def replay(
     past = look_up(run, step)
     with replayed(past, overrides or (), local_ranks) as (_, answer):
         document = replay_document(past, answer, another_layout=bool(overrides or local_ranks))
-        finish(document, out, Console(width=max(120, get_terminal_size().columns)))
+        finish(document, out, log_width=120)
 
 
 def diff(

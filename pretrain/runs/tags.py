@@ -41,7 +41,7 @@ class Metric:
     Attributes:
         tag: the name; a family's ends in `/`, followed by a member's own name.
         unit: "" for a pure number.
-        chart: page and title of its chart in TensorBoard; None: no chart of its own.
+        chart: title of its chart in TensorBoard; None: no chart of its own.
         measured: a clock or memory reading. Every other value is the same again when a run is repeated.
         member: the thing that a family has one metric for each of; "" for a single metric.
     """
@@ -49,10 +49,15 @@ class Metric:
     tag: str
     unit: str
     meaning: str
-    chart: tuple[Page, str] | None
+    chart: str | None
     when: When = When.ALWAYS
     measured: bool = False
     member: str = ""
+
+    @property
+    def page(self) -> Page:
+        """Return the group of its chart, by the first part of the tag."""
+        return _PAGES.get(self.tag.partition("/")[0], Page.QUALITY)
 
     def of(self, name: str) -> str:
         """Return the tag of a family's member."""
@@ -66,11 +71,19 @@ class Metric:
         return {tag.removeprefix(self.tag): record[tag] for tag in own}
 
 
+_PAGES = {"throughput": Page.THROUGHPUT, "time": Page.THROUGHPUT, "memory": Page.MEMORY}
+_PARTS = "parts of a step, in seconds"
+
+
+def _measured(tag: str, unit: str, meaning: str, chart: str, when: When = When.ALWAYS) -> Metric:
+    return Metric(tag, unit, meaning, chart, when, measured=True)
+
+
 LOSS = Metric(
     "loss/train",
     "nats per token",
     "language-model loss alone, mean over the step's predictions",
-    (Page.QUALITY, "training loss"),
+    "training loss",
 )
 AUXILIARY_LOSS = Metric(
     "loss/",
@@ -84,45 +97,39 @@ VALIDATION_LOSS = Metric(
     "loss/valid",
     "nats per token",
     "mean over the held-out tokens of all sources",
-    (Page.QUALITY, "validation loss"),
+    "validation loss",
     When.VALIDATED,
 )
 PERPLEXITY = Metric(
-    "perplexity/valid",
-    "",
-    "exp of the validation loss",
-    (Page.QUALITY, "validation perplexity, all sources"),
-    When.VALIDATED,
+    "perplexity/valid", "", "exp of the validation loss", "validation perplexity, all sources", When.VALIDATED
 )
 PERPLEXITY_OF_SOURCE = Metric(
     "perplexity/valid/",
     "",
     "the same for the held-out tokens of one source",
-    (Page.QUALITY, "validation perplexity, by source"),
+    "validation perplexity, by source",
     When.VALIDATED,
     member="source",
 )
-LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", (Page.QUALITY, "learning rate"))
-GRADIENT_NORM = Metric(
-    "optim/grad_norm", "", "norm of the gradient before clipping", (Page.QUALITY, "gradient norm")
-)
+LEARNING_RATE = Metric("optim/lr", "", "the step's learning rate", "learning rate")
+GRADIENT_NORM = Metric("optim/grad_norm", "", "norm of the gradient before clipping", "gradient norm")
 LOSS_VARIANCE = Metric(
     "stability/loss_variance",
     "nats²",
     "variance of the training loss over the last `telemetry.variance_window` steps",
-    (Page.QUALITY, "loss variance"),
+    "loss variance",
 )
 SKIPPED_STEPS = Metric(
     "stability/skipped_steps",
     "steps",
     "steps so far whose update was left out: loss or gradient norm not finite, or a spike",
-    (Page.QUALITY, "skipped steps"),
+    "skipped steps",
 )
 ATTENTION_ENTROPY = Metric(
     "attention/entropy/",
     "nats",
     "entropy of a query's attention, mean over the queries and heads of a layer, on held-out text",
-    (Page.QUALITY, "attention entropy, by layer"),
+    "attention entropy, by layer",
     When.OBSERVED,
     member="layer",
 )
@@ -130,7 +137,7 @@ ATTENTION_SCALE = Metric(
     "attention/score_scale/",
     "",
     "standard deviation of a query's scores, mean over the queries and heads of a layer",
-    (Page.QUALITY, "scale of attention scores, by layer"),
+    "scale of attention scores, by layer",
     When.OBSERVED,
     member="layer",
 )
@@ -138,140 +145,96 @@ LARGEST_SCORE = Metric(
     "attention/largest_score/",
     "",
     "largest score before the softmax in a layer; a synthesizer has none",
-    (Page.QUALITY, "largest attention score, by layer"),
+    "largest attention score, by layer",
     When.OBSERVED,
     member="layer",
 )
 
-TOKENS_PER_SECOND = Metric(
-    "throughput/tokens_per_second",
-    "tokens/s",
-    "the step's tokens / its seconds",
-    (Page.THROUGHPUT, "tokens per second"),
-    measured=True,
+TOKENS_PER_SECOND = _measured(
+    "throughput/tokens_per_second", "tokens/s", "the step's tokens / its seconds", "tokens per second"
 )
-TOKENS_PER_SECOND_PER_GPU = Metric(
+TOKENS_PER_SECOND_PER_GPU = _measured(
     "throughput/tokens_per_second_per_gpu",
     "tokens/s",
     "the same, divided by the number of processes",
-    (Page.THROUGHPUT, "tokens per second and GPU"),
-    measured=True,
+    "tokens per second and GPU",
 )
-MODEL_TFLOPS_PER_GPU = Metric(
+MODEL_TFLOPS_PER_GPU = _measured(
     "throughput/model_tflops_per_gpu",
     "TFLOP/s",
     "floating-point operations of the vanilla model of this shape, per second and process",
-    (Page.THROUGHPUT, "model TFLOP/s per GPU"),
-    measured=True,
+    "model TFLOP/s per GPU",
 )
-MFU = Metric(
+MFU = _measured(
     "throughput/mfu",
     "share of 1",
     "these operations / the device's peak",
-    (Page.THROUGHPUT, "utilisation: mfu and hfu"),
+    "utilisation: mfu and hfu",
     When.PEAK_KNOWN,
-    measured=True,
 )
-HFU = Metric(
+HFU = _measured(
     "throughput/hfu",
     "share of 1",
     "operations that this run really executes / the device's peak",
-    (Page.THROUGHPUT, "utilisation: mfu and hfu"),
+    "utilisation: mfu and hfu",
     When.PEAK_KNOWN,
-    measured=True,
 )
-STEP_SECONDS = Metric(
-    "time/step",
-    "s",
-    "the training part of the step, without validation and checkpoint",
-    (Page.THROUGHPUT, "seconds per step"),
-    measured=True,
+STEP_SECONDS = _measured(
+    "time/step", "s", "the training part of the step, without validation and checkpoint", "seconds per step"
 )
-DATA_SECONDS = Metric(
-    "time/data",
-    "s",
-    "part of time/step: waiting for the batch",
-    (Page.THROUGHPUT, "parts of a step, in seconds"),
-    measured=True,
+DATA_SECONDS = _measured("time/data", "s", "part of time/step: waiting for the batch", _PARTS)
+FORWARD_BACKWARD_SECONDS = _measured(
+    "time/forward_backward", "s", "part of time/step: forward and backward of all micro batches", _PARTS
 )
-FORWARD_BACKWARD_SECONDS = Metric(
-    "time/forward_backward",
-    "s",
-    "part of time/step: forward and backward of all micro batches",
-    (Page.THROUGHPUT, "parts of a step, in seconds"),
-    measured=True,
-)
-OPTIMIZER_SECONDS = Metric(
-    "time/optimizer",
-    "s",
-    "part of time/step: clipping and update",
-    (Page.THROUGHPUT, "parts of a step, in seconds"),
-    measured=True,
-)
-CHECKPOINT_STALL_SECONDS = Metric(
+OPTIMIZER_SECONDS = _measured("time/optimizer", "s", "part of time/step: clipping and update", _PARTS)
+CHECKPOINT_STALL_SECONDS = _measured(
     "time/checkpoint_stall",
     "s",
     "time in which the training waited: for the checkpoint before, and for copying",
-    (Page.THROUGHPUT, "seconds per checkpoint"),
+    "seconds per checkpoint",
     When.SAVED,
-    measured=True,
 )
-CHECKPOINT_WRITE_SECONDS = Metric(
+CHECKPOINT_WRITE_SECONDS = _measured(
     "time/checkpoint_write",
     "s",
     "writing, hashing and making durable rank 0's part of the checkpoint, behind the training",
-    (Page.THROUGHPUT, "seconds per checkpoint"),
+    "seconds per checkpoint",
     When.WRITTEN,
-    measured=True,
 )
-CHECKPOINT_SECONDS = Metric(
+CHECKPOINT_SECONDS = _measured(
     "time/checkpoint",
     "s",
     "from the end of the checkpoint's step until rank 0's part was on the disk",
-    (Page.THROUGHPUT, "seconds per checkpoint"),
+    "seconds per checkpoint",
     When.WRITTEN,
-    measured=True,
 )
 
 TRAINABLE_PARAMETERS = Metric(
-    "memory/trainable_parameters",
-    "parameters",
-    "trainable parameters of the whole model",
-    (Page.MEMORY, "parameters"),
+    "memory/trainable_parameters", "parameters", "trainable parameters of the whole model", "parameters"
 )
 FROZEN_PARAMETERS = Metric(
-    "memory/frozen_parameters",
-    "parameters",
-    "frozen parameters of the whole model",
-    (Page.MEMORY, "parameters"),
+    "memory/frozen_parameters", "parameters", "frozen parameters of the whole model", "parameters"
 )
 GRADIENT_BYTES = Metric(
     "memory/gradients",
     "bytes",
     "gradients, sum over ranks, counted in the live engine",
-    (Page.MEMORY, "bytes of gradients and optimizer state"),
+    "bytes of gradients and optimizer state",
 )
 OPTIMIZER_STATE_BYTES = Metric(
     "memory/optimizer_state",
     "bytes",
     "optimizer state and master weights, sum over ranks, counted in the live engine",
-    (Page.MEMORY, "bytes of gradients and optimizer state"),
+    "bytes of gradients and optimizer state",
 )
-DEVICE_BYTES = Metric(
+DEVICE_BYTES = _measured(
     "memory/allocated_peak",
     "bytes",
     "rank 0's peak on its device since its start",
-    (Page.MEMORY, "bytes in use"),
+    "bytes in use",
     When.ON_CUDA,
-    measured=True,
 )
-HOST_BYTES = Metric(
-    "memory/host_rss",
-    "bytes",
-    "resident memory of rank 0's process now",
-    (Page.MEMORY, "bytes in use"),
-    measured=True,
-)
+HOST_BYTES = _measured("memory/host_rss", "bytes", "resident memory of rank 0's process now", "bytes in use")
 
 # Collected from the declarations above, in their order, so that no metric has to be named twice.
 METRICS: tuple[Metric, ...] = tuple(value for value in tuple(globals().values()) if isinstance(value, Metric))

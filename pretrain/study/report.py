@@ -11,6 +11,7 @@ import pretrain.study.packages  # noqa: F401
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Any, TypeAlias
 
 import typer
@@ -131,10 +132,10 @@ def write(study: Document | Report, out: Path) -> Path:
     return out / "report.md"
 
 
-def finish(study: Document | Report, out: Path, console: Console | None = None, *, remark: str = "") -> None:
+def finish(study: Document | Report, out: Path, *, log_width: int = 80, remark: str = "") -> None:
     """Write all files, print the summary, and say where the report is, followed by `remark`.
 
-    The console is one as wide as the terminal unless another is given. Raises UserError where `out` cannot be
+    The summary is as wide as the terminal; without one, `log_width`. Raises UserError where `out` cannot be
     written.
     """
     document = study.document() if isinstance(study, Report) else study
@@ -142,7 +143,7 @@ def finish(study: Document | Report, out: Path, console: Console | None = None, 
         path = write(document, out)
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from error
-    show(document.summary, console or Console())
+    show(document.summary, Console(width=get_terminal_size((log_width, 24)).columns))
     typer.echo(f"written: {path}{remark}")
 
 

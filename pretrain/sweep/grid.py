@@ -28,15 +28,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, field_validator
 
 from pretrain.config.load import validation_sentence
-from pretrain.config.sources import (
-    OVERRIDE,
-    KeyPath,
-    did_you_mean,
-    locate,
-    override_text,
-    read_yaml,
-    shipped_files,
-)
+from pretrain.config.sources import OVERRIDE, KeyPath, did_you_mean, locate, override_text, read_yaml
 from pretrain.config.types import Int, PathLike, Section
 from pretrain.errors import UserError
 from pretrain.sweep.names import NamedValues, run_names
@@ -121,11 +113,6 @@ def read_grid(name_or_path: str) -> Grid:
     grid = Grid(shown_as, content, draft.origins, path)
     _check_keys(grid)
     return grid
-
-
-def shipped_grids() -> list[str]:
-    """Return the names of the grids that come with the program."""
-    return list(shipped_files(_SHIPPED, ".yaml"))
 
 
 def _check_keys(grid: Grid) -> None:

@@ -43,8 +43,7 @@ def chart_layout() -> dict[str, dict[str, list[str]]]:
     layout: dict[str, dict[str, list[str]]] = {page.value: {} for page in Page}
     for metric in METRICS:
         if metric.chart is not None:
-            page, title = metric.chart
-            charts = layout[page.value].setdefault(title, [])
+            charts = layout[metric.page.value].setdefault(metric.chart, [])
             charts.append(metric.tag if metric.member else f"{metric.tag}$")
     return layout
 

@@ -103,11 +103,6 @@ def without_a_tensor(checkpoint: Path) -> None:
     mark(file)
 
 
-def of_the_old_format(checkpoint: Path) -> None:
-    (checkpoint / "mp_rank_00_model_states.pt").write_bytes(b"pickle")
-    (checkpoint / "COMPLETE").write_text(json.dumps({"mp_rank_00_model_states.pt": 6}))
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "flipped byte": (
         lambda checkpoint: flip(checkpoint / RANK_FILE),
@@ -135,7 +130,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda checkpoint: (checkpoint / "COMPLETE").write_text("{}"),  # type: ignore[dict-item]
         ("COMPLETE does not name the files of a checkpoint",),
     ),
-    "old format": (of_the_old_format, ("DeepSpeed's own format", "is read no more")),
     "unknown format": (
         lambda checkpoint: change(checkpoint / "checkpoint.json", lambda about: about.update(format=7)),
         ("has format 7 and this version of the program reads 1", "use the version that wrote it"),

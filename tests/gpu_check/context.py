@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.measurements import write_json
+from pretrain.runs.directory import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 60

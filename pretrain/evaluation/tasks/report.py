@@ -222,8 +222,7 @@ def _content(report: TaskReport, remarks: Sequence[str]) -> dict[str, Any]:
         "models": models,
         **asdict(report.comparison),
         "contrasts": [
-            asdict(replace(one, gap=None)) | {"gap": gap_content(one.gap) if one.gap else None}
-            for one in report.comparison.contrasts
+            asdict(one) | {"gap": one.gap and gap_content(one.gap)} for one in report.comparison.contrasts
         ],
     }
 

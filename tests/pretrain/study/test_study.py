@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import pretrain.study.packages
 from pretrain.errors import UserError
@@ -149,16 +147,14 @@ def test_a_page_and_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert page_text(page, ["there"]) == text
     figures = {"gone": lambda: None}
     document = Document(page, {"x": float("nan")}, ["said", ["note"]], figures, {"a.csv": "1\n", "b": b"2"})
-    output = io.StringIO()
-    finish(document, tmp_path / "out", Console(file=output), remark=" (again)")
-    assert output.getvalue() == "said\n* note\n"
-    assert capsys.readouterr().out == f"written: {tmp_path / 'out/report.md'} (again)\n"
+    finish(document, tmp_path / "out", remark=" (again)")
+    assert capsys.readouterr().out == f"said\n* note\nwritten: {tmp_path / 'out/report.md'} (again)\n"
     files = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert files["report.json"] == '{\n "x": null\n}\n' and files["a.csv"] == "1\n" and files["b"] == "2"
     assert "gone" not in files["report.md"]
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"--out .*file cannot be written: "):
-        finish(document, tmp_path / "file", Console(file=output))
+        finish(document, tmp_path / "file")
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "scipy"])

@@ -15,11 +15,11 @@ from data_pipeline.tokenizing.verbs import which_task
 from pretrain.config.load import load_config
 from pretrain.config.sources import dump_yaml, override_text, parse_overrides
 from pretrain.errors import UserError
-from pretrain.sweep.grid import GridRun, expand, read_grid, select, shipped_grids
+from pretrain.sweep.grid import GridRun, expand, read_grid, select
 from pretrain.sweep.names import LONGEST_NAME, NamedValues, run_names
 from pretrain.sweep.plan import PlannedRun, plan_sweep
 from pretrain.sweep.running import devices_of_slot, next_run
-from tests.shipped_grids import planned_runs, shipped_grid
+from tests.shipped_grids import planned_runs, shipped_grid, shipped_grids
 
 ONE_RANK = {"parallel.tensor_model_parallel_size": 1}
 
