@@ -9,6 +9,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.step.plain_gpt import PlainGPT, plain_adamw
 from pretrain.config.load import config_from_draft
@@ -21,7 +24,8 @@ from pretrain.training.phase_engine import PhasedEngine
 
 T = TypeVar("T")
 HEAD_DIM = 64
-COMPILED = "plain compiled"
+COMPILED, SHARDED = "plain compiled", "plain sharded"
+PEERS = ("plain", COMPILED, SHARDED)
 AGAIN = " again"
 """Ends the name of a control: the same thing once more, to show the noise."""
 
@@ -126,10 +130,13 @@ class Ours:
 class Plain:
     """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
-    Compiled, if so, layer by layer, as ours are.
+    Compiled, if so, layer by layer, as ours are. Of several ranks each has a part of the batch, and
+    the whole model under DDP, or if `sharded` its share of every layer under FSDP2.
     """
 
-    def __init__(self, config: Config, device: torch.device, compiled: bool = False) -> None:
+    def __init__(
+        self, config: Config, device: torch.device, compiled: bool = False, sharded: bool = False
+    ) -> None:
         model = PlainGPT(config).to(device)
         for weight in model.parameters():
             if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
@@ -138,6 +145,11 @@ class Plain:
             for block in model.blocks:
                 block.compile()
         self.model: torch.nn.Module = model
+        if sharded:
+            for part in (*model.blocks, model):
+                fully_shard(part, mesh=init_device_mesh(device.type, (dist.get_world_size(),)))
+        elif dist.is_initialized() and dist.get_world_size() > 1:
+            self.model = DistributedDataParallel(model)
         self.optimizer = plain_adamw(self.model, config)
         self.clip = config.optimizer.gradient_clip
         self.autocast = device.type == "cuda"
@@ -173,11 +185,15 @@ def contender_name(kind: str, settings: str) -> str:
 def build_contender(
     kind: str, settings: str, shape: Shape, layout: Layout, context: ParallelContext
 ) -> Contender:
-    """`plain`, `plain compiled`, or our engine of that variant with these settings; " again" may follow."""
+    """Build a contender in plain PyTorch, or our engine of that variant with these settings.
+
+    `kind`: one of `PEERS` or a variant; " again" may follow.
+    """
     variant = kind.removesuffix(AGAIN)
-    if variant not in ("plain", COMPILED):
+    if variant not in PEERS:
         return Ours(benchmark_config(shape, variant, layout, settings), context)
-    return Plain(benchmark_config(shape, "vanilla", layout), context.device, compiled=variant == COMPILED)
+    config = benchmark_config(shape, "vanilla", layout)
+    return Plain(config, context.device, variant == COMPILED, variant == SHARDED)
 
 
 WARM_UP_ROUNDS = 3

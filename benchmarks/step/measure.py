@@ -3,11 +3,12 @@
     OMP_NUM_THREADS=1 python -m benchmarks.step.measure --steps 40 --shape 4x512x4x256 --json FILE
     python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
 
-Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and, on one
-rank, the same vanilla model in plain PyTorch (plain_gpt.py) take turns on the same tokens, in an order that
-rotates every round. With several --settings there is an engine of every variant for each. Reported: the
-median over rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of
-each part of a step, and the time in each class of kernel. fp32 on the CPU, bf16 on GPUs.
+Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and the same
+vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded` under FSDP2, and
+not with tensor parallelism) take turns on the same tokens, in an order that rotates every round. With several
+--settings there is an engine of every variant for each. Reported: the median over rounds of (step time / the
+baseline's step time of the same round) with its quartiles, the time of each part of a step, and the time in
+each class of kernel. fp32 on the CPU, bf16 on GPUs.
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
 is for an idle machine, and for several ranks, who wait for each other.
@@ -28,6 +29,8 @@ import torch
 
 from benchmarks.step.contenders import (
     AGAIN,
+    PEERS,
+    SHARDED,
     Contender,
     Layout,
     Shape,
@@ -51,7 +54,7 @@ from pretrain.ranks.groups import (
 from pretrain.ranks.launch import launch_local_ranks
 
 CONTENDERS = ("plain", "vanilla", "orthogonal", f"vanilla{AGAIN}", f"orthogonal{AGAIN}")
-OPTIONAL = ("monarch", f"monarch{AGAIN}")
+OPTIONAL = ("monarch", f"monarch{AGAIN}", SHARDED)
 PART_ROUNDS = 8
 PROFILED_STEPS = 3
 
@@ -68,8 +71,8 @@ def main() -> None:
     contenders = {
         contender_name(kind, settings): build_contender(kind, settings, arguments.shape, layout, context)
         for kind in arguments.contenders
-        for settings in (arguments.settings if kind != "plain" else [""])
-        if kind != "plain" or launch.world_size == 1
+        for settings in (arguments.settings if kind not in PEERS else [""])
+        if kind not in PEERS or arguments.tensor_parallel == 1
     }
     report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
     if context.is_first:
