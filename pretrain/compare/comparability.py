@@ -59,8 +59,7 @@ def refuse_incomparable(
 ) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation, but for the named subjects.
 
-    Tokens may differ where `match` is flops and all runs were given the same `schedule.flops`. "": the user
-    cannot name another subject.
+    Tokens may differ where `match` is flops and all runs had the same `schedule.flops`. "": without options.
 
     Raises:
         UserError: names every difference, with a run for each side, and the option that makes it the subject.

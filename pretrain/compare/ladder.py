@@ -23,18 +23,12 @@ from pretrain.errors import UserError
 from pretrain.runs.curves import Floats
 
 LAW = ("E", "A", "B", "a", "b")
-FITS = 1000
-_STARTS = np.log([0.1, 0.3, 0.6, 1.2])
-_LEAST, _MOST = np.log([0.02, 0.02, 0.01]), np.log([4.0, 4.0, 100.0])
-"""Bounds of a, b and k."""
+FITS, STARTS = 1000, (0.1, 0.3, 0.6, 1.2)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one arm, size and length: {seed: validation loss} in nats per token, NaN of a run to come.
-
-    `design`: their name without the seed; the arm is its first part, up to a dash.
-    """
+    """Runs of one arm, size and length: {seed: validation loss} in nats per token, NaN of a run to come."""
 
     design: str
     parameters: int
@@ -43,6 +37,7 @@ class Cell:
 
     @property
     def arm(self) -> str:
+        """Return the first part of the runs' name, up to a dash."""
         return self.design.partition("-")[0]
 
     @property
@@ -53,19 +48,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Law of the `cells`: {E, A, B, a, b, or an arm for its k, the baseline first: (value, low, high)}.
+    """Law of the `cells`: {name: (value, low, high)} of E, A, B, a, b, and of the arms' k, baseline first.
 
     `predictions`: of each cell ahead its place, the `loss` by the law, and the interval of its runs' mean.
     """
 
     cells: Sequence[Cell]
     values: Mapping[str, Sequence[float]]
+    factors: Mapping[str, Sequence[float]]
     predictions: Sequence[Mapping[str, Any]]
 
     def loss(self, arm: str, parameters: int, tokens: Any) -> Any:
         """Return the law's loss at a length, or an array of them."""
-        E, A, B, a, b, k = (self.values[name][0] for name in (*LAW, arm))
-        return E + A / parameters**a + B / (k * tokens) ** b
+        E, A, B, a, b = (self.values[name][0] for name in LAW)
+        return E + A / parameters**a + B / (self.factors[arm][0] * tokens) ** b
 
 
 def fit_ladder(cells: Sequence[Cell], baseline: str, ahead: Sequence[Cell] = ()) -> Ladder:
@@ -84,21 +80,21 @@ def fit_ladder(cells: Sequence[Cell], baseline: str, ahead: Sequence[Cell] = ())
         )
     points, there = _points(cells, arms), _points(ahead, arms)
     losses = np.array([cell.loss for cell in cells])
-    starts = ([*pair, *np.zeros(len(arms) - 1)] for pair in itertools.product(_STARTS, repeat=2))
+    starts = ([*pair, *np.zeros(len(arms) - 1)] for pair in itertools.product(np.log(STARTS), repeat=2))
     best = min((_fit(points, losses, start) for start in starts), key=itemgetter(1))[0]
     law = _law(best, points)
     moved = _deviations(cells, ahead, np.log(losses / law))
     draws = [_fit(points, law * np.exp(own), np.log(best[3:]))[0] for own in moved[:, : len(cells)]]
     runs_ahead = [_law(own, there) for own in draws] / np.exp(moved[:, len(cells) :])
     ends = np.transpose([_law(best, there), *np.quantile(runs_ahead, [0.05, 0.95], axis=0)]).tolist()
-    values = np.insert([best, *np.quantile(draws, [0.025, 0.975], axis=0)], len(LAW), 1.0, axis=1)
-    named = dict(zip((*LAW, *arms), values.T.tolist(), strict=True))
+    found = np.insert([best, *np.quantile(draws, [0.025, 0.975], axis=0)], len(LAW), 1.0, axis=1).T.tolist()
+    values, factors = dict(zip(LAW, found, strict=False)), dict(zip(arms, found[len(LAW) :], strict=True))
     rows = [
         {"design": cell.design, "parameters": cell.parameters, "tokens": cell.tokens, "seeds": [*cell.losses]}
         | dict(zip(("loss", "low", "high"), end, strict=True))
         for cell, end in zip(ahead, ends, strict=True)
     ]
-    return Ladder(cells, named, rows)
+    return Ladder(cells, values, factors, rows)
 
 
 def _points(cells: Sequence[Cell], arms: Sequence[str]) -> Floats:
@@ -120,7 +116,7 @@ def _law(values: Floats, points: Floats) -> Floats:
 def _fit(points: Floats, losses: Floats, start: Any) -> tuple[Floats, float]:
     """Return the values with the least squares of relative errors, and their sum, by variable projection.
 
-    `start`: logarithms of a, b and the factors; for any such E, A and B are had by linear least squares.
+    For any logarithms of a, b and the factors, as `start` has, E, A and B are linear least squares.
     """
 
     def solve(logs: Floats) -> tuple[Floats, Floats]:
@@ -129,9 +125,10 @@ def _fit(points: Floats, losses: Floats, start: Any) -> tuple[Floats, float]:
         linear = nnls(terms / scales, np.ones(len(losses)))[0] / scales
         return linear, terms @ linear - 1
 
-    low, high = (np.append(end[:2], [end[2]] * (len(start) - 2)) for end in (_LEAST, _MOST))
-    inside = np.clip(start, low + 1e-6, high - 1e-6)
-    found = least_squares(lambda logs: solve(logs)[1], inside, bounds=(low, high))
+    low, high = (np.log([at] * 2 + [far] * (len(start) - 2)) for at, far in ((0.02, 0.01), (4.0, 100.0)))
+    found = least_squares(
+        lambda logs: solve(logs)[1], np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high)
+    )
     return np.append(solve(found.x)[0], np.exp(found.x)), found.cost
 
 
@@ -145,9 +142,8 @@ def _deviations(cells: Sequence[Cell], ahead: Sequence[Cell], residuals: Floats)
     """
 
     def student(stream: int, columns: int, free: int) -> Floats:  # each row over one estimate of the spread
-        random = np.random.default_rng(stream)  # those of cells ahead come last, and change no others
-        scale = np.sqrt(free / random.chisquare(free, FITS))
-        return (random.standard_normal((columns, FITS)) * scale).T
+        random = np.random.default_rng(stream)  # cells ahead come last, so that they change no others
+        return (np.sqrt(free / random.chisquare(free, FITS)) * random.standard_normal((columns, FITS))).T
 
     every, arms = [*cells, *ahead], sorted({cell.arm for cell in cells})
     counts, runs = np.array([len(cell.losses) for cell in every]), min(len(cell.losses) for cell in cells)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from megatron_patches.recipe.counting import count_parameters
-from pretrain.compare.ladder import LAW, Cell, Ladder
+from pretrain.compare.ladder import Cell, Ladder
 from pretrain.config.load import parse_config
 from pretrain.config.tree import Config
 from pretrain.errors import UserError
@@ -26,7 +26,7 @@ from pretrain.study.seal import Seal, design_of
 _SHAPE = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "head_dim")
 VARIED = dict.fromkeys(("tokens", *(f"model.{key}" for key in (*_SHAPE, "ffn_hidden_size"))))
 """Facts in which the runs of a ladder may differ."""
-_HEADER = ("design", "parameters", "tokens", "predicted", "90 % interval", "observed", "outcome")
+_HEADER = ("design", "parameters", "tokens", "predicted [90 %]", "observed", "outcome")
 
 
 def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str) -> list[Cell]:
@@ -53,43 +53,35 @@ def cells_of(runs: Sequence[FinishedRun], ahead: Sequence[Config], baseline: str
     return [*cells.values()]
 
 
-def judged(seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
-    """Return the sealed predictions, with `observed` and `outcome` where all runs of one are finished."""
-    rows = []
-    for seal, row in ((one, row) for one in seals for row in one.content["predictions"]):
-        losses = [run.result.validation_loss or math.inf for run in seal.runs_of(row["design"], runs)]
-        observed = float(np.mean(losses)) if len(losses) == len(row["seeds"]) else None
-        inside = "inside" if row["low"] <= (observed or 0.0) <= row["high"] else "OUTSIDE"
-        rows.append({**row, "observed": observed, "outcome": "to come" if observed is None else inside})
-    return rows
-
-
-def ladder_document(ladder: Ladder, rows: Sequence[Mapping[str, Any]], statements: Sequence[str]) -> Document:
-    """Return law, factors and predictions (`rows` of `judged`) as page, JSON, figure and terminal output."""
-    baseline, *others = [*ladder.values][len(LAW) :]
-    words = ["{} = {:.4g} [{:.4g}, {:.4g}]".format(name, *ladder.values[name]) for name in LAW]
+def ladder_document(ladder: Ladder, seals: Sequence[Seal], runs: Sequence[FinishedRun]) -> Document:
+    """Return law, factors and sealed predictions, judged by the runs, as page, JSON, figure and summary."""
+    baseline, *others = ladder.factors
+    words = ["{} = {:.4g} [{:.4g}, {:.4g}]".format(name, *own) for name, own in ladder.values.items()]
     off = max(abs(cell.loss - ladder.loss(cell.arm, cell.parameters, cell.tokens)) for cell in ladder.cells)
     law = (
         f"L(N, D) = E + A / N^a + B / (k D)^b with {', '.join(words)} (95 % intervals), N the parameters of "
         f"{baseline} and D the training tokens. The {len(ladder.cells)} cells are at most {off:.4f} nats off."
     )
-    needs = []
+    needs, rows, table = [], list[dict[str, Any]](), list[tuple[str, ...]]()
     for arm in others:
-        middle, high, low = (1 / k for k in ladder.values[arm])
+        middle, high, low = (1 / k for k in ladder.factors[arm])
         needs.append(
             f"{arm} needs {middle:.3f} [{low:.3f}, {high:.3f}] times the tokens of {baseline} (1 / k)."
         )
-    table = []
-    for row in rows:
-        place = (row["design"], f"{row['parameters']:,}", f"{row['tokens']:,}", number(row["loss"]))
-        interval = f"[{row['low']:.4f}, {row['high']:.4f}]"
-        table.append((*place, interval, number(row["observed"]), row["outcome"]))
-    count = [row["outcome"] for row in rows].count
-    done = len(rows) - count("to come")
-    score = f"{count('inside')} of {done} sealed predictions inside, {count('to come')} to come."
-    sealed = (Table(_HEADER, table, (0, 6)), score, statements) if rows else ()
-    content = {"values": ladder.values, "cells": [asdict(cell) for cell in ladder.cells]}
-    content |= {"predictions": rows, "seals": statements}
+    for seal, row in ((one, row) for one in seals for row in one.content["predictions"]):
+        losses = [run.result.validation_loss or math.inf for run in seal.runs_of(row["design"], runs)]
+        observed = float(np.mean(losses)) if len(losses) == len(row["seeds"]) else None
+        inside = "inside" if row["low"] <= (observed or 0.0) <= row["high"] else "OUTSIDE"
+        rows.append({**row, "observed": observed, "outcome": "to come" if observed is None else inside})
+        place = (row["design"], f"{row['parameters']:,}", f"{row['tokens']:,}")
+        expected = "{loss:.4f} [{low:.4f}, {high:.4f}]".format(**row)
+        table.append((*place, expected, number(observed), rows[-1]["outcome"]))
+    count, statements = [row["outcome"] for row in rows].count, [seal.statement(runs) for seal in seals]
+    judged = len(rows) - count("to come")
+    score = f"{count('inside')} of {judged} sealed predictions inside, {count('to come')} to come."
+    sealed = (Table(_HEADER, table, (0, 5)), score, statements) if rows else ()
+    content = {"values": ladder.values, "factors": ladder.factors, "predictions": rows, "seals": statements}
+    content["cells"] = [asdict(cell) for cell in ladder.cells]
     figures = {"ladder": lambda: ladder_figure(ladder, rows)}
     page = ("# Ladder", law, needs, Picture("ladder"), *sealed)
     return Document(page, content, (law, needs, *sealed), figures, content_file="ladder.json")
@@ -97,14 +89,13 @@ def ladder_document(ladder: Ladder, rows: Sequence[Mapping[str, Any]], statement
 
 def ladder_figure(ladder: Ladder, rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw loss over tokens for each arm: cells, the law at each size, and what was predicted under seal."""
-    arms = [*ladder.values][len(LAW) :]
-    figure, axes = new_figure(-(-len(arms) // 3), min(3, len(arms)), 3.6)
+    figure, axes = new_figure(-(-len(ladder.factors) // 3), min(3, len(ladder.factors)), 3.6)
     places = [(cell.arm, cell.parameters, cell.tokens, [cell.loss]) for cell in ladder.cells]
     for row in rows:
         ends = [row["low"], row["high"], row["observed"] or math.nan]
         places.append((row["design"].partition("-")[0], row["parameters"], row["tokens"], ends))
     lengths = np.geomspace(min(at[2] for at in places), max(at[2] for at in places), 60)
-    for plot, arm in zip(axes, arms, strict=False):
+    for plot, arm in zip(axes, ladder.factors, strict=False):
         for look, size in enumerate(sorted({at[1] for at in places})):
             colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
             plot.plot(lengths, ladder.loss(arm, size, lengths), color=colour, label=f"{size:,} parameters")

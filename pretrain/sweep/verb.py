@@ -197,21 +197,22 @@ def ladder(
 
     Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml --out ladder
     """
+    from pretrain.runs.finished import leave_out_others, read_finished_run
+
+    paths, left_out = leave_out_others(runs)
+    finished = [read_finished_run(path) for path in paths]  # before imports that take seconds
     from pretrain.compare.comparability import refuse_incomparable
     from pretrain.compare.ladder import fit_ladder
-    from pretrain.compare.ladder_report import VARIED, cells_of, judged, ladder_document
+    from pretrain.compare.ladder_report import VARIED, cells_of, ladder_document
     from pretrain.data.open import read_blend
-    from pretrain.runs.finished import leave_out_others, read_finished_run
     from pretrain.study.report import finish
     from pretrain.study.seal import read_seals
     from pretrain.sweep.grid import read_grid
     from pretrain.sweep.plan import plan_sweep, seal_plan
 
-    paths, left_out = leave_out_others(runs)
-    finished = [read_finished_run(path) for path in paths]
     refuse_incomparable(finished, VARIED, match="")
-    seals = read_seals({path.resolve().parent for path in paths})
-    seals = [seal for seal in seals if "predictions" in seal.content]
+    places = {path.resolve().parent for path in paths}
+    seals = [seal for seal in read_seals(places) if "predictions" in seal.content]
     sealed = [(seal, design) for seal in seals for design in seal.content["settings"] if predict is None]
     held = {run.path for seal, design in sealed for run in seal.runs_of(design, finished)}
     fitted = [run for run in finished if run.path not in held]
@@ -225,13 +226,12 @@ def ladder(
     law = fit_ladder([cell for cell in cells if cell not in ahead], baseline, ahead)
     if grid:
         losses = {str(run.path): run.result.validation_loss for run in fitted}
-        more = {"law": law.values, "fitted": losses, "predictions": law.predictions}
+        more = {"law": law.values, "factors": law.factors, "fitted": losses, "predictions": law.predictions}
         seal = seal_plan(grid, None, (), planned, [], FIXED_N, more=more)
         if seal is None:
             raise UserError("a run of this grid has begun, too late to predict it; leave --predict out")
         seals = [*(old for old in seals if old.path.name != seal.path.name), seal]
-    document = ladder_document(law, judged(seals, finished), [seal.statement(finished) for seal in seals])
-    finish(document, out, remark=f"\n{left_out}" if left_out else "")
+    finish(ladder_document(law, seals, finished), out, remark=f"\n{left_out}" if left_out else "")
 
 
 class _Report:

@@ -71,7 +71,9 @@ def main() -> None:
             for row, cell in zip(found.predictions, ahead, strict=True):
                 inside.append(row["low"] <= cell.loss <= row["high"])
                 widths.append(row["high"] - row["low"])
-            factors += [low <= FACTORS[arm] <= high for arm, (_, low, high) in list(found.values.items())[6:]]
+            factors += [
+                low <= FACTORS[arm] <= high for arm, (_, low, high) in list(found.factors.items())[1:]
+            ]
         least = min(least, float(np.mean(inside)))
         shares = f"{np.mean(inside):.1%} of predictions, {np.mean(factors):.1%} of factors"
         print(f"{name:32} {shares}; width {np.median(widths):.3f} nats", flush=True)

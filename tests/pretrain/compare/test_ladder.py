@@ -45,7 +45,7 @@ def test_exact_losses_give_the_law_back_and_the_next_size() -> None:
     assert {name: found.values[name][0] for name in ("E", "a", "b")} == pytest.approx(
         {"E": 2.0, "a": 0.35, "b": 0.45}, rel=2e-3
     )
-    assert {arm: found.values[arm][0] for arm in FACTORS} == pytest.approx(FACTORS, rel=1e-4)
+    assert {arm: found.factors[arm][0] for arm in FACTORS} == pytest.approx(FACTORS, rel=1e-4)
     (row,) = found.predictions
     assert row["design"] == "other-next" and row["seeds"] == [1]
     assert row["loss"] == pytest.approx(law("other", NEXT, LENGTHS[0]), abs=1e-4)
@@ -56,8 +56,8 @@ def test_exact_losses_give_the_law_back_and_the_next_size() -> None:
 
 def test_the_baseline_is_the_arm_whose_factor_is_one() -> None:
     found = fit_ladder(exact(), "third")
-    assert [*found.values][5:] == ["third", "base", "other"] and found.values["third"] == [1.0, 1.0, 1.0]
-    assert found.values["base"][0] == pytest.approx(1 / FACTORS["third"], rel=1e-3)
+    assert [*found.factors] == ["third", "base", "other"] and found.factors["third"] == [1.0, 1.0, 1.0]
+    assert found.factors["base"][0] == pytest.approx(1 / FACTORS["third"], rel=1e-3)
 
 
 def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anything() -> None:
@@ -65,7 +65,7 @@ def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anyth
     found = fit_ladder(cells, "base", ahead)
     assert found == fit_ladder(cells[::-1], "base", ahead)
     alone = fit_ladder(cells, "base", ahead[:1])
-    assert alone.values == found.values
+    assert (alone.values, alone.factors) == (found.values, found.factors)
     assert alone.predictions[0]["high"] == pytest.approx(found.predictions[0]["high"], rel=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
         found = fit_ladder(cells, "base", [Cell(c.arm, c.parameters, c.tokens, c.losses) for c in ahead])
         rows = zip(found.predictions, ahead, strict=True)
         inside += [row["low"] <= cell.loss <= row["high"] for row, cell in rows]
-        factors += [found.values[arm][1] <= k <= found.values[arm][2] for arm, k in FACTORS.items()]
+        factors += [found.factors[arm][1] <= k <= found.factors[arm][2] for arm, k in FACTORS.items()]
     assert 0.8 <= np.mean(inside) <= 0.98
     assert np.mean(factors) >= 0.85
 
@@ -193,7 +193,7 @@ def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp
     size = count_parameters(config.shape(), config.policy()).total
     assert {row["parameters"] for row in sealed["predictions"]} == {size}  # of vanilla, whatever the arm has
     assert {row["tokens"] for row in sealed["predictions"]} == {10 * 8 * 32, 20 * 8 * 32}
-    assert sealed["fitted"].keys() == set(fitted) and sealed["law"]["vanilla"] == [1, 1, 1]
+    assert sealed["fitted"].keys() == set(fitted) and sealed["factors"]["vanilla"] == [1, 1, 1]
     assert {row["low"] < row["loss"] < row["high"] for row in sealed["predictions"]} == {True}
     before = json.loads((out / "ladder.json").read_text())
     invoke(*fitted, *command, *predict)
@@ -208,7 +208,9 @@ def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp
     said = invoke(*every, *command)
     assert "3 of 4 sealed predictions inside, 0 to come" in said and "OUTSIDE" in said
     content = json.loads((out / "ladder.json").read_text())
-    assert content["values"] == before["values"]  # what was predicted is not fitted
+    assert {key: content[key] for key in ("values", "factors", "cells")} == {
+        key: before[key] for key in ("values", "factors", "cells")
+    }  # what was predicted is not fitted
     assert [row["outcome"] for row in content["predictions"]] == ["inside"] * 3 + ["OUTSIDE"]
     assert {path.name for path in out.iterdir()} == {
         *("report.md", "report.html", "ladder.json", "ladder.png", "ladder.svg")
