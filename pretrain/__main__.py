@@ -34,7 +34,7 @@ from pretrain.ranks.devices import ask_for, use_cuda
 from pretrain.ranks.environment import LaunchEnvironment, speaks_for_all
 from pretrain.ranks.signals import StopSignals
 from pretrain.replay.verb import diff, replay
-from pretrain.sweep.verb import sweep, trial
+from pretrain.sweep.verb import ladder, sweep, trial
 
 if TYPE_CHECKING:
     from pretrain.compare.comparison import Comparison
@@ -317,6 +317,7 @@ def list_(what: Annotated[Named, typer.Argument(help="Names of what.")]) -> None
 
 for _name, _verb in (
     *(("plan", plan), ("sweep", sweep), ("trial", trial), ("replay", replay), ("diff", diff)),
+    ("ladder", ladder),
     *(("export", export), ("sample", sample), ("import", import_), ("try", try_), ("demo", demo)),
 ):
     app.command(_name)(_verb)

@@ -159,6 +159,7 @@ PAGES = (
         )
         for text in ("demo", "documentation")
     ),
+    Page("ladder", (Runs("documentation_ladder"),), (Report("ladder", "vanilla_conv4"),)),
     Page(
         "helper_rates",
         (Runs("demo_helper_rates"),),

@@ -6,6 +6,8 @@ compute        equal compute: learning curves, tokens and cost to the baseline's
 convergence    tokens to the baseline's loss, loss variance, gradient norms
 theory         the same by formula
 trend          change of the gap with a subject that is a number
+ladder         law of the loss over sizes and lengths, its intervals and predictions
+ladder_report  cells of runs, sealed predictions and what came of them, report and figure
 tables         tables for the report and the terminal
 plots          figures of gap, trend, memory and throughput
 loss_plot      figure of the training loss

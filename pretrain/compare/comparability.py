@@ -59,7 +59,7 @@ def refuse_incomparable(
 ) -> None:
     """Refuse runs that differ in data, tokens, model shape or evaluation, but for the named subjects.
 
-    Tokens may differ where `match` is flops and all runs were given the same `schedule.flops`.
+    Tokens may differ where `match` is flops and all runs had the same `schedule.flops`. "": without options.
 
     Raises:
         UserError: names every difference, with a run for each side, and the option that makes it the subject.
@@ -83,7 +83,8 @@ def refuse_incomparable(
         )
         raise UserError(
             f"these runs cannot be compared: {'; '.join(differences)}; compare runs of the same data, "
-            f"tokens, model shape and evaluation, or say {options} if that is what is compared"
+            "tokens, model shape and evaluation"
+            + (f", or say {options} if that is what is compared" if match else "")
         )
 
 

@@ -4,6 +4,7 @@
                                           "sha256": of the canonical JSON of "sealed"}
 
 `compare` and `trial` read the seals beside the runs, judge their hypotheses, and say what has changed since.
+A seal of `ladder` has predictions in place of hypotheses.
 """
 
 from __future__ import annotations

@@ -94,11 +94,12 @@ def seal_plan(
     hypotheses: Sequence[Hypothesis],
     stopping_rule: str,
     seeds: Sequence[int] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Seal | None:
     """Seal hypotheses about the planned runs, beside them; None where one of these has begun unsealed.
 
-    `seeds`: those that the runs may grow to; None: exactly those of `runs`. Raises UserError: a hypothesis
-    names no design of theirs.
+    `seeds`: those that the runs may grow to; None: exactly those of `runs`. `more` is sealed with them.
+    Raises UserError: a hypothesis names no design of theirs.
     """
     settings = {design_of(r.name, r.config.run.seed): design_settings(r.config.resolved()) for r in runs}
     named = {name for claim in hypotheses for name in (claim.design, claim.baseline)}
@@ -113,6 +114,7 @@ def seal_plan(
         "seeds": sorted({run.config.run.seed for run in runs}) if seeds is None else [*seeds],
         "settings": settings,
         "data": sorted({read_blend(config).fingerprint for config in blends.values()}),
+        **(more or {}),
     }
     begun = [run.name for run in runs if run.standing != "new"]
     return write_seal(runs[0].config.run.directory, content, begun)

@@ -1,4 +1,4 @@
-"""The verbs `sweep` and `trial`, and their output."""
+"""The verbs `sweep`, `trial` and `ladder`, and their output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -173,6 +174,56 @@ def trial(
         typer.echo(f"nothing is left for this task; no answer after {decision.n} of {needed} pairs")
         return
     finish(trial_document(asked.claim, decision, needed, runs[: 2 * decision.n], asked.seal), out)
+
+
+def ladder(
+    runs: Annotated[list[Path], typer.Argument(help="Finished runs of several sizes, lengths and seeds.")],
+    baseline: Annotated[str, typer.Option(help="An arm: the first part of its runs' names, up to a dash.")],
+    predict: Annotated[str | None, typer.Option(help="Grid to predict, under seal beside it.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only such of its runs.", metavar="PATTERN")] = None,
+    out: Annotated[Path, typer.Option(help="Directory for report and figure.")] = Path("ladder"),
+) -> None:
+    """Fit a law of the loss over sizes and lengths, and each arm's factor on the tokens; predict and judge.
+
+    What was predicted is judged and not fitted, unless --predict goes on from there.
+
+    Example: python -m pretrain ladder runs/ladder/* --baseline vanilla --predict next.yaml --out ladder
+    """
+    from pretrain.runs.finished import leave_out_others, read_finished_run
+
+    paths, left_out = leave_out_others(runs)
+    finished = [read_finished_run(path) for path in paths]  # before imports that take seconds
+    from pretrain.compare.comparability import refuse_incomparable
+    from pretrain.compare.ladder import fit_ladder
+    from pretrain.compare.ladder_report import VARIED, cells_of, ladder_document
+    from pretrain.data.open import read_blend
+    from pretrain.study.report import finish
+    from pretrain.study.seal import read_seals
+    from pretrain.sweep.grid import read_grid
+    from pretrain.sweep.plan import plan_sweep, seal_plan
+
+    refuse_incomparable(finished, VARIED, match="")
+    places = {path.resolve().parent for path in paths}
+    seals = [seal for seal in read_seals(places) if "predictions" in seal.content]
+    sealed = [(seal, design) for seal in seals for design in seal.content["settings"] if predict is None]
+    held = {run.path for seal, design in sealed for run in seal.runs_of(design, finished)}
+    fitted = [run for run in finished if run.path not in held]
+    grid = None if predict is None else read_grid(predict)
+    ranks = attrgetter("parallel.tensor_model_parallel_size")
+    planned = plan_sweep(grid, None, (), ranks, check_data=True, only=only or ()) if grid else []
+    if any(read_blend(run.config).fingerprint != finished[0].data_fingerprint for run in planned):
+        raise UserError(f"grid {predict} has other data than {paths[0]}; a law is of one text")
+    cells = cells_of(fitted, [run.config for run in planned], baseline)
+    ahead = [cell for cell in cells if math.isnan(cell.loss)]
+    law = fit_ladder([cell for cell in cells if cell not in ahead], baseline, ahead)
+    if grid:
+        losses = {str(run.path): run.result.validation_loss for run in fitted}
+        more = {"law": law.values, "factors": law.factors, "fitted": losses, "predictions": law.predictions}
+        seal = seal_plan(grid, None, (), planned, [], FIXED_N, more=more)
+        if seal is None:
+            raise UserError("a run of this grid has begun, too late to predict it; leave --predict out")
+        seals = [*(old for old in seals if old.path.name != seal.path.name), seal]
+    finish(ladder_document(law, seals, finished), out, remark=f"\n{left_out}" if left_out else "")
 
 
 class _Report:

@@ -120,6 +120,7 @@ def test_a_mistake_is_told_before_torch_is_imported(arguments: list[str], senten
         ("list variants", 0),
         ("train demo model.hiden_size=32", 2),
         ("compare nothing-here", 2),
+        ("ladder nothing-here --baseline vanilla", 2),
     ],
 )
 def test_a_quick_answer_imports_nothing_that_takes_seconds(line: str, code: int) -> None:

@@ -359,6 +359,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "demo_helper_rates": 1,
         "demo_equal_flops": 12,
         "documentation_equal_flops": 12,
+        "documentation_ladder": 3,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
