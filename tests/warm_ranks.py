@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -86,7 +87,8 @@ def _launch(job: socket.socket) -> NoReturn:
 
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for port in ports:
-            os.write(port, f"{store.port}\n".encode())
+            with suppress(BrokenPipeError):  # of a command that has been refused by now, and asked for none
+                os.write(port, f"{store.port}\n".encode())
         code = _wait(ranks, job)
     except BaseException:
         traceback.print_exc()
