@@ -69,6 +69,7 @@ def test_neither_the_order_of_the_cells_nor_what_else_is_predicted_changes_anyth
     assert alone.predictions[0]["high"] == pytest.approx(found.predictions[0]["high"], rel=1e-9)
 
 
+@pytest.mark.distributed
 def test_the_interval_holds_the_next_size_as_often_as_it_says() -> None:
     """`python -m tests.simulations.ladder_coverage` has the share to the percent."""
     random, inside, factors = np.random.default_rng(2), [], []
@@ -175,6 +176,7 @@ def refused(*words: str) -> str:
     return str(error)
 
 
+@pytest.mark.distributed
 def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp_path: Path) -> None:
     grid, runs = rungs(tmp_path, tiny_shards)
     fitted = finish([run for run in runs if "-w96-" not in run.name], tiny_shards)
@@ -226,6 +228,7 @@ def test_the_next_size_is_predicted_under_seal_and_judged(tiny_shards: Path, tmp
     assert compare_runs([Path(name) for name in own], "vanilla").seals[0].startswith("Not sealed")
 
 
+@pytest.mark.distributed
 def test_what_is_no_ladder_is_refused(tiny_shards: Path, tmp_path: Path) -> None:
     _, runs = rungs(tmp_path, tiny_shards)
     paths = finish(runs[: len(runs) // 2], tiny_shards)

@@ -105,6 +105,7 @@ def test_the_passage_is_escaped_and_coloured() -> None:
     assert 'rgba(0, 114, 178, 0.55)" title="-3.00 nats"> c</span>' in page and "<b>" not in page
 
 
+@pytest.mark.distributed
 def test_what_cannot_be_compared_is_refused_in_one_sentence(tmp_path: Path) -> None:
     runs = {name: str(write_run(tmp_path, name)) for name in ("vanilla", "bare")}
     runs["longer"] = str(
