@@ -158,10 +158,10 @@ def _deviations(cells: Sequence[Cell], ahead: Sequence[Cell], residuals: Floats)
     arm, known = [arms.index(cell.arm) for cell in every], max(place[: len(cells)]) + 1
     table = np.ma.masked_all((known, len(arms)))
     table[place[: len(cells)], arm[: len(cells)]] = residuals
-    middle, fewer, left = table.mean(axis=1), max(1, known - len(LAW)), max(1, len(cells) - known)
-    rest = (table - middle[:, None]).filled(0.0) * np.sqrt(left / max(1, left - len(arms) + 1))
-    missed = student(0, len(places), fewer) * np.sqrt((middle**2).sum() / fewer)
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], (len(places), FITS)).T
-    drawn = np.random.default_rng(2).integers(known, size=(len(places), FITS)).T
-    single = missed[:, place] + signs[:, place] * rest[drawn[:, place], arm]
+    middle, few = table.mean(axis=1), max(1, known - len(LAW))
+    missed = student(0, len(places), few) * np.sqrt((middle**2).sum() / few)
+    left, few = len(cells) - known, max(1, len(cells) - known - len(arms) + 1)
+    rest = (table - middle[:, None]).filled(0.0) * np.sqrt(left / few)
+    drawn = np.random.default_rng(1).integers(known, size=(len(places), FITS)).T
+    single = missed[:, place] + student(2, len(places), few)[:, place] * rest[drawn[:, place], arm]
     return (student(3, len(seeds), free) * alike) @ has.T + single * np.sqrt(np.maximum(1, runs / counts))

@@ -1,6 +1,6 @@
 """Coverage of the intervals of `ladder`: the share of simulated campaigns in which they hold the truth.
 
-    python -m tests.simulations.ladder_coverage [--campaigns 300]
+    python -m tests.simulations.ladder_coverage [--campaigns 150]
 
 Three arms, three sizes, three lengths and three seeds; the next size is predicted at the same lengths. Losses
 vary by seed, alike in all runs (0.02 nats), and by run (0.01). Further rows: no effect of the seeds; seeds
@@ -61,8 +61,8 @@ def campaign(
 def main() -> None:
     """Print the shares for each form of a campaign."""
     parser = argparse.ArgumentParser(description="Coverage of the intervals of `ladder`.")
-    parser.add_argument("--campaigns", type=int, default=300)
-    ladder.FITS, campaigns, least = 300, parser.parse_args().campaigns, 1.0
+    parser.add_argument("--campaigns", type=int, default=150)
+    ladder.FITS, campaigns, least = 200, parser.parse_args().campaigns, 1.0
     for name, form in FORMS.items():
         random, inside, widths, factors = np.random.default_rng(1), [], [], []
         for _ in range(campaigns):
