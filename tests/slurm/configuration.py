@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -105,10 +106,15 @@ class ClusterFiles:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Find ports between the ranks' (10000 to 29999) and those of outgoing connections (from 32768).
+
+    A port that the kernel chose may be another connection's again before the daemon starts.
+    """
+    free = []
+    for port in random.sample(range(30000, 32768), 2768):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            free.append(port)
+        if len(free) == count:
+            break
+    return free

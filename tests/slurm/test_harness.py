@@ -48,8 +48,9 @@ def test_nothing_is_left_when_the_tests_are_killed(mode: str) -> None:
         text=True,
     )
     try:
-        directory = Path(harness.stdout.readline().strip())
-        assert directory.is_dir()
+        said = harness.stdout.readline().strip()
+        assert said, "the cluster did not start: its own words are above"
+        directory = Path(said)
         daemons = 4  # munged, slurmctld, two slurmd; the rest are the job's
         wait_until(lambda: len(_processes_of(directory)) > daemons + 4, "the job's processes", 60)
     finally:
