@@ -37,7 +37,7 @@ from pretrain.compare.tables import (
     stability_table,
     validation_table,
 )
-from pretrain.compare.trend import trend_sentences, trend_table
+from pretrain.compare.trend import trend_sentence, trend_table
 from pretrain.reporting.text import share
 from pretrain.runs.curves import WARM_UP
 from pretrain.runs.directory import RunDirectory
@@ -170,7 +170,7 @@ def _either(values: Sequence[float], form: str = ",") -> str:
 
 def _gap_sentences(comparison: Comparison) -> list[str]:
     gaps = [gap_sentence(variant.name, variant.gap) for variant in comparison.others]
-    return [*gaps, *trend_sentences(comparison.trends)]
+    return [*gaps, *map(trend_sentence, comparison.trends)]
 
 
 def _quality(comparison: Comparison) -> list[Block]:

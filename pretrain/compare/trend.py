@@ -18,8 +18,6 @@ from pretrain.reporting.text import NOTHING, interval, number, share, signed
 from pretrain.study.gaps import CONFIDENCE, SCORES, PairedGap, adjust, paired_gap
 from pretrain.study.tables import judged, p_value
 
-TARGET_TOKENS = 100e9
-"""Tokens of the pretraining that small runs are to say something about: lines over `tokens` go so far."""
 _ROUNDING = 12
 """Decimals kept of a seed's line: losses have no more, so the rest is no spread between seeds."""
 
@@ -30,17 +28,6 @@ class Point:
 
     value: float
     pairs: int
-    mean: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True)
-class Extrapolation:
-    """Gap by the seeds' lines, `doublings` beyond the largest value: mean and t-interval over seeds."""
-
-    value: float
-    doublings: float
     mean: float
     low: float | None
     high: float | None
@@ -61,7 +48,6 @@ class Trend:
     slope: PairedGap
     intercept: float
     residual: float | None
-    extrapolation: Extrapolation | None
 
     def line(self, value: float) -> float:
         """Return the mean line at a value of the subject."""
@@ -111,11 +97,6 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
     intercepts, slopes = np.linalg.lstsq(design, y, rcond=None)[0].round(_ROUNDING)
     slope = _over_seeds(seeds, slopes)
     distances = y.mean(axis=1) - (intercepts.mean() + slopes.mean() * x)
-    extrapolation = None
-    doublings = math.log2(TARGET_TOKENS) - float(x[-1])
-    if subject == "tokens" and doublings > 0:
-        there = _over_seeds(seeds, (intercepts + slopes * math.log2(TARGET_TOKENS)).round(_ROUNDING))
-        extrapolation = Extrapolation(TARGET_TOKENS, doublings, there.mean, there.low, there.high)
     return Trend(
         label=label,
         subject=subject,
@@ -123,7 +104,6 @@ def _fit(label: str, subject: str, gaps: Mapping[float, PairedGap]) -> Trend | N
         slope=slope,
         intercept=float(intercepts.mean()),
         residual=float(np.abs(distances).max()) if len(x) > 2 else None,
-        extrapolation=extrapolation,
     )
 
 
@@ -139,38 +119,20 @@ def value_text(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def trend_sentences(trends: Sequence[Trend]) -> list[str]:
-    """Return a sentence for each variant, and a caution on extrapolations if there are any."""
-    sentences = list(map(_sentence, trends))
-    beyond = sorted({trend.extrapolation.doublings for trend in trends if trend.extrapolation})
-    if beyond:
-        span = " or ".join(dict.fromkeys(f"{doublings:.1f}" for doublings in beyond))
-        sentences.append(
-            f"What a line gives there is an extrapolation over {span} doublings beyond the longest runs. "
-            "Runs of different length each have their own warm-up and decay of the learning rate, and the "
-            "interval holds only if the line does, which these runs cannot show."
-        )
-    return sentences
-
-
-def _sentence(trend: Trend) -> str:
+def trend_sentence(trend: Trend) -> str:
+    """Return what the line of a variant says."""
     slope, first, last = trend.slope, trend.points[0].value, trend.points[-1].value
     parts = [
         f"{trend.label}, {trend.subject} {value_text(first)} to {value_text(last)}: with each doubling the "
-        f"gap changes by {signed(slope.mean)} nats per token{_interval(slope)}, by one line for each of "
-        f"{slope.n} seeds that have a gap at all {len(trend.points)} values",
+        f"gap changes by {signed(slope.mean)} nats per token ({share(CONFIDENCE)} interval "
+        f"{signed(slope.low)} to {signed(slope.high)}), by one line for each of {slope.n} seeds that have a "
+        f"gap at all {len(trend.points)} values",
         _slope_verdict(slope),
     ]
     if trend.residual is None:
         parts.append("two values cannot show whether a line fits")
     else:
         parts.append(f"the mean gaps are at most {number(trend.residual)} off the mean line")
-    there = trend.extrapolation
-    if there is not None:
-        parts.append(
-            f"at {there.value:,.0f} tokens the line gives {signed(there.mean)}{_interval(there)}, "
-            f"extrapolated over {there.doublings:.1f} doublings"
-        )
     return "; ".join(parts) + "."
 
 
@@ -179,20 +141,14 @@ def _slope_verdict(slope: PairedGap) -> str:
     return judged(slope, "slopes", f"the gap {direction} significantly", "no significant change")
 
 
-def _interval(of: PairedGap | Extrapolation) -> str:
-    return f" ({share(CONFIDENCE)} interval {signed(of.low)} to {signed(of.high)})"
-
-
 def trend_table(trends: Sequence[Trend]) -> Table:
     """Return the table of the gaps at each value and the line through them, variant by variant."""
     short = trends[0].subject.rpartition(".")[2]
     values = sorted({point.value for trend in trends for point in trend.points})
-    far = next((trend.extrapolation for trend in trends if trend.extrapolation), None)
     rows = []
     for trend in trends:
         points = {point.value: point for point in trend.points}
-        slope, there = trend.slope, trend.extrapolation
-        beyond = NOTHING if there is None else f"{signed(there.mean)} {interval(there.low, there.high)}"
+        slope = trend.slope
         rows.append(
             (
                 trend.label,
@@ -203,7 +159,6 @@ def trend_table(trends: Sequence[Trend]) -> Table:
                 p_value(slope.t_p, slope.n),
                 p_value(slope.t_p_holm, slope.n),
                 number(trend.residual),
-                *([beyond] if far else []),
                 _slope_verdict(slope),
             )
         )
@@ -216,7 +171,6 @@ def trend_table(trends: Sequence[Trend]) -> Table:
         "t-test p",
         "by Holm",
         "off the line, at most",
-        *([f"extrapolated to {far.value:,.0f} tokens"] if far else []),
         "what may be said",
     )
     return Table(header, rows, text_columns=(0, len(header) - 1))
