@@ -4,7 +4,6 @@ measure     the command: ratios of whole steps, parts and kernels
 contenders  the engines that take part, and their turns
 plain_gpt   the peer in plain PyTorch
 parts       the time by part and by kernel
-switches    two settings of section `performance` alone
 
 Whoever imports from here need not call `prepare_imports`.
 """
