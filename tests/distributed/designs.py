@@ -65,6 +65,8 @@ DESIGNS: dict[str, dict[str, str]] = {
     "synthesizer_factorized": {"variant": "synthesizer_factorized", "synthesizer_rank": "3"},
     "synthesizer_factorized-frozen": {"variant": "synthesizer_factorized", "trainable": "false"},
 }
+PHASED = ("unfreeze", "early_freeze")
+"""Designs that train other parameters as the run goes on: under ZeRO-1 and ZeRO-2 alone."""
 
 
 def design_overrides(

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
+from tests.distributed.designs import PHASED
+
 CANDIDATES = 400
 
 
@@ -55,7 +57,7 @@ def layouts(largest_world: int) -> list[Layout]:
 
 def possible(design: str, precision: str, layout: Layout) -> bool:
     """What the program accepts: see `pretrain.config.refusals`."""
-    if design == "unfreeze" and layout.zero_stage not in (1, 2):
+    if design in PHASED and layout.zero_stage not in (1, 2):
         return False
     if "hybrid" in design and layout.zero_stage == 3 and layout.tensor_parallel == 4:
         return False  # two of the four ranks have no trained head, or none that is frozen

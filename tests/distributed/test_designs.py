@@ -17,7 +17,7 @@ from pretrain.runs.finished import read_finished_run
 from tests.command_line import checkpoint_tensors, equal
 from tests.conftest import make_shards
 from tests.distributed.covering import covering
-from tests.distributed.designs import DESIGNS, STEPS, design_overrides
+from tests.distributed.designs import DESIGNS, PHASED, STEPS, design_overrides
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(1800)  # the first test trains all the models
@@ -68,7 +68,7 @@ PRODUCT: list[Case] = [
     (design, layout)
     for design in DESIGNS
     for layout in LAYOUTS[1:]
-    if design not in ("unfreeze", "early_freeze") or layout.zero_stage in (1, 2)  # is refused elsewhere
+    if design not in PHASED or layout.zero_stage in (1, 2)  # is refused elsewhere
 ]
 COVERING = covering(PRODUCT, factors, REFERENCES, at_least={itemgetter(0): 1, itemgetter(1): 5})
 REMAINING = [case for case in PRODUCT if case not in COVERING]

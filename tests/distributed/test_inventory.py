@@ -10,7 +10,7 @@ from megatron_patches.recipe.tensors import Tensor, tensors
 from pretrain.config.load import load_config
 from pretrain.config.schedule import phases_of
 from pretrain.config.tree import Config
-from tests.distributed.designs import DESIGNS
+from tests.distributed.designs import DESIGNS, PHASED
 from tests.ranks import run_ranks
 
 SIZES = {
@@ -43,7 +43,7 @@ def overrides(number: int, design: str, size: int) -> list[str]:
     values: dict[str, Any] = SIZES | AROUND[(number + size) % 2] | POWER_OF_TWO.get(design, {})
     values |= {f"attention.{key}": value for key, value in DESIGNS[design].items()}
     # Stage 0 leaves parameters as they are; where it cannot be, stage 1 only copies them.
-    stage = "zero1" if design in ("unfreeze", "early_freeze") else "zero0"
+    stage = "zero1" if design in PHASED else "zero0"
     values |= {"parallel.tensor_model_parallel_size": size, "deepspeed.config": stage}
     return [f"{key}={value}" for key, value in values.items()]
 

@@ -130,9 +130,9 @@ def test_a_compiled_layer_is_one_graph_and_computes_the_same(
         for design, sequence_parallel in kinds
     ]
     for kind, report in zip(kinds, compare(tensor_parallel, cases), strict=True):
-        assert report["loss"] < 1e-6 and report["gradients"] < 4e-6, (kind, report)
-        # Two layers; one graph serves both where they are alike.
-        assert report["breaks"] == 0 and 1 <= report["graphs"] <= 2, (kind, report)
+        assert report["loss"] < 1e-6 and report["gradients"] < 6e-6, (kind, report)
+        # Two layers; one graph serves both where they are alike. And two passes over the logits.
+        assert report["breaks"] == 0 and 3 <= report["graphs"] <= 4, (kind, report)
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
