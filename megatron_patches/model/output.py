@@ -11,6 +11,8 @@ both:
 
 In both, the exponentials and their sum over the vocabulary are taken in fp32, and the gradient of each
 token's logits is scaled by the gradient of its loss, so that sums, means and masked losses are all exact.
+Compiled (`OutputLayer.compile_passes`), `in_place` is two kernels over all logits, which read them twice and
+write them once: what is in fp32 stays on the chip.
 Tensor-parallel ranks, each with a part of the vocabulary, exchange two numbers a token, in one collective
 where megatron-core has three. The collectives of the product itself are megatron-core's.
 
@@ -19,7 +21,7 @@ Version-sensitive: takes the place of megatron-core's ColumnParallelLinear at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -62,8 +64,15 @@ class OutputLayer(ColumnParallelLinear):
             tp_group=tp_group,
         )
         self.in_place = in_place
+        self.passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None = None
         part = vocab_size // tp_group.size()
         self.pieces = min(part, pieces - tp_group.rank() * part)
+
+    def compile_passes(self, backend: str) -> None:
+        """Take losses that need gradients by compiled passes over the logits from now on, if `in_place`."""
+        if self.in_place:
+            settings: Any = {"fullgraph": True, "backend": backend, "dynamic": False}
+            self.passes = torch.compile(_log_sum, **settings), torch.compile(_to_gradient, **settings)
 
     def forward(
         self,
@@ -82,7 +91,7 @@ class OutputLayer(ColumnParallelLinear):
         weight = self.weight if weight is None else weight
         losses: torch.Tensor = _TokenLosses.apply(
             *(input_, weight, labels.t().flatten(), self.tp_group, self.sequence_parallel),
-            *(self.in_place, self.pieces),
+            *(self.in_place, self.pieces, self.passes),
         )
         return losses.view(labels.size(1), labels.size(0)).t().contiguous(), None
 
@@ -100,6 +109,7 @@ class _TokenLosses(torch.autograd.Function):
         sequence_parallel: bool,
         in_place: bool,
         pieces: int,
+        passes: tuple[Callable[..., torch.Tensor], Callable[..., None]] | None,
     ) -> torch.Tensor:
         local = hidden_states
         if sequence_parallel:
@@ -108,23 +118,19 @@ class _TokenLosses(torch.autograd.Function):
         owned, columns = _own_labels(labels, weight.size(0), tp_group.rank())
         with_gradients = any(ctx.needs_input_grad)
         logits = inputs @ weight.t() if in_place else None
-        wide = torch.promote_types(inputs.dtype, torch.float32)
-        at_label = inputs.new_empty(len(inputs), 1)
-        log_share = torch.empty_like(at_label, dtype=wide)  # log of the label's probability in this part
-        for rows in _slices(len(inputs), weight.size(0)):
-            some = inputs[rows] @ weight.t() if logits is None else logits[rows]
-            some = _without_padding(some, pieces)
-            log_softmax = some.log_softmax(-1, dtype=wide)
-            torch.gather(some, 1, columns[rows, None], out=at_label[rows])
-            torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
-            if logits is not None and with_gradients:
-                torch.exp(log_softmax, out=some)
-        at_label = at_label[:, 0].double()
-        normaliser = own_part = at_label - log_share[:, 0]
+        if logits is not None and passes is not None and with_gradients:
+            at_label = logits.gather(1, columns[:, None])[:, 0].double()
+            normaliser = own_part = passes[0](logits, pieces).double()
+        else:
+            at_label, log_share = _in_slices(inputs, weight, logits, columns, pieces, with_gradients)
+            normaliser = own_part = at_label - log_share
         if tp_group.size() > 1:
             normaliser, at_label = _over_ranks(normaliser, at_label * owned, tp_group)
         if logits is not None and with_gradients:
-            _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
+            if passes is None:
+                _finish_gradient(logits, own_part - normaliser, owned, columns, tp_group)
+            else:
+                passes[1](logits, normaliser, owned, columns, pieces)
         ctx.save_for_backward(local, weight, normaliser if logits is None else logits, owned, columns)
         ctx.tp_group, ctx.sequence_parallel = tp_group, sequence_parallel
         ctx.in_place, ctx.pieces = in_place, pieces
@@ -153,7 +159,51 @@ class _TokenLosses(torch.autograd.Function):
             hidden_states = finish(hidden_states, gather)
             weight_grad = kept.t() @ _scaled(hidden_states.flatten(0, 1), scale)
         input_grad = finish_input_grad(input_grad, reduction, ctx.tp_group)
-        return input_grad, weight_grad, None, None, None, None, None
+        return input_grad, weight_grad, *(None,) * 6
+
+
+def _in_slices(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    logits: torch.Tensor | None,
+    columns: torch.Tensor,
+    pieces: int,
+    with_gradients: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the labels' logits (fp64) and the logs of their probabilities in this rank's part, `[tokens]`.
+
+    Logits that are given become these probabilities, if `with_gradients`.
+    """
+    wide = torch.promote_types(inputs.dtype, torch.float32)
+    at_label = inputs.new_empty(len(inputs), 1)
+    log_share = torch.empty_like(at_label, dtype=wide)
+    for rows in _slices(len(inputs), weight.size(0)):
+        some = inputs[rows] @ weight.t() if logits is None else logits[rows]
+        some = _without_padding(some, pieces)
+        log_softmax = some.log_softmax(-1, dtype=wide)
+        torch.gather(some, 1, columns[rows, None], out=at_label[rows])
+        torch.gather(log_softmax, 1, columns[rows, None], out=log_share[rows])
+        if logits is not None and with_gradients:
+            torch.exp(log_softmax, out=some)
+    return at_label[:, 0].double(), log_share[:, 0]
+
+
+def _log_sum(logits: torch.Tensor, pieces: int) -> torch.Tensor:
+    """Return log Σ exp over the columns that are pieces, `[tokens]`: to be compiled."""
+    wide = logits[:, :pieces].to(torch.promote_types(logits.dtype, torch.float32))
+    peak = wide.amax(-1, keepdim=True)
+    return (peak + (wide - peak).exp().sum(-1, keepdim=True).log())[:, 0]
+
+
+def _to_gradient(
+    logits: torch.Tensor, normaliser: torch.Tensor, owned: torch.Tensor, columns: torch.Tensor, pieces: int
+) -> None:
+    """Turn logits into p − 1[v = y], in place: to be compiled."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    here = torch.arange(logits.size(1), device=logits.device)
+    share = (logits.to(wide) - normaliser.to(wide)[:, None]).exp()
+    share = share - ((here == columns[:, None]) & owned[:, None]).to(wide)
+    logits.copy_(torch.where(here < pieces, share, 0.0))
 
 
 def _slices(tokens: int, vocabulary: int) -> Iterator[slice]:

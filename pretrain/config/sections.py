@@ -319,7 +319,7 @@ class PerformanceSection(Section):
     )
     compile: Literal["auto", "layers", "none"] = setting(
         "auto",
-        "torch.compile of each layer. auto: on GPUs, but not under ZeRO stage 3 nor with "
+        "torch.compile of each layer and the loss. auto: on GPUs, but not under ZeRO stage 3 nor with "
         "recompute=query_key; layers: always; none: never.",
         Setting(OnResume.EFFECTIVE, note="the same numbers up to rounding, but for the masks of dropout"),
     )

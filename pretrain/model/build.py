@@ -69,7 +69,7 @@ def compiles_layers(config: Config, device: torch.device, world_size: int) -> bo
 
 
 def compile_layers(model: GPT, backend: str) -> None:
-    """Run the layers of `model` compiled from now on.
+    """Run the layers of `model`, and its loss, compiled from now on.
 
     `backend`: of torch.compile; `inductor` makes kernels, `aot_eager` runs the graphs with torch's own.
     Raises UserError: inductor has no compiler to make kernels for the CPU with.
@@ -84,6 +84,7 @@ def compile_layers(model: GPT, backend: str) -> None:
     keep_kernels_apart()
     for layer in model.decoder.layers:
         layer.compile_parts(backend)
+    model.output_layer.compile_passes(backend)
 
 
 def compiling_nothing() -> AbstractContextManager[object]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from pretrain.plan.estimate import Estimate, Plan
 from pretrain.plan.memory import CONTEXT_BYTES
-from pretrain.plan.roofline import BYTES_A_LOGIT, HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH
+from pretrain.plan.roofline import HOST_SECONDS, LAUNCHES_A_LAYER, SECONDS_A_LAUNCH, bytes_a_logit
 from pretrain.reporting.tables import Table, rich_table
 from pretrain.reporting.text import number, percent
 
@@ -214,7 +214,7 @@ def assumptions(plan: Plan) -> list[str]:
         f"attention {gpu.attention_tflops:g} TFLOP/s over long samples, half of it at "
         f"{gpu.attention_half_length:g} tokens",
         f"memory traffic {gpu.bandwidth_tb_s:g} TB/s; every elementwise kernel reads and writes memory",
-        f"cross entropy moves {BYTES_A_LOGIT[work.performance.cross_entropy]} bytes a logit",
+        f"cross entropy moves {bytes_a_logit(work)} bytes a logit",
         f"collectives {gpu.node_gb_s:g} GB/s in a node of {gpu.gpus_per_node}, {gpu.network_gb_s:g} over "
         "nodes, no latency",
         f"{CONTEXT_BYTES / 1e9:g} GB for CUDA and NCCL; {1e3 * HOST_SECONDS:g} ms a step for the host; "

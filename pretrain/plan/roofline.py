@@ -105,9 +105,10 @@ FLASH_BACKWARD = 2.5
 """Flash attention's backward pass makes five products where forward makes two."""
 
 BYTES_A_LOGIT = {"megatron": 52, "in_place": 20, "chunked": 50}
+COMPILED_BYTES_A_LOGIT = 6
 """Traffic of cross entropy, forward and backward, by `performance.cross_entropy`, as bf16 kernels touch it:
 to fp32 6, log-softmax 8, exponentials 6; chunked: the first two, and 36 in backward. If the second-level
-cache keeps a slice, it is less.
+cache keeps a slice, it is less. `in_place`, compiled: logits read twice and written once.
 """
 
 COMPILED, REMADE_LAYER, REMADE_ATTENTION = 53 / 63, 23 / 63, 8 / 63
@@ -162,7 +163,7 @@ def step_seconds(work: Workload, gpu: Gpu, passes: int, states: States, trainabl
     layout, memory_rate = work.layout, gpu.bandwidth_tb_s * 1e12
     products, attention = _products(work, gpu), _attention(work, gpu)
     elementwise = _elementwise(work) / memory_rate
-    entropy = work.tokens * work.vocabulary * BYTES_A_LOGIT[work.performance.cross_entropy] / memory_rate
+    entropy = work.tokens * work.vocabulary * bytes_a_logit(work) / memory_rate
     accumulation = trainable * (10 if layout.bf16_optimizer else 12) / memory_rate
     parallel = _tensor_parallel(work, gpu)
     one_pass = products + attention + elementwise + entropy + accumulation + parallel
@@ -249,6 +250,12 @@ def _attention(work: Workload, gpu: Gpu) -> float:
     share = 1.0 if work.masked and not flash else 0.5
     passes = 1 + FLASH_BACKWARD + forward_again
     return tokens * 2 * score_products(work.shape, share) * passes / (rate * 1e12)
+
+
+def bytes_a_logit(work: Workload) -> int:
+    """Return the traffic of cross entropy, in bytes a logit."""
+    way, compiled = work.performance.cross_entropy, work.performance.compiles(True, work.layout.zero_stage)
+    return COMPILED_BYTES_A_LOGIT if compiled and way == "in_place" else BYTES_A_LOGIT[way]
 
 
 def _elementwise(work: Workload) -> float:

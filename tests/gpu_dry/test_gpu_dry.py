@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -24,3 +25,22 @@ def test_a_step_asks_for_no_more_than_it_did(design: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"| {design} | {DESIGNS[design].bounds[0]} |" in done.stdout
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("vocabulary", "pieces", "capability"),
+    [(32000, 32000, 80), pytest.param(50304, 50257, 90, marks=pytest.mark.full)],
+)
+def test_the_compiled_loss_is_three_passes_over_the_logits_in_two_kernels(
+    vocabulary: int, pieces: int, capability: int
+) -> None:
+    command = [sys.executable, "-m", "tests.gpu_dry.kernels"]
+    command += map(str, (12800, vocabulary, pieces, capability))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    ((summing,), (gradient,)) = map(json.loads, lines)
+    assert (summing[:2], gradient[:2]) == ([1, 0], [1, 1])  # [reads, writes]
+    assert min(summing[2], gradient[2]) > 1000  # machine code
