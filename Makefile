@@ -56,6 +56,8 @@ results-quick: $(DEMO)/shards/manifest.json ## a few of those runs and their rep
 # What is in which, and how long each takes: tests/README.md. TEST_JOBS processes, because many tests wait for others;
 # TEST_JOBS=0 runs all tests in one. test-fast does not even import what starts processes.
 TEST_JOBS ?= 5
+# Where the environment forbids it, every process would compile this program anew, and pytest rewrite all tests.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := -m pytest --no-loadscope-reorder
 TEST_FAST := -m "not distributed and not slurm and not gpu and not full" $(foreach folder,distributed slurm faults,--ignore=tests/$(folder))
 test: $(VENV)/installed ## the whole suite, the drills on a private Slurm included

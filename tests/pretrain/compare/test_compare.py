@@ -227,6 +227,7 @@ def test_the_console_shows_every_number_whole_in_100_columns(tmp_path: Path, var
         assert number in text
 
 
+@pytest.mark.distributed
 def test_everything_is_written_and_again_the_same(tmp_path: Path) -> None:
     paths = sweep(tmp_path / "runs")
     for path in paths:

@@ -88,6 +88,7 @@ def test_words_name_the_class_that_holds_the_gap_or_say_that_none_does() -> None
     assert "(n = 1 < 5: no claim)" in one_pair and "no ends" in one_pair
 
 
+@pytest.mark.distributed
 def test_fiellers_interval_covers_the_true_share() -> None:
     """Hold the share 3/4 in about 95 % of the intervals of 400 campaigns of five pairs."""
     numbers, inside = np.random.default_rng(5), 0

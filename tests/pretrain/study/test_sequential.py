@@ -49,6 +49,7 @@ def test_the_first_answer_stays_whatever_comes_after() -> None:
     assert decide([], WITHIN).n == 0
 
 
+@pytest.mark.distributed
 def test_planned_pairs_answer_yes_in_95_percent() -> None:
     """Simulated at the planned effect: a gap of the margin at d_z = 1, and no gap for `within`."""
     margin = -math.log(0.98)
