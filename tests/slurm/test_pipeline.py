@@ -67,7 +67,7 @@ def test_tokenize_array_with_a_task_that_is_killed(drills: Drills) -> None:
 
 
 @drill(nodes=4)
-def test_sweep_of_two_variants_and_two_seeds(drills: Drills) -> None:
+def test_sweep_of_three_variants(drills: Drills) -> None:
     cluster, place = drills.cluster, drills.new_directory("sweep")
     runs, small = place / "runs", ("--cpus-per-task=1", drills.here)
     fixed = dict(word.split("=", 1) for word in training_overrides(drills.shards, runs, "any", ranks=2))
@@ -77,39 +77,35 @@ def test_sweep_of_two_variants_and_two_seeds(drills: Drills) -> None:
         "base": "demo",
         "directory": str(runs),
         "set": {key: yaml.safe_load(value) for key, value in fixed.items()},
-        "grid": {"attention.variant": ["vanilla", "orthogonal"]},
-        "seeds": [1, 2],
+        "grid": {"attention.variant": ["vanilla", "orthogonal", "gaussian"]},
     }
     (place / "grid.yaml").write_text(yaml.safe_dump(grid))
     settings = {
         "ORA_GRID": place / "grid.yaml",
-        "ORA_NUM_TASKS": 3,  # so task 0 trains two of the four runs
+        "ORA_NUM_TASKS": 2,  # so task 0 trains two of the three runs
         "ORA_DOCTOR": 0,
         "ORA_RUNS": runs,
         "ORA_OUT": place / "comparison",
     }
     environment = drills.environment(settings)
     log = f"--output={place}/%x-%A_%a.log"
-    shape = ("--array=0-2%2", "--nodes=2", "--ntasks-per-node=1")
+    shape = ("--array=0-1", "--nodes=2", "--ntasks-per-node=1")
     array = cluster.sbatch(*shape, *small, log, "slurm/sweep.sh", environment=environment)
     after = (f"--dependency=afterok:{array}", "--kill-on-invalid-dep=yes")
     compare = cluster.sbatch(*small, *after, log, "slurm/compare.sh", environment=environment)
 
     cluster.wait_for_end(compare, describe=lambda: logs_in(place))
     logs = logs_in(place)
-    assert [job.state for job in cluster.jobs(array)] == ["COMPLETED"] * 3, logs
+    assert [job.state for job in cluster.jobs(array)] == ["COMPLETED"] * 2, logs
     assert cluster.job(compare).state == "COMPLETED", logs
     names = sorted(path.parent.name for path in runs.glob("*/config.yaml"))
-    assert len(names) == 4
+    assert len(names) == 3
     found = [json.loads((runs / name / "summary.json").read_text())["step"] for name in names]
-    assert found == [STEPS] * 4
+    assert found == [STEPS] * 3
     report = (place / "comparison/report.md").read_text()
     assert "vanilla" in report and "orthogonal" in report
-    name = next(name for name in names if "orthogonal" in name)
-    config = runs / name / "config.yaml"
-    done = cli(["train", str(config), f"run.directory={place / 'alone'}", "--local-ranks", "2"])
-    assert done.returncode == 0, done.stderr
-    assert_same_run(runs / name, place / "alone" / name)
+    for name in names:  # the chain below holds what two nodes train to what one does
+        assert (runs / name / "state").read_text() == "finished\n"
 
 
 @drill(nodes=2)

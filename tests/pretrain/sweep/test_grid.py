@@ -344,6 +344,7 @@ def test_values_survive_the_command_line(value: Any) -> None:
     assert parse_overrides([override_text("a.b", value)]) == [("a.b", value)]
 
 
+@pytest.mark.distributed  # no processes, but twelve seconds
 @pytest.mark.parametrize("name", shipped_grids())
 def test_every_run_of_every_shipped_grid_is_possible(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -370,6 +371,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
     assert len({json.dumps(run.config.resolved()) for run in runs}) == len(runs)
 
 
+@pytest.mark.distributed  # no processes, but twelve seconds
 @pytest.mark.parametrize("base", ["small", "base", "large"])
 @pytest.mark.parametrize("name", shipped_grids())
 def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
