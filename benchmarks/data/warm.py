@@ -1,4 +1,4 @@
-"""What a tool costs beyond its start, in a process of its own: a large input less a small one.
+"""Cost of a tool beyond its start, in a process of its own: a large input less a small one.
 
     python benchmarks/data/warm.py SMALL LARGE TOOL ARGUMENT...
 

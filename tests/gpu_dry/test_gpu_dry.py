@@ -13,10 +13,14 @@ import pytest
 from tests.gpu_dry.__main__ import DESIGNS, ROOT
 
 QUICK = ("orthogonal", "tp2")
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(
+        not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler"
+    ),
+]
 
 
-@pytest.mark.distributed
-@pytest.mark.skipif(not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler")
 @pytest.mark.parametrize(
     "design", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in DESIGNS]
 )
@@ -27,8 +31,6 @@ def test_a_step_asks_for_no_more_than_it_did(design: str) -> None:
     assert f"| {design} | {DESIGNS[design].bounds[0]} |" in done.stdout
 
 
-@pytest.mark.distributed
-@pytest.mark.skipif(not which(os.environ.get("CXX", "g++")), reason="the device guard needs a C++ compiler")
 @pytest.mark.parametrize(
     ("vocabulary", "pieces", "capability"),
     [(32000, 32000, 80), pytest.param(50304, 50257, 90, marks=pytest.mark.full)],
