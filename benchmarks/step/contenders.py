@@ -130,13 +130,12 @@ class Ours:
 class Plain:
     """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
-    Compiled, if so, layer by layer, as ours are. Of several ranks each has a part of the batch, and
-    the whole model under DDP, or if `sharded` its share of every layer under FSDP2.
+    Compiled, if so, layer by layer, as ours are. Of several ranks each has the whole model under DDP, or if
+    `sharded` its share of every layer under FSDP2, and a part of the batch, also where ours share its samples.
     """
 
-    def __init__(
-        self, config: Config, device: torch.device, compiled: bool = False, sharded: bool = False
-    ) -> None:
+    def __init__(self, config: Config, context: ParallelContext, compiled: bool, sharded: bool) -> None:
+        device, self.context = context.device, context
         model = PlainGPT(config).to(device)
         for weight in model.parameters():
             if weight.dim() > 1:  # as ours start: what is multiplied decides how much power a GPU draws
@@ -157,6 +156,7 @@ class Plain:
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         use_arithmetic(deterministic=False, reduced_precision_reduction=False)  # as ours by default
+        tokens = tokens.chunk(self.context.tensor_parallel_size)[self.context.tensor_parallel_rank]
         with torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             return self.model(tokens)
 
@@ -193,7 +193,7 @@ def build_contender(
     if variant not in PEERS:
         return Ours(benchmark_config(shape, variant, layout, settings), context)
     config = benchmark_config(shape, "vanilla", layout)
-    return Plain(config, context.device, variant == COMPILED, variant == SHARDED)
+    return Plain(config, context, variant == COMPILED, variant == SHARDED)
 
 
 WARM_UP_ROUNDS = 3

@@ -4,9 +4,9 @@
     python -m benchmarks.step.measure --ranks 2 --tensor-parallel 2 --settings "" deepspeed.config=zero1
 
 Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and the same
-vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded` under FSDP2, and
-not with tensor parallelism) take turns on the same tokens, in an order that rotates every round. With several
---settings there is an engine of every variant for each. Reported: the median over rounds of (step time / the
+vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded` under FSDP2: with
+tensor parallelism each has a part of the samples) take turns on the same tokens, in an order that rotates
+every round. With several --settings there is an engine of every variant for each. Reported: the median over rounds of (step time / the
 baseline's step time of the same round) with its quartiles, the time of each part of a step, and the time in
 each class of kernel. fp32 on the CPU, bf16 on GPUs.
 
@@ -72,7 +72,6 @@ def main() -> None:
         contender_name(kind, settings): build_contender(kind, settings, arguments.shape, layout, context)
         for kind in arguments.contenders
         for settings in (arguments.settings if kind not in PEERS else [""])
-        if kind not in PEERS or arguments.tensor_parallel == 1
     }
     report = measure(contenders, arguments.shape, layout, context, arguments.steps, clock)
     if context.is_first:
