@@ -131,7 +131,7 @@ class Plain:
     """A training step of the peer: float32 weights, and on a GPU autocast to bf16, as nanoGPT has it.
 
     Compiled, if so, layer by layer, as ours are. Of several ranks each has the whole model under DDP, or if
-    `sharded` its share of every layer under FSDP2, and a part of the batch, also where ours share its samples.
+    `sharded` its share of every layer under FSDP2, and a part of the samples, also where ours share them.
     """
 
     def __init__(self, config: Config, context: ParallelContext, compiled: bool, sharded: bool) -> None:

@@ -6,9 +6,9 @@
 Real DeepSpeed engines (vanilla and orthogonal, each again as the control that shows the noise) and the same
 vanilla model in plain PyTorch (plain_gpt.py; of several ranks under DDP, `plain sharded` under FSDP2: with
 tensor parallelism each has a part of the samples) take turns on the same tokens, in an order that rotates
-every round. With several --settings there is an engine of every variant for each. Reported: the median over rounds of (step time / the
-baseline's step time of the same round) with its quartiles, the time of each part of a step, and the time in
-each class of kernel. fp32 on the CPU, bf16 on GPUs.
+every round. With several --settings there is an engine of every variant for each. Reported: the median over
+rounds of (step time / the baseline's step time of the same round) with its quartiles, the time of each part
+of a step, and the time in each class of kernel. fp32 on the CPU, bf16 on GPUs.
 
 The clock on the CPU is this process's CPU time, which other work on the machine disturbs little; --clock wall
 is for an idle machine, and for several ranks, who wait for each other.

@@ -44,6 +44,8 @@ class Design:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     stage: int = 1
+    settings: tuple[str, ...] = ()
+    """Further overrides of `large`."""
 
     @property
     def world_size(self) -> int:
@@ -61,9 +63,11 @@ class Design:
             f"data.global_batch_size={MICRO_BATCHES * SAMPLES * self.data_parallel_size}",
             "model.dropout=0",
             "performance.compile=none",
+            *self.settings,
         ]
 
 
+HELPERS = "[short_convolution, query_key_bias, channel_scale]"
 DESIGNS = {
     "vanilla": Design("vanilla", (1, 105, 3761, 216, 8, 786, 37, 0, 0)),
     "orthogonal": Design("orthogonal", (1, 105, 3647, 216, 8, 794, 39, 0, 0)),
@@ -71,6 +75,26 @@ DESIGNS = {
     "tp2": Design("orthogonal", (1, 59, 1877, 112, 20, 658, 53, 0, 0), tensor_parallel_size=2),
     "dp8": Design("orthogonal", (1, 105, 3553, 219, 8, 801, 40, 0, 0), data_parallel_size=8),
     "dp8_zero2": Design("orthogonal", (4, 138, 4652, 207, 8, 817, 48, 0, 0), data_parallel_size=8, stage=2),
+    "dp8_zero3": Design("orthogonal", (31, 162, 4361, 228, 18, 944, 59, 0, 0), data_parallel_size=8, stage=3),
+    "fp32": Design(
+        "orthogonal", (1, 22, 1363, 365, 8, 668, 35, 0, 0), stage=0, settings=("precision.dtype=fp32",)
+    ),
+    "dropout": Design("orthogonal", (1, 105, 3647, 216, 8, 814, 43, 0, 0), settings=("model.dropout=0.1",)),
+    "gqa_rope": Design(
+        "orthogonal",
+        (1, 105, 3565, 212, 8, 833, 51, 0, 0),
+        settings=("model.num_query_groups=4", "model.position_embedding=rope"),
+    ),
+    "shared_monarch": Design(
+        "monarch",
+        (1, 101, 3438, 216, 8, 1024, 96, 0, 0),
+        settings=("attention.shared=true", f"attention.adapters={HELPERS}"),
+    ),
+    "thin": Design(
+        "low_rank",
+        (1, 101, 3438, 216, 8, 1034, 99, 0, 0),
+        settings=("attention.low_rank=3", "attention.adapters=[short_convolution, channel_scale]"),
+    ),
 }
 
 
@@ -197,9 +221,13 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
 def _put_in_place(gpu: Any) -> None:
     """Build models with contents, which initialisation needs, and move them; ask nothing of other ranks.
 
-    Attention is torch's flash kernel, as on a GPU: there torch chooses by the card.
+    ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is this one.
+
+    Attention is torch's flash kernel, in fp32 its memory-efficient one, as on a GPU: there torch chooses by
+    the card.
     """
     import torch
+    from deepspeed.runtime.zero import partitioned_param_coordinator
     from megatron.core.tensor_parallel import random
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -216,12 +244,19 @@ def _put_in_place(gpu: Any) -> None:
         return model
 
     def flash(query: Any, key: Any, value: Any, dropout_p: float, scale: float, **settings: Any) -> Any:
-        assert settings["is_causal"] and query.dtype == torch.bfloat16
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention
-        return kernel(query, key, value, dropout_p, True, scale=scale)[0]
+        assert settings["is_causal"]
+        aten = torch.ops.aten
+        if query.dtype == torch.bfloat16:
+            return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, True, scale=scale)[
+                0
+            ]
+        efficient = aten._scaled_dot_product_efficient_attention
+        return efficient(query, key, value, None, True, dropout_p, True, scale=scale)[0]
 
     replaced: Any = phase_engine
     replaced.build_model, replaced.choose_structured_products = build, lambda *asked: None
+    replaced = partitioned_param_coordinator
+    replaced.assert_ints_same_as_other_ranks = lambda own: gpu.costs.add("host wait", "rank 0's order", 2)
     replaced = engine
     replaced.audit = lambda *held: {}
     replaced = random
