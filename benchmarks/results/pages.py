@@ -51,6 +51,11 @@ class Page:
         return bool(self.quick) or not self.runs
 
 
+def of_grid(name: str, grid: str, *reports: Report) -> Page:
+    """A page of one grid, too long for --quick."""
+    return Page(name, (Runs(grid),), reports)
+
+
 def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] = ()) -> Page:
     """A page of one grid, everything against vanilla; `quick` is the run to try out beside it."""
     report = Report("compare", "vanilla", subject)
@@ -60,6 +65,17 @@ def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] 
 def among(baseline: str, out: str, *cells: str, subject: str = "") -> Report:
     """`compare` on some of the page's runs, into a folder of their own."""
     return Report("compare", baseline, subject, cells, out)
+
+
+def at_equal_flops(baseline: str, out: str = "", *cells: str) -> Report:
+    """`compare --match flops` on some of the page's runs, or on all."""
+    return Report("compare", baseline, "", cells, out, ("--match", "flops"))
+
+
+def by_rate(out: str, arms: tuple[str, ...], pattern: str, *rates: str) -> Report:
+    """`compare` on some cells of a search, ARM-`pattern`, for each rate; the first arm is the baseline."""
+    cells = tuple(f"{arm}-{pattern.format(rate)}" for arm in arms for rate in rates)
+    return Report("compare", arms[0], "optimizer.learning_rate", cells, out)
 
 
 FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
@@ -85,17 +101,13 @@ OTHER_CONSTRUCTIONS = among(
 )
 WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
 STUDIED = ("shared_conv4", "trained_shared_conv4")
-SEARCHED_RATES = tuple(
-    f"{arm}-learning_rate_{rate}-warmup_steps_200"
-    for arm in ("vanilla", "vanilla_conv4", *STUDIED)
-    for rate in ("0.003", "0.006", "0.012", "0.024")
-)
-AT_EQUAL_FLOPS = ("--match", "flops")
-HELPER_RATES = tuple(
-    f"{arm}-warmup_steps_200-learning_rate_{rate}"
-    for arm in ("vanilla", "vanilla_conv4", *STUDIED)
-    for rate in ("0.003", "0.006")
-)
+RATES = ("0.0015", "0.003", "0.006", "0.012")
+BY_RATE = "learning_rate_{}"
+THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
+SLOW = ("low_rank_8_conv4_slow", "shared_conv4_low_rank_8")
+MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
+LOW_RANK = "low_rank+short_convolution+query_key_bias+channel_scale"
+HELPED = ("vanilla", "vanilla_conv4", *STUDIED)
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -121,54 +133,61 @@ PAGES = (
     ablation("a8_ranks", "low_rank_8"),
     ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),
     ablation("a9_first_layers", "low_rank_8"),
-    Page(
+    of_grid(
         "frozen_designs",
-        (Runs("demo_frozen_designs"),),
-        (
-            Report("compare", "vanilla"),
-            among("vanilla_conv4-seed_1", "frozen_designs/to_vanilla_conv4", "vanilla_conv4", *WITH_HELPERS),
-            among("low_rank_8_conv4-seed_1", "frozen_designs/to_low_rank", "low_rank_8_conv4", *WITH_HELPERS),
-        ),
-    ),
-    Page(
-        "documentation",
-        (Runs("documentation_frozen_designs"),),
-        (
-            Report("compare", "vanilla"),
-            among("vanilla_conv4-seed_1", "documentation/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
-            among("trained_shared_conv4-seed_1", "documentation/to_trained_shared", *STUDIED),
-        ),
-    ),
-    Page(
-        "own_rates",
-        (Runs("demo_own_rates"),),
-        (
-            Report("compare", "vanilla"),
-            among("vanilla_conv4-seed_1", "own_rates/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
-            among("trained_shared_conv4-seed_1", "own_rates/to_trained_shared", *STUDIED),
-        ),
+        "demo_frozen_designs",
+        Report("compare", "vanilla"),
+        among("vanilla_conv4-seed_1", "frozen_designs/to_vanilla_conv4", "vanilla_conv4", *WITH_HELPERS),
+        among("low_rank_8_conv4-seed_1", "frozen_designs/to_low_rank", "low_rank_8_conv4", *WITH_HELPERS),
     ),
     *(
-        Page(
+        of_grid(
+            name,
+            grid,
+            Report("compare", "vanilla"),
+            among("vanilla_conv4-seed_1", f"{name}/to_vanilla_conv4", "vanilla_conv4", *STUDIED),
+            among("trained_shared_conv4-seed_1", f"{name}/to_trained_shared", *STUDIED),
+        )
+        for name, grid in (("documentation", "documentation_frozen_designs"), ("own_rates", "demo_own_rates"))
+    ),
+    *(
+        of_grid(
             f"equal_flops/{text}",
-            (Runs(f"{text}_equal_flops"),),
-            (
-                Report("compare", "vanilla_conv4-seed_1", options=AT_EQUAL_FLOPS),
-                Report("compare", "vanilla", out=f"equal_flops/{text}/to_vanilla", options=AT_EQUAL_FLOPS),
-            ),
+            f"{text}_equal_flops",
+            at_equal_flops("vanilla_conv4-seed_1"),
+            at_equal_flops("vanilla", f"equal_flops/{text}/to_vanilla"),
         )
         for text in ("demo", "documentation")
     ),
-    Page("ladder", (Runs("documentation_ladder"),), (Report("ladder", "vanilla_conv4"),)),
-    Page(
-        "helper_rates",
-        (Runs("demo_helper_rates"),),
-        (Report("compare", "vanilla", "optimizer.learning_rate", HELPER_RATES, "equal_flops/rates"),),
+    of_grid("ladder", "documentation_ladder", Report("ladder", "vanilla_conv4")),
+    of_grid(
+        "thin",
+        "documentation_thin",
+        at_equal_flops("vanilla_conv4-seed_1", "", "vanilla_conv4", *THIN, *MONARCHS),
+        at_equal_flops("low_rank_8_conv4-seed_1", "thin/to_low_rank", *THIN),
+        at_equal_flops("low_rank_8_conv4_slow-seed_1", "thin/to_low_rank_slow", *SLOW),
+        at_equal_flops("trained_monarch_shared_conv4-seed_1", "thin/to_trained_monarch", *MONARCHS),
     ),
-    Page(
+    of_grid(
+        "thin_rates",
+        "documentation_thin_rates",
+        Report("compare", LOW_RANK, "optimizer.learning_rate", out="thin/rates"),
+    ),
+    of_grid(
+        "stability",
+        "demo_stability",
+        by_rate("stability/warmup_30", BOTH, f"warmup_steps_30-{BY_RATE}", *RATES),
+        by_rate("stability/warmup_60", BOTH, f"warmup_steps_60-{BY_RATE}", *RATES),
+    ),
+    of_grid(
+        "helper_rates",
+        "demo_helper_rates",
+        by_rate("equal_flops/rates", HELPED, f"warmup_steps_200-{BY_RATE}", *RATES[1:3]),
+    ),
+    of_grid(
         "documentation_rates",
-        (Runs("documentation_rates"),),
-        (Report("compare", "vanilla", "optimizer.learning_rate", SEARCHED_RATES, "documentation/rates"),),
+        "documentation_rates",
+        by_rate("documentation/rates", HELPED, f"{BY_RATE}-warmup_steps_200", *RATES[1:], "0.024"),
     ),
     Page(
         "tokens",

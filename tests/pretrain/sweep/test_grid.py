@@ -361,10 +361,12 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "demo_equal_flops": 12,
         "documentation_equal_flops": 12,
         "documentation_ladder": 3,
+        "documentation_thin_rates": 1,
+        "documentation_thin": 8,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
-    assert "vanilla" in variants and variants & {"orthogonal", "orthogonal_shared"}
+    assert variants & {"vanilla", "low_rank"} and variants & {"orthogonal", "orthogonal_shared"}
     for run in runs:
         if run.config.run.seed == min(grid.content.seeds or [run.config.run.seed]):
             assert load_config(run.base, run.overrides) == run.config
