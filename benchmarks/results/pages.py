@@ -62,45 +62,34 @@ def ablation(grid: str, quick: str, subject: str = "", more: tuple[Report, ...] 
     return Page(grid, (Runs(grid),), (report, *more), (Runs(grid, ("vanilla", quick)),))
 
 
-def among(baseline: str, out: str, *cells: str, subject: str = "") -> Report:
+def among(baseline: str, out: str, *cells: str, subject: str = "", options: tuple[str, ...] = ()) -> Report:
     """`compare` on some of the page's runs, into a folder of their own."""
-    return Report("compare", baseline, subject, cells, out)
-
-
-def at_equal_flops(baseline: str, out: str = "", *cells: str) -> Report:
-    """`compare --match flops` on some of the page's runs, or on all."""
-    return Report("compare", baseline, "", cells, out, ("--match", "flops"))
+    return Report("compare", baseline, subject, cells, out, options)
 
 
 def by_rate(out: str, arms: tuple[str, ...], pattern: str, *rates: str) -> Report:
     """`compare` on some cells of a search, ARM-`pattern`, for each rate; the first arm is the baseline."""
     cells = tuple(f"{arm}-{pattern.format(rate)}" for arm in arms for rate in rates)
-    return Report("compare", arms[0], "optimizer.learning_rate", cells, out)
+    return Report("compare", arms[0], RATE, cells, out)
 
 
+RATE = "optimizer.learning_rate"
 FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
 CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
 VARIANTS = ("vanilla", "orthogonal", "gaussian", "low_rank_8", "synthesizer_random", "hybrid")
 BOTH = ("vanilla", "orthogonal")
 APPROXIMATION_QUICK = ("--seeds", "1", "--widths", "16,32", "--depths", "1", "--steps", "100")
 TRAINED_OR_FROZEN = among("orthogonal", "a2_trainability/to_orthogonal", "orthogonal", "orthogonal_trainable")
-FURTHER_TRAINED_OR_FROZEN = among(
-    "orthogonal",
-    "a2_strengths/to_orthogonal",
-    *("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate"),
-)
-NARROW_HEADS = among(
-    "vanilla",
-    "a4_head_dim/16_to_32",
-    *("vanilla", "orthogonal", "vanilla_head_dim_16", "orthogonal_head_dim_16"),
-    subject="model.head_dim",
-)
+STRENGTHS = ("orthogonal", "trainable_half_rate", "penalty_0.1", "unfreeze_full_rate")
+FURTHER_TRAINED_OR_FROZEN = among("orthogonal", "a2_strengths/to_orthogonal", *STRENGTHS)
+HEAD_DIMS = (*BOTH, "vanilla_head_dim_16", "orthogonal_head_dim_16")
+NARROW_HEADS = among("vanilla", "a4_head_dim/16_to_32", *HEAD_DIMS, subject="model.head_dim")
 FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
-OTHER_CONSTRUCTIONS = among(
-    "orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct"
-)
+CONSTRUCTIONS = ("orthogonal", "cayley", "hadamard", "dct")
+OTHER_CONSTRUCTIONS = among("orthogonal-seed_1", "a7_construction/to_orthogonal", *CONSTRUCTIONS)
 WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
 STUDIED = ("shared_conv4", "trained_shared_conv4")
+FLOPS = ("--match", "flops")
 RATES = ("0.0015", "0.003", "0.006", "0.012")
 BY_RATE = "learning_rate_{}"
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
@@ -154,8 +143,8 @@ PAGES = (
         of_grid(
             f"equal_flops/{text}",
             f"{text}_equal_flops",
-            at_equal_flops("vanilla_conv4-seed_1"),
-            at_equal_flops("vanilla", f"equal_flops/{text}/to_vanilla"),
+            among("vanilla_conv4-seed_1", "", options=FLOPS),
+            among("vanilla", f"equal_flops/{text}/to_vanilla", options=FLOPS),
         )
         for text in ("demo", "documentation")
     ),
@@ -163,16 +152,12 @@ PAGES = (
     of_grid(
         "thin",
         "documentation_thin",
-        at_equal_flops("vanilla_conv4-seed_1", "", "vanilla_conv4", *THIN, *MONARCHS),
-        at_equal_flops("low_rank_8_conv4-seed_1", "thin/to_low_rank", *THIN),
-        at_equal_flops("low_rank_8_conv4_slow-seed_1", "thin/to_low_rank_slow", *SLOW),
-        at_equal_flops("trained_monarch_shared_conv4-seed_1", "thin/to_trained_monarch", *MONARCHS),
+        among("vanilla_conv4-seed_1", "", "vanilla_conv4", *THIN, *MONARCHS, options=FLOPS),
+        among("low_rank_8_conv4-seed_1", "thin/to_low_rank", *THIN, options=FLOPS),
+        among("low_rank_8_conv4_slow-seed_1", "thin/to_low_rank_slow", *SLOW, options=FLOPS),
+        among("trained_monarch_shared_conv4-seed_1", "thin/to_trained_monarch", *MONARCHS, options=FLOPS),
     ),
-    of_grid(
-        "thin_rates",
-        "documentation_thin_rates",
-        Report("compare", LOW_RANK, "optimizer.learning_rate", out="thin/rates"),
-    ),
+    of_grid("thin_rates", "documentation_thin_rates", Report("compare", LOW_RANK, RATE, out="thin/rates")),
     of_grid(
         "stability",
         "demo_stability",
@@ -198,7 +183,7 @@ PAGES = (
     Page(
         "rates",
         (Runs("demo_rates"),),
-        (Report("compare", "vanilla", "optimizer.learning_rate"),),
+        (Report("compare", "vanilla", RATE),),
         (Runs("demo_rates", ("vanilla-learning_rate_0.0015", "vanilla-learning_rate_0.003")),),
     ),
     Page(
@@ -219,13 +204,10 @@ PAGES = (
         (),
         (Report("evaluate approximation", options=("--seeds", "5"), quick=APPROXIMATION_QUICK),),
     ),
-    Page(
+    of_grid(
         "variants",
-        (Runs("demo_variants"),),
-        tuple(
-            among("vanilla", position, *(f"{name}-{position}" for name in VARIANTS))
-            for position in ("rope", "learned")
-        ),
+        "demo_variants",
+        *(among("vanilla", kind, *(f"{name}-{kind}" for name in VARIANTS)) for kind in ("rope", "learned")),
     ),
 )
 
