@@ -24,6 +24,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from megatron_patches.errors import MethodError
 
@@ -111,6 +112,29 @@ def _compile_when_called(model: Any = None, **settings: Any) -> Any:
         return _torch_compile(model, **settings)
     compiled = cache(partial(_torch_compile, model, **settings))
     return wraps(model)(lambda *arguments, **keywords: compiled()(*arguments, **keywords))
+
+
+@contextlib.contextmanager
+def one_group_per_ranks() -> Iterator[None]:
+    """Let megatron-core's `initialize_model_parallel` make one process group for each set of ranks.
+
+    It makes one for each kind of parallelism, 43 on one rank, most of them of the same ranks, and each has
+    threads and sockets, or an NCCL communicator. Of these kinds this program uses two, tensor and data
+    parallelism, and theirs are the same ranks only where it is one rank, which nobody has to wait for.
+    """
+    new_group, made = dist.new_group, {}
+
+    def new_or_same(ranks: Any, **settings: Any) -> Any:
+        key = (tuple(ranks), *(settings.get(name) for name in ("backend", "timeout", "pg_options")))
+        if key not in made:
+            made[key] = new_group(ranks, **settings)
+        return made[key]
+
+    dist.new_group = new_or_same  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.new_group = new_group
 
 
 def prepare_megatron_core(device: torch.device) -> None:

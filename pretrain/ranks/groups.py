@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_patches.engine.compat import (
+    one_group_per_ranks,
     prepare_megatron_core,
     seed_dropout,
     untested_torch,
@@ -105,11 +106,12 @@ def initialize_distributed(
     if not dist.is_initialized():
         _rendezvous(backend, launch, timeout, device if device.type == "cuda" else None)
     import_deepspeed().comm.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=tensor_parallel_size,
-        distributed_timeout_minutes=timeout_seconds / 60,  # a timedelta, so parts of a minute count
-        create_gloo_process_groups=False,  # second copies, for parts of megatron-core that are not used here
-    )
+    with one_group_per_ranks():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel_size,
+            distributed_timeout_minutes=timeout_seconds / 60,  # a timedelta, so parts of a minute count
+            create_gloo_process_groups=False,  # second copies, for parts of it that are not used here
+        )
     prepare_megatron_core(device)
     return ParallelContext(
         rank=launch.rank,

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def package_versions() -> dict[str, str | None]:
     }
 
 
+@cache
 def package_version(package: str) -> str | None:
     """Return a package's version, or None where it is not installed."""
     try:
@@ -46,8 +48,12 @@ def package_version(package: str) -> str | None:
         return None
 
 
+@cache
 def git_commit() -> str | None:
-    """Return the commit of the program's own checkout, with `+` if it has uncommitted changes."""
+    """Return the commit of the program's own checkout, with `+` if it has uncommitted changes.
+
+    Asked once a process: a later commit is not of the code that runs.
+    """
     here = Path(__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
