@@ -258,6 +258,7 @@ def test_only_compat_replaces_anything_of_torch_or_megatron_core() -> None:
     }
     assert found == {
         "megatron_patches/engine/compat.py": {
+            "dist.new_group",  # for the length of `initialize_model_parallel`
             "torch.compile",
             "torch.cuda.current_device",
             "torch._dynamo.config.recompile_limit",
