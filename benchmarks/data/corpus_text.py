@@ -49,7 +49,12 @@ def _endless(size: int) -> Iterator[tuple[str, str]]:
     """(source, text) of documents of so many characters, if there are as many, shuffled, again and again."""
     documents: list[tuple[str, str]] = []
     left = {"Prose": size * (1 - _CODE_SHARE), "Code": size * _CODE_SHARE}
-    for content, tree in (module for path in _modules() for module in parsed(path)):
+    modules: list[Path] = []
+    for kind in ("stdlib", "purelib"):
+        paths = sorted(Path(sysconfig.get_path(kind)).rglob("*.py"))
+        random.Random(kind).shuffle(paths)
+        modules += (path for path in paths if kind == "purelib" or "site-packages" not in path.parts)
+    for content, tree in (module for path in modules for module in parsed(path)):
         if left["Prose"] <= 0:
             break
         code = content if len(content) < 50_000 else ""
@@ -61,11 +66,3 @@ def _endless(size: int) -> Iterator[tuple[str, str]]:
     while True:
         generator.shuffle(documents)
         yield from documents
-
-
-def _modules() -> Iterator[Path]:
-    """Modules of the standard library, then of the installed packages, each shuffled in a fixed way."""
-    for kind in ("stdlib", "purelib"):
-        paths = sorted(Path(sysconfig.get_path(kind)).rglob("*.py"))
-        random.Random(kind).shuffle(paths)
-        yield from (path for path in paths if kind == "purelib" or "site-packages" not in path.parts)

@@ -146,14 +146,6 @@ def lacks(page: Page, quick: bool) -> str:
     )
 
 
-def list_pages(pages: Sequence[Page], out: Path, quick: bool) -> None:
-    """Each with how many of its runs are finished, and its reports."""
-    for page in pages:
-        runs = runs_of(page, quick)
-        done = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished" if runs else "no runs"
-        print(f"{page.name:16} {done:26} {' '.join(str(step.out) for step in reports(page, out, quick))}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     description = "Makes the pages of docs/results."
     parser = argparse.ArgumentParser(prog="benchmarks.results", description=description)
@@ -176,7 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pages = [page for name, page in known.items() if name in given.pages or not given.pages]
     out = given.out or (QUICK_OUT if given.quick else Path("docs/results"))
     if given.list:
-        list_pages(pages, out, given.quick)
+        for page in pages:
+            runs = runs_of(page, given.quick)
+            done = f"{sum(run.finished for run in runs)} of {len(runs)} runs finished" if runs else "no runs"
+            places = " ".join(str(step.out) for step in reports(page, out, given.quick))
+            print(f"{page.name:16} {done:26} {places}")
         return 0
     if given.no_training:
         reasons = {page.name: lacks(page, given.quick) for page in pages}

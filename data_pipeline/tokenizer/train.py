@@ -92,8 +92,10 @@ def train_tokenizer(
     """
     model_path, report_path = (prefix.with_name(prefix.name + ending) for ending in (".model", ".json"))
     pieces = _pieces(files, settings)
+    # Besides the options: what another version's trainer made is not up to date.
+    trainer = dict(_LOSSLESS) | ({"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {})
     made_from: dict[str, Any] = {
-        "settings": as_json(settings) | {"keys": asdict(keys), "trainer": _settings(settings)},
+        "settings": as_json(settings) | {"keys": asdict(keys), "trainer": trainer},
         "inputs": [
             {"name": p.file.name, "start": p.start, "end": p.end}
             | ({"version": p.file.version} if p.file.version else {"sha256": hash_of(p)})
@@ -118,11 +120,6 @@ def train_tokenizer(
     write_atomically(model_path, model)
     write_atomically(report_path, to_json(report | made_from))
     return report | made_from, True
-
-
-def _settings(settings: TrainerSettings) -> dict[str, Any]:
-    """Return the settings of the trainer besides the options: another version's model is not up to date."""
-    return dict(_LOSSLESS) | ({"score_steps": _SCORE_STEPS} if settings.model_type == "unigram" else {})
 
 
 def _pieces(files: list[InputFile], settings: TrainerSettings) -> list[Piece]:

@@ -65,7 +65,9 @@ def model_flops_per_token(
 
         3 (L [2 d (2 H + 2 G) h  +  4 d F  +  4 c s H h]  +  2 d V)
     """
-    return FORWARD_AND_BACKWARD * forward_flops_per_token(shape, without_freezing(policy), 0, causal_share)
+    rank = policy.synthesizer_rank
+    ordinary = QKPolicy(init="default", trainable=True, scores=policy.scores, synthesizer_rank=rank)
+    return FORWARD_AND_BACKWARD * forward_flops_per_token(shape, ordinary, 0, causal_share)
 
 
 def executed_flops_per_token(
@@ -114,10 +116,3 @@ def multiplications(some: Iterable[Tensor]) -> int:
 def score_products(shape: ModelShape, causal_share: float = CAUSAL) -> float:
     """Return 2 c s H h: FLOPs per token of a layer's products q·k, or of probabilities with values."""
     return 2 * causal_share * shape.sequence_length * shape.query_size
-
-
-def without_freezing(policy: QKPolicy) -> QKPolicy:
-    """Return the policy of the same kind of scores in which everything trains and nothing is added."""
-    return QKPolicy(
-        init="default", trainable=True, scores=policy.scores, synthesizer_rank=policy.synthesizer_rank
-    )

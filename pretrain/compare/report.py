@@ -117,6 +117,7 @@ def report_page(
     comparison: Comparison, command: Sequence[Sequence[str]], texts: Sequence[ModelText] = ()
 ) -> list[Block]:
     """Return the parts of report.md."""
+    compute = ["## Equal compute", Picture("frontier"), compute_table(comparison), _prices(comparison)]
     return [
         "# Comparison of runs",
         *_headlines(comparison),
@@ -124,7 +125,7 @@ def report_page(
         [*_gap_sentences(comparison), *comparison.seals, *comparison.notes],
         *_quality(comparison),
         *_texts(texts),
-        *_compute(comparison),
+        *(compute if comparison.others else ()),
         *_trends(comparison),
         "## Convergence",
         Picture("loss"),
@@ -195,11 +196,6 @@ def _texts(texts: Sequence[ModelText]) -> list[Block]:
             fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text.text)), 3)
             blocks += [f"{text.variant}, seed {text.seed}:", f"{fence}\n{text.text}\n{fence}"]
     return blocks if texts else []
-
-
-def _compute(comparison: Comparison) -> list[Block]:
-    blocks: list[Block] = [Picture("frontier"), compute_table(comparison), _prices(comparison)]
-    return ["## Equal compute", *blocks] if comparison.others else []
 
 
 def _prices(comparison: Comparison) -> list[str]:

@@ -87,6 +87,7 @@ def print_report(gathered: Gathered, problems: Sequence[Problem], warnings: Sequ
 
 def _row(gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence[Problem]) -> list[str]:
     facts = gathered.facts.get(ranks[0], {})
+    disk = facts.get("disk")
     collectives = gathered.collectives.get(ranks[0], {})
     bad = {problem.check for problem in problems if node in problem.nodes}
     failed = bad | {problem.check for problem in problems if not problem.nodes}
@@ -94,7 +95,7 @@ def _row(gathered: Gathered, node: str, ranks: Sequence[int], problems: Sequence
     cells = {
         "gpus": _gpus(facts.get("gpus")),
         "all-reduce": ", ".join("-" if speed is None else f"{speed:.2f}" for speed in speeds),
-        "disk": _disk(facts.get("disk")),
+        "disk": f"{disk['free'] / 1e9:,.1f} GB, {disk['bytes_per_second'] / 1e6:,.0f} MB/s" if disk else "-",
         "shm": f"{facts['shm']['free'] / 2**30:.2f} GiB" if facts.get("shm") else "-",
         "clock": f"{gathered.clocks[node][0]:+.3f} s" if node in gathered.clocks else "-",
         "data": facts["data"]["fingerprint"][:8] if "data" in facts else "-",
@@ -129,9 +130,3 @@ def _gpus(facts: Mapping[str, Any] | None) -> str:
         return "-"
     names = facts["names"]
     return f"{len(names)} x {names[0]}" if names else "none (CPU)"
-
-
-def _disk(facts: Mapping[str, Any] | None) -> str:
-    if not facts:
-        return "-"
-    return f"{facts['free'] / 1e9:,.1f} GB, {facts['bytes_per_second'] / 1e6:,.0f} MB/s"

@@ -133,9 +133,8 @@ def model_texts(runs: Sequence[Path], prompts: Sequence[str], tokens: int) -> Ma
             boundary = run.blend.eod_id if run.config.data.reset_at_document_end else None
             model = load_model(run, context)
             samples = continue_prompts(model, encoded, run.config, boundary, context, draw)
-            texts[path] = tuple(_printable(sample.text) for sample in samples)
+            texts[path] = tuple(
+                "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in sample.text)
+                for sample in samples
+            )
     return texts
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)

@@ -128,7 +128,14 @@ def fine_tuned_report(
         content={
             "baseline": baseline,
             "tolerance": tolerance,
-            "comparisons": [_comparison_json(comparison) for comparison in comparisons],
+            "comparisons": [
+                asdict(one)
+                | {
+                    "gap": one.gap
+                    and gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
+                }
+                for one in comparisons
+            ],
             "trials": [asdict(trial) for trial in trials],
             **content,
         },
@@ -202,11 +209,6 @@ def _notes(trials: Sequence[Trial], comparisons: Sequence[Comparison]) -> list[s
     if len(comparisons) > 1:
         notes.append(f"p (Holm) is adjusted over all {len(comparisons)} comparisons")
     return notes
-
-
-def _comparison_json(one: Comparison) -> dict[str, Any]:
-    gap = one.gap and gap_content(one.gap) | {"significance_claimed": one.gap.significance_claimed}
-    return asdict(one) | {"gap": gap}
 
 
 def _figure(trials: Sequence[Trial]) -> Figure:

@@ -254,9 +254,10 @@ def _rendezvous(
             )
     except (RuntimeError, OSError) as error:  # torch.distributed's own errors, and gloo's, are RuntimeErrors
         host, port = meeting_point() or ("this process", "-")
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise UserError(
             f"rank {launch.rank} waited {timeout.total_seconds():.0f} s for {launch.world_size} ranks at "
-            f"{host}:{port} and they did not all come ({_first_line(error)}); check that every rank started "
+            f"{host}:{port} and they did not all come ({reason}); check that every rank started "
             "and that the address is reachable",
             rank_specific=True,
         ) from error
@@ -275,11 +276,6 @@ def wait_for_first_rank(timeout: timedelta) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
 def _hash_seed(*parts: object) -> int:

@@ -115,11 +115,6 @@ def kernel_table(seconds: dict[str, float]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def kernel_class(name: str) -> str:
-    """Return the class of a kernel by its name."""
-    return next((group for group, pattern in KERNELS if re.search(pattern, name, re.IGNORECASE)), "other")
-
-
 def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
     """Sum the seconds in each class of kernel of a profile's `key_averages()`, the largest first.
 
@@ -133,6 +128,7 @@ def seconds_by_class(events: Iterable[Any]) -> dict[str, float]:
         if cuda:
             spent = event.self_device_time_total if event.device_type.name == "CUDA" else 0.0
         is_kernel = cuda or event.key.startswith(("aten::", "c10d::", "gloo:"))
-        group = kernel_class(event.key) if is_kernel else "host"
+        classes = (group for group, pattern in KERNELS if re.search(pattern, event.key, re.IGNORECASE))
+        group = next(classes, "other") if is_kernel else "host"
         seconds[group] = seconds.get(group, 0.0) + spent / 1e6
     return dict(sorted(seconds.items(), key=lambda entry: -entry[1]))

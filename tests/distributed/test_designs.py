@@ -54,11 +54,11 @@ GOLDEN = Path(__file__).parent / "golden_losses.json"
 
 
 def factors(case: Case) -> dict[str, object]:
-    """What must meet: a kind of attention and the parts of a layout."""
+    """What must meet: a kind of attention and the parts of a layout; a kind at 4 ranks is `full`."""
     design, layout = case
     return {
         "kind": DESIGNS[design]["variant"],
-        "tensor parallel": layout.tensor_parallel,
+        "tensor parallel": layout.tensor_parallel > 1,
         "sequence parallel": layout.sequence_parallel,
         "stage": layout.zero_stage,
     }

@@ -33,6 +33,8 @@ TRIED = (
     ("low_rank", "fp32"),
     ("hybrid-all-adapters", "fp32"),
     ("hybrid-shared-helpers", "fp32"),
+)
+ON_TWO_RANKS = (
     ("thin", "fp32"),
     ("shared-monarch-convolution", "bf16"),
     ("monarch_trainable", "fp32"),
@@ -40,7 +42,8 @@ TRIED = (
     ("synthesizer_factorized", "fp32"),
     ("orthogonal", "bf16 sums"),
 )
-CHAINS = chains(TRIED, layouts(4), len(LINKS))
+"""What only its own tensors could make differ from the chains above."""
+CHAINS = [*chains(TRIED, layouts(4), len(LINKS)), *chains(ON_TWO_RANKS, layouts(2), len(LINKS))]
 SINGLE = Layout(1, 1, 1, False, 2)
 
 

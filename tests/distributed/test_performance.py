@@ -101,7 +101,7 @@ COMPILED = {
         "hybrid-shared-helpers",
         "synthesizer_factorized",
     ),
-    2: ("vanilla", "orthogonal", "hybrid", "monarch", "synthesizer_random"),
+    2: ("orthogonal", "monarch"),
 }
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from scipy import stats
@@ -99,7 +100,9 @@ def compare_tasks(groups: Groups[Pretrained], scores: Scores) -> TaskComparison:
                 if metric == main:
                     item_tests += _item_tests(group, base, scores, task, metric)
     tested = iter(adjust([one.gap for one in contrasts if one.tested]))
-    contrasts = [replace(one, gap=next(tested) if one.tested else _untested(one.gap)) for one in contrasts]
+    untested = partial(replace, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None)
+    gaps = [next(tested) if one.tested else one.gap and untested(one.gap) for one in contrasts]
+    contrasts = [replace(one, gap=gap) for one, gap in zip(contrasts, gaps, strict=True)]
     adjusted = zip(item_tests, holm([one.p for one in item_tests]), strict=True)
     item_tests = [replace(one, p_holm=p) for one, p in adjusted]
     return TaskComparison(groups.baseline, tuple(results), tuple(contrasts), tuple(item_tests))
@@ -122,10 +125,6 @@ def _values(group: Group[Pretrained], scores: Scores, task: str, metric: str) ->
     """Return {seed: score}, without those that are not finite."""
     values = {one.seed or 0: scores[one.path][task].scores[metric].value for one in group.runs}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
-
-
-def _untested(gap: PairedGap | None) -> PairedGap | None:
-    return replace(gap, t=None, t_p=None, wilcoxon=None, wilcoxon_p=None) if gap else None
 
 
 def _result(group: Group[Pretrained], scores: Scores, task: str, metric: str) -> Result:
