@@ -180,6 +180,24 @@ def test_training_does_not_depend_on_the_layout(case: Case, report: dict[str, An
         assert report[quantity] == pytest.approx(reference[quantity], rel=2e-5), quantity
 
 
+def test_four_tensor_parallel_ranks_compute_what_one_does(tmp_path: Path) -> None:
+    """For every design, of which few train on four ranks here."""
+    losses = []
+    for size in (1, 4):
+        layout = {
+            "parallel__tensor_model_parallel_size": size,
+            "parallel__sequence_parallel": str(size > 1).lower(),
+        }
+        runs = [
+            design_overrides(design, tmp_path, tmp_path, design, 1, model__init_std=0.2, **layout)
+            for design in DESIGNS
+        ]
+        losses.append(run_ranks(size, "tests.distributed.workers.designs:descents", {"runs": runs}))
+    for design, one, four in zip(DESIGNS, *losses, strict=True):
+        assert one[0] - one[-1] > 0.05, design
+        assert four == pytest.approx(one, rel=2e-5), design
+
+
 @every_case
 def test_the_audit_agrees_with_the_formulas(case: Case, report: dict[str, Any]) -> None:
     totals = report["audit"]["totals"]

@@ -99,7 +99,9 @@ def test_a_kill_in_the_middle_of_a_file_leaves_no_checkpoint(tiny_shards: Path, 
 def test_what_one_rank_cannot_write_stops_all_with_one_sentence_and_nothing_half_written(
     synchronous: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:
-    payload = {"overrides": overrides(tiny_shards, tmp_path, "refused"), "bytes": 4096}
+    order = synchronous.parent / "sample_order"  # else rank 1, if it comes first, cannot write that
+    planned = overrides(tiny_shards, tmp_path, "refused", data__cache_directory=order)
+    payload = {"overrides": planned, "bytes": 4096}
     answer = run_ranks(2, WORKER + "refused_and_again", payload)
     file = tmp_path / "refused/checkpoints/step_00000002/rank_00001.safetensors"
     assert answer["told"][0] == answer["told"][1]

@@ -108,7 +108,6 @@ def test_sweep_of_three_variants(drills: Drills) -> None:
         assert (runs / name / "state").read_text() == "finished\n"
 
 
-@pytest.mark.full  # trials are in tests/distributed/test_sweep.py, sweeps on nodes above
 @drill(nodes=2)
 def test_a_trial_ends_when_its_question_is_answered(drills: Drills) -> None:
     """Four pairs are there, as fabricated runs; two tasks train the fifth, which is the answer."""

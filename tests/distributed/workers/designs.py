@@ -5,12 +5,30 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
+
+from megatron_patches.engine.freeze import reduce_partial_gradients
+from megatron_patches.model.penalty import take_auxiliary_losses
 from megatron_patches.recipe.counting import count_parameters
 from pretrain.config.load import load_config
 from pretrain.config.schedule import phases_of
+from pretrain.model.build import build_model, token_losses
+from pretrain.ranks.groups import (
+    LaunchEnvironment,
+    ParallelContext,
+    initialize_distributed,
+    set_seeds,
+    shutdown_distributed,
+)
 from pretrain.ranks.signals import StopSignals
 from pretrain.runs.metrics_file import read_metrics
 from pretrain.training.loop import train
+from tests.distributed.workers.performance import some_tokens
+
+DESCENT = 3
+"""Steps of gradient descent: an adapter that starts at 0 hides errors in what is multiplied by it for one."""
+
+RATE = 0.3
 
 
 def train_all(payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -38,3 +56,31 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
         "audit": json.loads((config.run_path / "audit.json").read_text()),
         "counted": {"trainable": counted.trainable, "frozen": counted.frozen},
     }
+
+
+def descents(payload: dict[str, Any]) -> list[list[float]]:
+    """Return for each config the losses at `DESCENT` steps of gradient descent, without an engine, and after."""
+    size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
+    context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
+    found = [_descent(context, overrides) for overrides in payload["runs"]]
+    shutdown_distributed(context)
+    return found
+
+
+def _descent(context: ParallelContext, overrides: list[str]) -> list[float]:
+    config = load_config("demo", overrides)
+    model = build_model(config, context)
+    reduce_partial_gradients(model, context.tensor_parallel_group)
+    set_seeds(config.run.seed, 1, 0, context.tensor_parallel_rank)
+    losses = []
+    for _ in range(DESCENT + 1):
+        loss = token_losses(model, some_tokens(config)).mean()
+        penalties = take_auxiliary_losses(model)
+        losses.append(loss.item())
+        sum(penalties.values(), loss).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= RATE * parameter.grad
+                    parameter.grad = None
+    return losses
