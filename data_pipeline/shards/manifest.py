@@ -223,11 +223,10 @@ def shard_from_json(value: dict[str, Any]) -> Shard:
 
 def from_dict(kind: type[_T], value: dict[str, Any]) -> _T:
     """Make a flat dataclass of a JSON object; TypeError unless it has just the fields, with their types."""
-    result = kind(**value)
-    for entry in fields(kind):  # type: ignore[arg-type]
-        if type(value[entry.name]).__name__ != str(entry.type).partition("[")[0]:
-            raise TypeError(f"{entry.name} should be {entry.type}")
-    return result
+    types = {entry.name: str(entry.type).partition("[")[0] for entry in fields(kind)}  # type: ignore[arg-type]
+    if wrong := [name for name in types | value if types.get(name) != type(value.get(name)).__name__]:
+        raise TypeError(f"{kind.__name__}: {wrong[0][:60]!a} should be {types.get(wrong[0], 'nothing')}")
+    return kind(**value)
 
 
 def check_shards(manifest: Manifest, hash_everything: bool = False) -> None:

@@ -53,7 +53,7 @@ def open_shard(manifest: Manifest, shard: Shard) -> OpenShard:
         tokens = FileMap(Path(f"{prefix}.bin")).content.view(index.dtype)
     except OSError as error:
         raise DataError(f"cannot open {prefix}.bin/.idx: {error.strerror or error}") from error
-    except (ValueError, AssertionError, IndexError, struct.error) as error:
+    except (ValueError, OverflowError, AssertionError, IndexError, struct.error) as error:
         raise DataError(f"{prefix}.bin/.idx: megatron-core cannot read it ({error})") from error
     actual = f"{len(lengths):,} documents with {int(lengths.sum()):,} tokens of {index.dtype.__name__}"
     expected = f"{shard.documents:,} documents with {shard.tokens:,} tokens of {manifest.dtype}"

@@ -24,7 +24,7 @@ from pretrain.compare.compute import EqualCompute, Lengths, bytes_per_token, equ
 from pretrain.compare.convergence import Reach, Stability, reaches, stability
 from pretrain.compare.theory import Theory, expected_cost
 from pretrain.compare.trend import Trend, fit_trends, subject_numbers
-from pretrain.reporting.text import Spread, spread
+from pretrain.reporting.text import Spread, perplexity, spread
 from pretrain.runs.curves import WARM_UP, Floats
 from pretrain.runs.finished import FinishedRun, ModelSize, StateBytes, read_finished_run
 from pretrain.runs.tags import DEVICE_BYTES, HFU, HOST_BYTES, MFU, STEP_SECONDS, TOKENS_PER_SECOND, Metric
@@ -243,7 +243,7 @@ def _variant(group: Group[FinishedRun], groups: Groups[FinishedRun], match: str,
         validation_loss=spread(list(losses.values())),
         validation_perplexity=spread([value for value in perplexities if value is not None]),
         perplexity_by_source={
-            source: spread([math.exp(loss) for loss in own.values()]) for source, own in by_source.items()
+            key: spread([*map(perplexity, own.values())]) for key, own in by_source.items()
         },
         gap=compute.gap if compute and match != "tokens" else gap(losses, _losses(base)),
         source_gaps={source: gap(own, _losses(base, source)) for source, own in by_source.items()},

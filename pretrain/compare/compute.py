@@ -19,7 +19,7 @@ import numpy as np
 from pretrain.compare.comparability import common_flops
 from pretrain.compare.theory import expected_cost
 from pretrain.errors import UserError
-from pretrain.reporting.text import setting_text
+from pretrain.reporting.text import perplexity, setting_text
 from pretrain.runs.curves import Floats
 from pretrain.runs.environment import STARTED
 from pretrain.runs.finished import FinishedRun
@@ -95,8 +95,8 @@ class Ratio:
         """Summarise {seed: ratio}; None for no seeds."""
         logs = {seed: math.log(ratio) for seed, ratio in ratios.items()}
         gap = paired_gap("", logs, dict.fromkeys(logs, 0.0), SCORES)
-        ends = [None if e is None else math.exp(e) for e in (gap.low, gap.high)] if gap else []
-        return Ratio(math.exp(gap.mean), *ends) if gap else None
+        ends = [None if e is None else perplexity(e) for e in (gap.low, gap.high)] if gap else []
+        return Ratio(perplexity(gap.mean), *ends) if gap else None
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class RunSection(Section):
 class ModelSection(Section):
     """Shape of the model, and how its weights start."""
 
-    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1)
+    num_layers: Int = setting(..., "Transformer layers.", MODEL, ge=1, le=10_000)
     hidden_size: Int = setting(..., "Width of the residual stream.", MODEL, ge=1)
     num_attention_heads: Int = setting(..., "Query heads of a layer.", MODEL, ge=1)
     num_query_groups: Int | None = setting(

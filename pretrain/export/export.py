@@ -8,7 +8,6 @@ The files are written to a temporary directory, which is renamed when the export
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +36,7 @@ from pretrain.export.trained_run import TrainedRun, load_model, open_trained_run
 from pretrain.export.weight_files import write_weights
 from pretrain.model.build import DTYPES
 from pretrain.ranks.groups import ParallelContext
+from pretrain.reporting.text import perplexity
 from pretrain.runs.directory import MARKER, write_json, write_text_atomically
 from pretrain.runs.environment import package_version
 from pretrain.study.models import CHECKPOINT_FACT, FACTS, FILES_FACT, require_transformers
@@ -138,7 +138,7 @@ def _facts(
         "step": run.step,
         "tokens": run.record.get("tokens"),
         "validation_loss": loss,
-        "validation_perplexity": None if loss is None else math.exp(loss),
+        "validation_perplexity": None if loss is None else perplexity(loss),
         "parameters": {"trainable": count.trainable, "frozen": count.frozen},
         "sequence_length": config.data.sequence_length,
         "data": {

@@ -1,8 +1,9 @@
-"""Numbers and settings as short text, the same everywhere, and mean and deviation of a few values."""
+"""Numbers and settings as short text, the same everywhere; perplexity; mean and deviation of a few values."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,14 @@ def spread_of_all(values: Sequence[float | None]) -> Spread | None:
     """Return mean and standard deviation; None where a value is missing, as a mean of the others misleads."""
     known = [value for value in values if value is not None]
     return spread(known) if len(known) == len(values) else None
+
+
+def perplexity(mean_loss: float) -> float:
+    """Return exp(mean loss in nats per token); infinite where that overflows a float64."""
+    try:
+        return math.exp(mean_loss)
+    except OverflowError:
+        return math.inf
 
 
 NOTHING = "–"

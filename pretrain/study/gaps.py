@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrain.reporting.text import interval, signed
+from pretrain.reporting.text import interval, perplexity, signed
 
 CONFIDENCE = 0.95
 LEVEL = 0.05
@@ -118,7 +118,7 @@ class PairedGap:
         return max(high - 1, 1 - low)
 
     def _perplexity(self, difference: float | None) -> float | None:
-        return math.exp(difference) if self.scale.of_losses and difference is not None else None
+        return perplexity(difference) if self.scale.of_losses and difference is not None else None
 
 
 _PERPLEXITIES = ("perplexity_ratio", "perplexity_ratio_low", "perplexity_ratio_high")

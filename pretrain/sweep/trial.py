@@ -6,14 +6,13 @@ where it was, and an answer once given stays, because differences count in the o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pretrain.errors import UserError
 from pretrain.reporting.tables import Table
-from pretrain.reporting.text import percent
+from pretrain.reporting.text import percent, perplexity
 from pretrain.runs.directory import RunDirectory
 from pretrain.runs.facts import read_facts
 from pretrain.runs.finished import read_finished_run
@@ -127,8 +126,8 @@ def verdict(claim: Hypothesis, by: Decision, needed: int, cost: str) -> str:
     answer = {"yes": "Yes", "no": no, None: f"Undecided, and all {needed} planned pairs are made"}[by.answer]
     return (
         f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its perplexity is "
-        f"{percent(math.exp(by.mean))} (interval valid at any time {percent(math.exp(by.low))} to "
-        f"{percent(math.exp(by.high))}, each end wrong in at most 5 % of trials; margin {claim.margin:g} %); "
+        f"{percent(perplexity(by.mean))} (interval valid at any time {percent(perplexity(by.low))} to "
+        f"{percent(perplexity(by.high))}, each end wrong in at most 5 % of trials; margin {claim.margin:g} %); "
         f"{cost}."
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from pretrain.reporting.text import perplexity
 from pretrain.runs import tags
 from pretrain.telemetry.records import AttentionScores, HeldOutLosses, RunFacts, SaveSeconds, StepRecord
 
@@ -100,14 +101,6 @@ def validation_metrics(validation: HeldOutLosses) -> dict[str, float]:
     for source, (loss, tokens) in sums.items():
         metrics[tags.PERPLEXITY_OF_SOURCE.of(source)] = perplexity(loss / tokens)
     return metrics
-
-
-def perplexity(mean_loss: float) -> float:
-    """Return exp(mean loss in nats per token); infinite where that overflows a float64."""
-    try:
-        return math.exp(mean_loss)
-    except OverflowError:
-        return math.inf
 
 
 def memory_metrics(facts: RunFacts) -> dict[str, float]:

@@ -53,6 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @example(["a\nb.c=1"])
 @example(['schedule.branch_from="\\ud800\\udc00"'])
 @example(["data.directory=\x00"])
+@example(["model.num_layers=17667215"])
 def test_overrides(items: list[str]) -> None:
     config = right_or_refused(lambda: load_config("demo", items))
     if not isinstance(config, str):

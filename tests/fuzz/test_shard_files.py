@@ -98,8 +98,19 @@ def test_shards(shards: Manifest, data: st.DataObject) -> None:
 @pytest.mark.parametrize("length", [9, 17, 18, 33])
 def test_an_index_that_ends_in_its_header(shards: Manifest, length: int) -> None:
     path = Path(f"{shards.prefix(shards.shards[0])}.idx")
+    refused_in_place_of(path, path.read_bytes()[:length], shards)
+
+
+@pytest.mark.parametrize("documents", [2**20, 2**62, 2**64 - 1])
+def test_an_index_of_more_documents_than_there_are(shards: Manifest, documents: int) -> None:
+    path = Path(f"{shards.prefix(shards.shards[0])}.idx")
     content = path.read_bytes()
-    path.write_bytes(content[:length])
+    refused_in_place_of(path, content[:18] + documents.to_bytes(8, "little") + content[26:], shards)
+
+
+def refused_in_place_of(path: Path, changed: bytes, shards: Manifest) -> None:
+    content = path.read_bytes()
+    path.write_bytes(changed)
     try:
         assert right_or_refused(lambda: open_shard(shards, shards.shards[0])) == REFUSED
         assert right_or_refused(lambda: lengths_of(shards, shards.shards[0])) == REFUSED

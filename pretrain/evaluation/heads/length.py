@@ -6,7 +6,6 @@ every length predicts the same 3·T tokens, each from what its own block has sho
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
 from pretrain.reporting.plots import GREY, group_style, label, legend_below, new_figure, plot_seeds, remark
 from pretrain.reporting.tables import Table
-from pretrain.reporting.text import NOTHING
+from pretrain.reporting.text import NOTHING, perplexity
 from pretrain.study.report import Report, Verdict, seeds_text, text_table
 from pretrain.study.seeds import by_group
 
@@ -58,7 +57,7 @@ class LengthLoss:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.loss)
+        return perplexity(self.loss)
 
     def by_position(self) -> np.ndarray:
         """Return the mean loss of the predictions made from i + 1 ids, `[length]`."""
@@ -81,7 +80,7 @@ class RunLengths:
         """Return perplexity at `factor` times the trained length / perplexity at the trained length - 1."""
         if factor not in self.losses:
             return None
-        return math.exp(self.losses[factor].loss - self.losses[1.0].loss) - 1
+        return perplexity(self.losses[factor].loss - self.losses[1.0].loss) - 1
 
     def gain(self) -> np.ndarray:
         """Return what context gives, by position in the longest blocks, `[their length]`; negative is better.

@@ -121,6 +121,8 @@ def test_counts_that_do_not_match_the_files(shards: Path) -> None:
         (lambda value: value.update(format_version=99), "format version 99"),
         (lambda value: value.pop("tokenizer"), "not a complete manifest"),
         (lambda value: value["shards"][0].update(tokens="12"), "not a complete manifest"),
+        (lambda value: value["tokenizer"].update({"\n": 1}), r"TokenizerIdentity: '\\n' should be nothing"),
+        (lambda value: value["inputs"][0].pop("size"), "InputRecord: 'size' should be int"),
         (lambda value: value["shards"][0].update(tokens=12), "contradicts itself"),
         (lambda value: value["shards"].pop(), "contradicts itself"),
     ],

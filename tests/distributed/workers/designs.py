@@ -59,7 +59,7 @@ def _train(overrides: list[str], interrupted: bool) -> dict[str, Any]:
 
 
 def descents(payload: dict[str, Any]) -> list[list[float]]:
-    """Return for each config the losses at `DESCENT` steps of gradient descent, without an engine, and after."""
+    """Return for each config the losses before and after `DESCENT` steps of descent, without an engine."""
     size = load_config("demo", payload["runs"][0]).parallel.tensor_model_parallel_size
     context = initialize_distributed(LaunchEnvironment.read(), size, timeout_seconds=300)
     found = [_descent(context, overrides) for overrides in payload["runs"]]

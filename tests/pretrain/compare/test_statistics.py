@@ -90,6 +90,11 @@ def test_pairs_are_made_by_seed_and_not_by_order() -> None:
     assert paired_gap("vanilla", {1: 2.0}, {2: 1.0}, NATS) is None
 
 
+def test_a_loss_beyond_all_perplexities_is_no_traceback() -> None:
+    gap = paired_gap("vanilla", {1: 2.0**32}, {1: 4.0}, NATS)
+    assert gap is not None and gap.mean == 2.0**32 - 4 and gap.perplexity_ratio == math.inf
+
+
 def test_what_few_or_equal_values_leave_undefined() -> None:
     single = gap_of((4.1,), (4.0,))
     assert single.mean == pytest.approx(0.1) and single.low is None and single.t_p is None
