@@ -127,8 +127,8 @@ def verdict(claim: Hypothesis, by: Decision, needed: int, cost: str) -> str:
     return (
         f"Is {claim.design} {asked} {claim.baseline}? {answer}: after n = {by.n} pairs its perplexity is "
         f"{percent(perplexity(by.mean))} (interval valid at any time {percent(perplexity(by.low))} to "
-        f"{percent(perplexity(by.high))}, each end wrong in at most 5 % of trials; margin {claim.margin:g} %); "
-        f"{cost}."
+        f"{percent(perplexity(by.high))}, each end wrong in at most 5 % of trials; "
+        f"margin {claim.margin:g} %); {cost}."
     )
 
 
