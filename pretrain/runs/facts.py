@@ -74,7 +74,7 @@ _FORMS = {
             "position_embedding": str,
         },
         "attention": {"variant": str, "adapters": NotRequired[list[str] | None]},
-        "schedule": {"warmup_steps": NotRequired[_Count]},
+        "schedule": {"warmup_steps": NotRequired[_Count], "flops": NotRequired[int | None]},
         "data": {"sequence_length": _Positive, "validation_samples": _Positive},
         "telemetry": {"every": _Positive},
     },
