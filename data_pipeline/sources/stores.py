@@ -139,14 +139,11 @@ def listing(url: str) -> dict[str, dict[str, Any]]:
         filesystem(url).invalidate_cache()
         how = "glob" if has_pattern(url) else "find"
         entries = call(PATIENCE.listing_seconds, how, url, detail=True)
-        return {path: entry for path, entry in entries.items() if _is_object(path, entry)}
+        files = {path: entry for path, entry in entries.items() if entry["type"] == "file"}
+        # Consoles make folders as empty objects named `…/`.
+        return {path: entry for path, entry in files.items() if entry.get("size") or not path.endswith("/")}
 
     return ask(url, once)
-
-
-def _is_object(path: str, entry: dict[str, Any]) -> bool:
-    """Return whether an entry of a listing is a file; consoles make folders as empty objects named `…/`."""
-    return entry["type"] == "file" and not (path.endswith("/") and not entry.get("size"))
 
 
 def has_pattern(url: str) -> bool:

@@ -185,18 +185,24 @@ def allow_graphs(count: int) -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, count)
 
 
-def keep_kernels_apart() -> None:
-    """Add the CPU's vector width to the key of torch.compile's cache on disk.
+def mend_inductor() -> None:
+    """Keep the inductor of torch 2.13 from a wrong result and from a refusal.
 
-    The key of torch 2.13 leaves the width out. On nodes that share a cache, or with ATEN_CPU_CAPABILITY set,
-    a graph compiled for vectors of 16 numbers is then reused where vectors have 8, and gives NaN.
+    The key of its cache on disk leaves the CPU's vector width out: on nodes that share a cache, or with
+    ATEN_CPU_CAPABILITY set, a graph compiled for vectors of 16 numbers is reused where vectors have 8, and
+    gives NaN. So the width is added. On GPUs it asks whether sums over rows and over columns can be joined,
+    and ends in an AssertionError where a kernel has sums of unlike lengths, as the taps of convolutions have.
+    So it does not ask, which costs 5 % of a layer's elementwise traffic with dropout and nothing without.
     """
     import torch.compiler.config
+    from torch._inductor import config
 
     kernels = torch.backends.cpu.get_cpu_capability()
     tags = torch.compiler.config.cache_key_tag.split()
     if kernels not in tags:
         torch.compiler.config.cache_key_tag = " ".join((*tags, kernels))
+    if hasattr(config.triton, "mix_order_reduction"):
+        config.triton.mix_order_reduction = False
 
 
 def _cpu_rng_tracker() -> object:

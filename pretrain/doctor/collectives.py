@@ -89,7 +89,8 @@ class Collectives:
 
         `group`: `node/NODE`, `link/NODE` or `world`.
         """
-        rank, device = self.rendezvous.own.rank, _device(self.rendezvous.own.local_rank)
+        rank, cuda = self.rendezvous.own.rank, ("cuda", self.rendezvous.own.local_rank)
+        device = torch.device(*cuda) if use_cuda() else torch.device("cpu")
         name, _, node = group.partition("/")
         self.say(f"the {what}")
 
@@ -149,7 +150,3 @@ def _group(store: dist.Store, rank: int, size: int, device: torch.device, timeou
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _device(local_rank: int) -> torch.device:
-    return torch.device("cuda", local_rank) if use_cuda() else torch.device("cpu")

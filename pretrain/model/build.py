@@ -12,7 +12,7 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_patches.attention.rotary import RotaryAngles
 from megatron_patches.bank.orthonormal import BankRecipe
-from megatron_patches.engine.compat import allow_graphs, keep_kernels_apart
+from megatron_patches.engine.compat import allow_graphs, mend_inductor
 from megatron_patches.model.gpt import GPT
 from megatron_patches.model.initialize import initialize_parameters
 from megatron_patches.model.install import gpt_block_spec
@@ -81,7 +81,7 @@ def compile_layers(model: GPT, backend: str) -> None:
             "it in CXX, or set performance.compile=none"
         )
     allow_graphs(4 * len(model.decoder.layers) + 8)
-    keep_kernels_apart()
+    mend_inductor()
     for layer in model.decoder.layers:
         layer.compile_parts(backend)
     model.output_layer.compile_passes(backend)

@@ -34,6 +34,7 @@ def reference(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return runs / "run"
 
 
+@pytest.mark.full  # the faults themselves are met one by one in tests/distributed
 def test_two_faults_end_as_if_nothing_had_happened(
     reference: Path, tiny_shards: Path, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ def main(tokens: int, vocabulary: int, pieces: int, capability: int) -> None:
     from tests.gpu_dry.pretended import PretendedGpu
 
     gpu = PretendedGpu()
-    _describe_card(capability)
+    describe_card(capability)
     from megatron_patches.model import output
 
     with gpu.fake:
@@ -103,7 +103,7 @@ def compiled_bytes(source: str, capability: int) -> int:
         return len(triton.compile(written, target=GPUTarget("cuda", capability, 32)).asm["cubin"])
 
 
-def _describe_card(capability: int) -> None:
+def describe_card(capability: int) -> None:
     """Answer inductor's questions about the card as an A100 (80) or H100 (90) does."""
     import torch
     import torch._dynamo.device_interface
@@ -121,6 +121,7 @@ def _describe_card(capability: int) -> None:
         max_threads_per_block=1024,
         warp_size=32,
         total_memory=80e9,
+        gcnArchName="pretended",
     )
     interface: Any = torch._dynamo.device_interface.CudaInterface
     interface.is_available = staticmethod(lambda: True)

@@ -11,6 +11,7 @@ from shutil import which
 import pytest
 
 from tests.gpu_dry.__main__ import DESIGNS, ROOT
+from tests.gpu_dry.layers import BOUNDS
 
 QUICK = ("orthogonal", "tp2")
 pytestmark = [
@@ -46,3 +47,15 @@ def test_the_compiled_loss_is_three_passes_over_the_logits_in_two_kernels(
     ((summing,), (gradient,)) = map(json.loads, lines)
     assert (summing[:2], gradient[:2]) == ([1, 0], [1, 1])  # [reads, writes]
     assert min(summing[2], gradient[2]) > 1000  # machine code
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("design", BOUNDS)
+def test_the_kernels_of_a_compiled_layer_move_no_more_than_they_did(design: str) -> None:
+    command = [sys.executable, "-m", "tests.gpu_dry.layers", design]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    forward, backward, total, planned = map(float, done.stdout.splitlines()[-1].split("|")[3:7])
+    assert total == pytest.approx(forward + backward, abs=0.11)
+    assert BOUNDS[design] - 0.2 < total  # else lower the bound
+    assert 0.85 < planned / total < 1.65
