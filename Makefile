@@ -154,7 +154,7 @@ gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torc
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
 	$(GPU_RUN) -m tests.gpu_check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
-gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in four minutes
+gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about five minutes
 	$(RUN) -m tests.gpu_dry
 	$(RUN) -m tests.gpu_dry.layers
 

@@ -111,9 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     passed = []
     print("| design | " + " | ".join(KINDS) + " |\n|---|" + "---:|" * len(KINDS))
     for name in options.designs or DESIGNS:
-        command = [sys.executable, "-m", "tests.gpu_dry", name, "--in-this-process"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-        counts, places = json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
+        counts, places = counted_apart("tests.gpu_dry", name)
         print(f"| {name} | " + " | ".join(map(str, counts)) + " |", flush=True)
         if options.places:
             print(*places, sep="\n")
@@ -124,14 +122,21 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if passed else 0
 
 
+def counted_apart(module: str, design: str) -> Any:
+    """Return what `module` counts of a design in a process of its own."""
+    command = [sys.executable, "-m", module, design, "--in-this-process"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])  # what is before it, DeepSpeed says
+
+
 def count(design: Design) -> tuple[list[int], list[str]]:
     """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
     load_guard()
     from tests.gpu_dry.pretended import PretendedGpu
 
     with PretendedGpu() as gpu:
-        context = _pretend_ranks(design)
-        _put_in_place(gpu)
+        context = pretend_ranks(design)
+        put_in_place(gpu)
         kernels = []
         for layers in (1, 2):
             _run_steps(gpu, context, design, layers)
@@ -168,7 +173,7 @@ def load_guard() -> None:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
-def _pretend_ranks(design: Design) -> Any:
+def pretend_ranks(design: Design) -> Any:
     """Return the context of rank 0 beside ranks that are not there; DeepSpeed gets the pretended device."""
     os.environ["DS_ACCELERATOR"] = "cpu"  # while it is imported
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -218,7 +223,7 @@ def _run_steps(gpu: Any, context: Any, design: Design, layers: int) -> None:
         loop.train_step(run, Position(), signals)
 
 
-def _put_in_place(gpu: Any) -> None:
+def put_in_place(gpu: Any) -> None:
     """Build models with contents, which initialisation needs, and move them; ask nothing of other ranks.
 
     ZeRO-3 compares its order of layers with rank 0's while it learns it: a wait, and rank 0's is this one.

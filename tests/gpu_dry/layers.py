@@ -14,13 +14,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tests.gpu_dry.__main__ import DESIGNS, ROOT, SAMPLES, Design, _pretend_ranks, _put_in_place, load_guard
+from tests.gpu_dry.__main__ import (
+    DESIGNS,
+    SAMPLES,
+    Design,
+    counted_apart,
+    load_guard,
+    pretend_ranks,
+    put_in_place,
+)
 from tests.gpu_dry.kernels import describe_card
 
 BOUNDS = {
@@ -44,9 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("| design | kernels | forward | backward | sum | plan | products, attention |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name in options.designs or BOUNDS:
-        command = [sys.executable, "-m", "tests.gpu_dry.layers", name, "--in-this-process"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-        passes, planned = json.loads(done.stdout.splitlines()[-1])
+        passes, planned = counted_apart("tests.gpu_dry.layers", name)
         own = [[size for _, size, ours in kernels if ours] for kernels in passes]
         total = sum(map(sum, own))
         others = sum(size for kernels in passes for _, size, ours in kernels if not ours)
@@ -71,8 +76,8 @@ def traffic(design: Design) -> tuple[list[list[tuple[str, float, bool]]], float]
     from tests.gpu_dry.pretended import PretendedGpu
 
     gpu = PretendedGpu()
-    context = _pretend_ranks(design)
-    _put_in_place(gpu)
+    context = pretend_ranks(design)
+    put_in_place(gpu)
     describe_card(80)
     from pretrain.config.load import load_config
     from pretrain.model.build import compile_layers
