@@ -191,8 +191,9 @@ def mend_inductor() -> None:
     The key of its cache on disk leaves the CPU's vector width out: on nodes that share a cache, or with
     ATEN_CPU_CAPABILITY set, a graph compiled for vectors of 16 numbers is reused where vectors have 8, and
     gives NaN. So the width is added. On GPUs it asks whether sums over rows and over columns can be joined,
-    and ends in an AssertionError where a kernel has sums of unlike lengths: of the taps of convolutions, and
-    of query_key_bias with shared rows. So it does not ask, which costs 5 % of a layer's elementwise traffic with dropout and nothing without.
+    and ends in an AssertionError where a kernel has sums of unlike lengths: of a convolution's taps, and of
+    query_key_bias with shared rows. So it does not ask; that costs 5 % of a layer's elementwise traffic with
+    dropout, and nothing without.
     """
     import torch.compiler.config
     from torch._inductor import config
