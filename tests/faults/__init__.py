@@ -1,6 +1,6 @@
 """A campaign of faults: real trainings are disturbed at random, resumed, and held against undisturbed ones.
 
-    make faults                              # 60 faults; or: python -m tests.faults --seed 2 --faults 100
+    make faults                              # 60 faults; or: python -m tests.faults --seed 1 2 --faults 100
     python -m tests.faults --seed 2 --case 17 --keep /tmp/faults        # one of them again, files kept
 
     plan          which faults: everything that is random, drawn from (seed, number of the case)

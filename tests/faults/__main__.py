@@ -40,25 +40,25 @@ def main() -> None:
         cases, keep = _chosen(arguments), arguments.keep is not None
         if arguments.record:
             arguments.record.parent.mkdir(parents=True, exist_ok=True)
-        before = recorded(arguments.record, arguments.seed) if arguments.record else []
+        before = recorded(arguments.record) if arguments.record else []
+        before = [outcome for outcome in before if outcome.case in cases]
         done = {outcome.case for outcome in before}
         left = [case for case in cases if case not in done]
 
         def note(outcome: Outcome) -> None:
             if arguments.record:
                 with arguments.record.open("a") as file:
-                    file.write(json.dumps(as_record(outcome, arguments.seed)) + "\n")
+                    file.write(json.dumps(as_record(outcome)) + "\n")
 
         made = campaign(left, directory, shards, arguments.jobs, keep, note=note)
-        outcomes = [*(outcome for outcome in before if outcome.case in set(cases)), *made]
-    outcomes.sort(key=lambda outcome: outcome.case.number)
+    outcomes = sorted([*before, *made], key=lambda outcome: outcome.case.name)
     seconds = time.monotonic() - began + sum(outcome.seconds for outcome in before) / arguments.jobs
     text = markdown(outcomes, _command(arguments), seconds)
     print(f"\n{text}")
     if arguments.into:
         put_into(arguments.into, text)
     if arguments.json:
-        arguments.json.write_text(json.dumps(as_json(outcomes, arguments.seed, seconds), indent=1) + "\n")
+        arguments.json.write_text(json.dumps(as_json(outcomes, seconds), indent=1) + "\n")
     sys.exit(any(outcome.problems for outcome in outcomes))
 
 
@@ -95,44 +95,48 @@ def campaign(
                 note(outcome)
                 print(f"{number}/{len(cases)} {_line(outcome)}", flush=True)
                 if not keep:
-                    shutil.rmtree(directory / f"case_{outcome.case.number:04d}", ignore_errors=True)
+                    shutil.rmtree(directory / outcome.case.name, ignore_errors=True)
         except BaseException:  # Ctrl-C too: end after the cases that run
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
             pool.shutdown()
             runner.close()
-    return sorted(outcomes, key=lambda outcome: outcome.case.number)
+    return sorted(outcomes, key=lambda outcome: outcome.case.name)
 
 
 def _line(outcome: Outcome) -> str:
     case = outcome.case
     verdict = "; ".join(outcome.problems) if outcome.problems else "good"
     late = "" if outcome.happened else " (came too late)"
-    return f"case {case.number}: {case.fault.value}{late}, {case.layout}, {outcome.seconds:.0f} s: {verdict}"
+    return f"{case.name}: {case.fault.value}{late}, {case.layout}, {outcome.seconds:.0f} s: {verdict}"
 
 
 def _chosen(arguments: argparse.Namespace) -> list[Case]:
     if arguments.case is not None:
-        return [draw(arguments.seed, number) for number in arguments.case]
+        return [draw(seed, number) for seed in arguments.seed for number in arguments.case]
     wanted = {fault for fault in Fault if arguments.only is None or fault.name.lower() in arguments.only}
     wanted -= not_drawn().keys()
-    drawn = (draw(arguments.seed, number) for number in range(arguments.faults * len(Fault)))
-    return list(islice((case for case in drawn if case.fault in wanted), arguments.faults))
+    chosen = []
+    for seed in arguments.seed:
+        drawn = (draw(seed, number) for number in range(arguments.faults * len(Fault)))
+        chosen += islice((case for case in drawn if case.fault in wanted), arguments.faults)
+    return chosen
 
 
 def _command(arguments: argparse.Namespace) -> str:
     chosen = f" --only {' '.join(arguments.only)}" if arguments.only else ""
+    begin = f"python -m tests.faults --seed {' '.join(map(str, arguments.seed))}"
     if arguments.case is not None:
-        return f"python -m tests.faults --seed {arguments.seed} --case {' '.join(map(str, arguments.case))}"
-    return f"python -m tests.faults --seed {arguments.seed} --faults {arguments.faults}{chosen}"
+        return f"{begin} --case {' '.join(map(str, arguments.case))}"
+    return f"{begin} --faults {arguments.faults}{chosen}"
 
 
 def _arguments() -> argparse.Namespace:
     kinds = [fault.name.lower() for fault in Fault]
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Random faults on real runs.")
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is random (1)")
-    parser.add_argument("--faults", type=int, default=60, help="how many (60)")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="of everything that is random (1)")
+    parser.add_argument("--faults", type=int, default=60, help="how many of each seed (60)")
     parser.add_argument("--only", nargs="+", choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}")
     parser.add_argument("--case", type=int, nargs="+", help="these cases only, by their numbers")
     parser.add_argument("--jobs", type=int, default=2, help="cases side by side (2)")

@@ -92,7 +92,7 @@ class Cases:
     def run(self, case: Case) -> Outcome:
         """From the fault to the verdict. What goes wrong in here, is wrong with the case."""
         began, outcome = time.monotonic(), Outcome(case)
-        directory = self._directory / f"case_{case.number:04d}"
+        directory = self._directory / case.name
         directory.mkdir(parents=True)
         with ExitStack() as stack:
             try:

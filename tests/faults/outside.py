@@ -215,7 +215,7 @@ class Outside:
         """slurmctld is gone while a rank is killed, or all are asked to save and end; then it comes back."""
         drills = self._drills()
         with self._one_slurm:
-            job = drills.train(f"away_{case.number}", settings={"HOLD_AT": HELD_BEFORE})
+            job = drills.train(f"away_{case.seed}_{case.number}", settings={"HOLD_AT": HELD_BEFORE})
             try:
                 job.wait_for_step(HELD_BEFORE - 1)
                 ranks = drills.cluster.ranks(job.number)

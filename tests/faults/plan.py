@@ -80,6 +80,7 @@ class Case:
     """A fault. Values in [0, 1) are shares of a quantity that is only known when the fault happens.
 
     Attributes:
+        seed, number: of the campaign, and of the case in it.
         resumed: it meets a run that goes on from a checkpoint, not one from nothing.
         in_start: it comes before the first step of that start, not after.
         moment: of the time of the start, or of the steps that are trained.
@@ -92,6 +93,7 @@ class Case:
         then: the layout at which the run goes on.
     """
 
+    seed: int
     number: int
     fault: Fault
     layout: Layout
@@ -106,6 +108,10 @@ class Case:
     bit: int
     then: Layout
 
+    @property
+    def name(self) -> str:
+        return f"case_{self.seed}_{self.number:04d}"
+
 
 def draw(seed: int, number: int) -> Case:
     """Case `number` of the campaign `seed`: the kinds come in turn, so that all are as frequent."""
@@ -117,6 +123,7 @@ def draw(seed: int, number: int) -> Case:
         then = _layout(chance)
     in_start = chance.random() < 0.25 and fault not in (Fault.SUSPEND, *STORAGE, *DAMAGE, *OUTSIDE)
     return Case(
+        seed=seed,
         number=number,
         fault=fault,
         layout=layout,

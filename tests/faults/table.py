@@ -53,10 +53,8 @@ def markdown(outcomes: Sequence[Outcome], command: str, seconds: float) -> str:
     if bad:
         lines += ["", "Not as it should be:", ""]
     for outcome in bad:
-        case = outcome.case
-        lines.append(
-            f"* case {case.number}, {case.fault.value}, {case.layout}: {'; '.join(outcome.problems)}"
-        )
+        case, problems = outcome.case, "; ".join(outcome.problems)
+        lines.append(f"* seed {case.seed}, case {case.number}, {case.fault.value}, {case.layout}: {problems}")
     return "\n".join(lines) + "\n"
 
 
@@ -75,10 +73,9 @@ def _row(name: str, outcomes: list[Outcome]) -> str:
     return f"| {name} | {' | '.join(map(str, numbers))} |"
 
 
-def as_json(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str, Any]:
+def as_json(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """Everything, for scripts."""
     return {
-        "seed": seed,
         "commit": commit(),
         "steps": STEPS,
         "seconds": round(seconds, 1),
@@ -91,21 +88,19 @@ def as_json(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str,
     }
 
 
-def as_record(outcome: Outcome, seed: int) -> dict[str, Any]:
+def as_record(outcome: Outcome) -> dict[str, Any]:
     """A line of a campaign's record; the case itself follows from the seed and its number."""
-    return asdict(outcome) | {"case": outcome.case.number, "seed": seed}
+    return asdict(outcome) | {"case": outcome.case.number, "seed": outcome.case.seed}
 
 
-def recorded(path: Path, seed: int) -> list[Outcome]:
-    """The outcomes of a seed in a campaign's record; a torn last line, of a killed campaign, is removed."""
+def recorded(path: Path) -> list[Outcome]:
+    """The outcomes in a campaign's record; a torn last line, of a killed campaign, is removed."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     path.write_text("".join(line + "\n" for line in lines))
     entries = [json.loads(line) for line in lines]
-    own = {entry["case"]: entry for entry in entries if entry["seed"] == seed}
+    own = {(entry["seed"], entry["case"]): entry for entry in entries}
     names = [each.name for each in fields(Outcome) if each.name != "case"]
-    return [
-        Outcome(draw(seed, number), **{name: own[number][name] for name in names}) for number in sorted(own)
-    ]
+    return [Outcome(draw(*case), **{name: own[case][name] for name in names}) for case in sorted(own)]
 
 
 def put_into(page: Path, text: str) -> None:
