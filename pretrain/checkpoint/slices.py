@@ -93,11 +93,26 @@ def _stage_3(model: torch.nn.Module, optimizer: Any) -> Iterator[_Place]:
     for parameter in model.parameters():
         if not parameter.ds_numel:  # type: ignore[attr-defined]
             continue
-        group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        start = length * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
-        held = min(length, parameter.ds_numel - start)  # type: ignore[attr-defined]  # the rest is padding
+        group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        start, held = _partition(parameter)
         if held > 0:
             yield parameter, start, optimizer.fp32_partitioned_groups_flat[group], offset, held
+
+
+def _partition(parameter: Any) -> tuple[int, int]:
+    """Return (start, length) of this rank's part under ZeRO-3, without the padding that may follow it."""
+    start = parameter.ds_tensor.numel() * dist.get_rank(parameter.ds_process_group)
+    return start, max(0, min(parameter.ds_tensor.numel(), parameter.ds_numel - start))
+
+
+def held_by_rank(parameter: Any) -> torch.Tensor:
+    """Return what this rank has of a parameter: all, or its part under ZeRO-3 without padding.
+
+    DeepSpeed leaves in the padding what was in memory, which may be NaN.
+    """
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.detach()
+    return parameter.ds_tensor.detach().narrow(0, 0, _partition(parameter)[1])
 
 
 def counters_of(engine: Any) -> dict[str, int]:

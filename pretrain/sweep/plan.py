@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
 from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
-from pretrain.config.sources import locate, place_value, read_yaml
+from pretrain.config.sources import Draft, locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
@@ -68,9 +70,10 @@ def plan_sweep(
     moved, base = base not in (None, grid.content.base), base or grid.content.base
     planned: list[PlannedRun] = []
     seen: dict[str, str] = {}
+    read_base = cache(lambda: read_yaml(*locate(base)))  # once for all runs
     for run in select(expand(grid, overrides), only, grid.source):
         try:
-            config = _configuration(run, base)
+            config = _configuration(run, deepcopy(read_base()))
             (check_inputs if check_data else check_layout)(config, ranks_of(config))
             standing = _standing(config)
         except (UserError, DataError, MethodError) as error:
@@ -120,8 +123,7 @@ def seal_plan(
     return write_seal(runs[0].config.run.directory, content, begun)
 
 
-def _configuration(run: GridRun, base: str) -> Config:
-    draft = read_yaml(*locate(base))
+def _configuration(run: GridRun, draft: Draft) -> Config:
     for choice in run.choices:
         place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
     return config_from_draft(draft)

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from pretrain.checkpoint.slices import held_by_rank
 from pretrain.errors import UserError
 from pretrain.ranks.groups import agree
 from pretrain.runs.directory import DIVERGED
@@ -85,11 +86,9 @@ def weights_are_finite(engine: Any, device: torch.device) -> bool:
 
     Frozen weights cannot change. Under ZeRO-3 a rank checks its own partition of each weight.
     """
-    weights = [
-        getattr(weight, "ds_tensor", weight) for weight in engine.module.parameters() if weight.requires_grad
-    ]
+    weights = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
     largest = torch.nn.utils.get_total_norm(
-        [weight.detach() for weight in weights if weight.numel() > 0], norm_type=math.inf
+        [weight for weight in weights if weight.numel() > 0], norm_type=math.inf
     )
     return agree([float(not torch.isfinite(largest))], device)[0] == 0
 

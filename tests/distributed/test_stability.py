@@ -31,6 +31,9 @@ UNCHECKED = {  # DeepSpeed itself would make this update
     "precision__dtype": "bf16",
     "precision__grad_accum_dtype": "bf16",
 }
+PADDED = {"deepspeed__config": "zero3", "model__num_attention_heads": 3, "model__hidden_size": 24}
+PADDED |= {"attention__adapters": "[logit_scale]"}
+"""Three numbers on two ranks, of which ZeRO-3 gives each two."""
 WHOLE_RUNS = ("zero1-fp32", "zero1-bf16", "zero3-fp32", "zero3-bf16")
 """Cases with each optimizer of DeepSpeed once."""
 
@@ -72,10 +75,11 @@ def complete(run: Path) -> list[str]:
 def skipped(overrides: Overrides) -> dict[str, Any]:
     planned = {name: overrides(f"skip-{name}", **engine) for name, engine in ENGINES.items()}
     planned["unchecked"] = overrides("skip-unchecked", **UNCHECKED)
+    planned["padded"] = overrides("skip-padded", **PADDED)
     return run_ranks(2, WORKER + "skipped_updates", {"runs": planned})
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, "unchecked"])
+@pytest.mark.parametrize("engine", [*ENGINES, "unchecked", "padded"])
 def test_one_ranks_nan_leaves_weights_moments_and_steps_bit_for_bit(
     engine: str, skipped: dict[str, Any]
 ) -> None:
@@ -86,9 +90,13 @@ def test_one_ranks_nan_leaves_weights_moments_and_steps_bit_for_bit(
     assert answer["position"] == [3, 24, 1]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "padded"])
 def test_one_ranks_infinite_weight_is_seen_by_all(engine: str, skipped: dict[str, Any]) -> None:
     assert skipped[engine]["weights_finite"] == [[True, False]] * 2
+
+
+def test_nan_in_the_padding_of_a_partition_is_no_weight(skipped: dict[str, Any]) -> None:
+    assert skipped["padded"]["padding"] > 0 and skipped["padded"]["weights_finite"][0][0]
 
 
 @pytest.fixture(scope="module")

@@ -159,9 +159,9 @@ AHEAD_SECONDS = 3600.0
 
 
 def set_clock_back(run: Path) -> None:
-    """Date all that a killed run has left an hour ahead, as after the correction of a clock."""
+    """Date all that a killed run has left, if anything, an hour ahead, as after the correction of a clock."""
     for path in [*run.rglob("*"), run]:
-        if not path.is_symlink():
+        if path.exists() and not path.is_symlink():
             then = path.stat().st_mtime + AHEAD_SECONDS
             os.utime(path, (then, then))
 

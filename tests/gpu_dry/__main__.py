@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -131,20 +132,27 @@ def counted_apart(module: str, design: str) -> Any:
 
 def count(design: Design) -> tuple[list[int], list[str]]:
     """Count one step of a design, in a process of its own: numbers by KINDS, and lines on their places."""
+    (one, _), (two, places) = costs_of_steps([(design, 1), (design, 2)])
+    two["a layer"] = (two["kernel"] - one["kernel"]) / MICRO_BATCHES
+    return [round(two[kind]) for kind in KINDS], places
+
+
+def costs_of_steps(asked: Sequence[tuple[Design, int]]) -> Iterator[tuple[dict[str, float], list[str]]]:
+    """Yield, for designs of one layout and numbers of layers, what a step costs by kind, and lines on places.
+
+    `a layer` is not among the kinds.
+    """
     load_guard()
     from tests.gpu_dry.pretended import PretendedGpu
 
     with PretendedGpu() as gpu:
-        context = pretend_ranks(design)
+        context = pretend_ranks(asked[0][0])
         put_in_place(gpu)
-        kernels = []
-        for layers in (1, 2):
+        for design, layers in asked:
             _run_steps(gpu, context, design, layers)
-            kernels.append(gpu.costs.total("kernel"))
-    a_layer = (kernels[1] - kernels[0]) / MICRO_BATCHES
-    counts = [round(a_layer if kind == "a layer" else gpu.costs.total(kind)) for kind in KINDS]
-    found = sorted(gpu.costs.found.items())
-    return counts, [f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"]
+            found = sorted(gpu.costs.found.items())
+            places = [f"  {kind}: {times:.0f} {what}" for (kind, what), times in found if kind != "kernel"]
+            yield {kind: gpu.costs.total(kind) for kind in KINDS}, places
 
 
 def load_guard() -> None:

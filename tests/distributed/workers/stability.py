@@ -35,6 +35,7 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
                 made.append(result.updated)
                 norms.append(result.gradient_norm)
             spoil.end()
+            padding = _spoil_padding(run.engine)
             finite = [weights_are_finite(run.engine, run.context.device)]
             if run.context.rank == 1:
                 with torch.no_grad():
@@ -47,8 +48,20 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
             "norms": norms,
             "position": [before.step, before.consumed_samples, before.skipped_steps],
             "weights_finite": _on_all_ranks(finite),
+            "padding": padding,
         }
     return answers
+
+
+def _spoil_padding(engine: Any) -> int:
+    """Fill the padding of all partitions of ZeRO-3 with NaN; return the number of its elements on all ranks."""
+    padding = 0
+    for weight in engine.module.parameters():
+        if weight.requires_grad and hasattr(weight, "ds_tensor"):
+            each = weight.ds_tensor.numel()
+            weight.ds_tensor[max(0, weight.ds_numel - each * dist.get_rank()) :] = torch.nan
+            padding += each * dist.get_world_size() - weight.ds_numel
+    return padding
 
 
 def spoilt_runs(payload: dict[str, Any]) -> dict[str, str]:
