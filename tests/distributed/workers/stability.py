@@ -54,7 +54,7 @@ def skipped_updates(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spoil_padding(engine: Any) -> int:
-    """Fill the padding of all partitions of ZeRO-3 with NaN; return the number of its elements on all ranks."""
+    """Fill the padding of ZeRO-3's partitions with NaN; return how many elements it has on all ranks."""
     padding = 0
     for weight in engine.module.parameters():
         if weight.requires_grad and hasattr(weight, "ds_tensor"):
