@@ -154,9 +154,10 @@ gpu-wheels: $(VENV)/installed ## what a GPU machine needs beside Python and torc
 gpu-check: $(if $(OFFLINE),$(GPU_PACKAGES)/installed,$(VENV)/installed) ## what a GPU must show, in 8 minutes, offline, into docs/results/gpu; GPU_RESULTS=DIRECTORY
 	$(GPU_RUN) -m tests.gpu_check $(if $(GPU_RESULTS),--out $(GPU_RESULTS)) $(GPU_OPTIONS)
 
-gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about five minutes
+gpu-dry: $(VENV)/installed ## host waits, copies and kernels of a training step on a GPU, counted without one, in about ten minutes
 	$(RUN) -m tests.gpu_dry
 	$(RUN) -m tests.gpu_dry.layers
+	$(RUN) -m tests.gpu_dry.selection
 
 # No virtual environment: the machine's torch may itself be in one, whose packages another does not see.
 $(GPU_PACKAGES)/installed: $(OFFLINE)

@@ -130,6 +130,9 @@ class PretendedGpu(contextlib.ExitStack):
             for store in (module._parameters, module._buffers):
                 for name, tensor in store.items():
                     store[name] = None if tensor is None else on_gpu(tensor)  # type: ignore[assignment]
+            own = vars(module)
+            for store in (own, *(each for name, each in own.items() if name == "head_orders")):
+                store |= {k: on_gpu(each) for k, each in store.items() if isinstance(each, torch.Tensor)}
 
 
 def _stand_in(costs: Costs) -> None:

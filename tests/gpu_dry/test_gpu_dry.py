@@ -10,6 +10,8 @@ from shutil import which
 
 import pytest
 
+from tests.distributed.designs import DESIGNS as KINDS
+from tests.gpu_dry import selection
 from tests.gpu_dry.__main__ import DESIGNS, ROOT
 from tests.gpu_dry.layers import BOUNDS
 
@@ -47,6 +49,27 @@ def test_the_compiled_loss_is_three_passes_over_the_logits_in_two_kernels(
     ((summing,), (gradient,)) = map(json.loads, lines)
     assert (summing[:2], gradient[:2]) == ([1, 0], [1, 1])  # [reads, writes]
     assert min(summing[2], gradient[2]) > 1000  # machine code
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_whatever_a_configuration_combines_waits_and_copies_no_more_than_its_stage_does() -> None:
+    chosen = selection.chosen()
+    assert {design.variant for design in chosen.values()} == {own["variant"] for own in KINDS.values()}
+    command = [sys.executable, "-m", "tests.gpu_dry.selection"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1700)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("| 0 | 0 |\n") == len(chosen)
+
+
+def test_a_step_of_the_selection_that_asks_for_too_much_is_named() -> None:
+    costs = {"host wait": 2.0, "fp64": 8.0, "mixed": 1.0, "pageable": 0.0}
+    name = "orthogonal-tp1-zero1-bf16"
+    assert name in selection.chosen()
+    assert selection.too_much(name, costs) == [
+        f"{name}: host wait 2, at most 1",
+        f"{name}: mixed 1, at most 0",
+    ]
 
 
 @pytest.mark.full
