@@ -90,6 +90,7 @@ class Watch:
             store: Any = _get_default_store()
             store = store.clone()  # a client of its own, with its own timeout
             store.set_timeout(timedelta(seconds=max(1.0, self._every)))
+            self._whole_store = store
             # A process that trains several times, as tests do, meets at the same store.
             self._store = dist.PrefixStore(f"watch/{store.add(f'watch/{self._rank}', 1)}", store)
             self._thread.start()
@@ -159,7 +160,7 @@ class Watch:
 
     def _end(self, sentence: str, code: int = EXIT_CODE) -> NoReturn:
         with self._using_store:
-            end_process(sentence, code, self._store)
+            end_process(sentence, code, self._whole_store)
 
     def _lost(self) -> str:
         return (

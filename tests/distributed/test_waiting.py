@@ -57,5 +57,10 @@ def test_what_holds_every_rank_is_said_in_place_of_a_rank_or_the_network() -> No
     assert "at the sum of all: the file system takes no byte; then the same command goes on" in error
 
 
+def test_of_two_ranks_that_end_for_different_waits_one_speaks() -> None:
+    done = function_on_warm_ranks(2, WORKER + "two_end", {}, timeout=120)
+    assert [line for line in done.stderr.splitlines() if "rror" in line] == ["error: of a save"]
+
+
 def test_every_group_has_the_timeout_to_the_second() -> None:
     assert run_ranks(2, WORKER + "timeouts", {"timeouts": [20, 119]}) == [[20.0], [119.0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch.distributed.distributed_c10d import _world
 from data_pipeline.io import lease
 from pretrain.config.load import load_config
 from pretrain.errors import UserError
+from pretrain.ranks import watch as watch_module
 from pretrain.ranks.environment import LaunchEnvironment
 from pretrain.ranks.groups import initialize_distributed, shutdown_distributed
 from pretrain.ranks.signals import StopSignals
-from pretrain.ranks.watch import watching
+from pretrain.ranks.watch import end_process, watching
 from pretrain.training.loop import run_steps, train_step
 from pretrain.training.open_run import open_run
 
@@ -29,6 +31,19 @@ def one_is_busy(payload: dict[str, Any]) -> None:
         time.sleep(10 * timeout * launch.rank)
         watch.at("the sum of all")
         dist.all_reduce(torch.ones(1), group=context.tensor_parallel_group)
+
+
+def two_end(payload: dict[str, Any]) -> None:
+    """Rank 1's save waits in vain, then rank 0's collective: both would end, and go on here to be heard."""
+    launch = LaunchEnvironment.read()
+    context = initialize_distributed(launch, 2, timeout_seconds=60)
+    watch_module.os = SimpleNamespace(_exit=lambda code: None)  # type: ignore[attr-defined]
+    with watching(launch, 60) as watch:
+        if launch.rank == 1:
+            end_process("of a save")
+        dist.barrier(group=context.tensor_parallel_group)
+        if launch.rank == 0:
+            watch._end("of a collective")
 
 
 def loses_its_lock(payload: dict[str, Any]) -> str:
