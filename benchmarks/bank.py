@@ -7,7 +7,7 @@ repetitions:
 
 * all shards of one rank for the `large` model, at tensor-parallel sizes 1, 2, 4 and 8, and the factors that
   stand in their place with construction `monarch`;
-* heads of each construction, beside numpy.linalg.qr with the sign fix of the same draws (`textbook`).
+* heads of each construction, beside those of `qr`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -55,18 +54,6 @@ def make_heads(hidden_size: int, head_dim: int, construction: str) -> FloatArray
     return rows_of_heads(recipe, 0, "query", range(HEADS_TIMED))
 
 
-def make_textbook_heads(hidden_size: int, head_dim: int) -> FloatArray:
-    """The heads of construction qr by numpy.linalg.qr and the sign fix, from the same draws."""
-    unit = BankRecipe(
-        1234, hidden_size, head_dim, HEADS_TIMED, HEADS_TIMED, init="gaussian", gaussian_std=1.0
-    )
-    heads = []
-    for normal in rows_of_heads(unit, 0, "query", range(HEADS_TIMED)).reshape(HEADS_TIMED, head_dim, -1):
-        columns, upper = np.linalg.qr(normal.T)
-        heads.append((columns * np.where(upper.diagonal() < 0, -1.0, 1.0)).T)
-    return np.concatenate(heads)
-
-
 def least_seconds(action: Callable[[], object], repetitions: int) -> float:
     """The least CPU time of some runs of `action`, after one that is not counted."""
     action()
@@ -78,16 +65,15 @@ def main() -> None:
     for size in (1, 2, 4, 8):
         rows, factors = (least_seconds(partial(make, size), 2) for make in (make_shards, make_factors))
         print(f"  tensor parallel {size}: {rows:.2f} s; monarch {factors:.3f} s")
-    print("One head, ms (in brackets: times numpy.linalg.qr)")
+    print("One head, ms (in brackets: times qr)")
     for shape in HEAD_SHAPES:
-        actions: dict[str, Callable[[], object]] = {"textbook": partial(make_textbook_heads, *shape)}
+        row = {}
         for construction in CONSTRUCTIONS:
             too_large = construction == "cayley" and shape[0] > 1024  # cubic in hidden_size
             no_power = construction == "hadamard" and not is_power_of_two(shape[0])
             if construction not in FACTORED and not too_large and not no_power:  # those are made by the layer
-                actions[construction] = partial(make_heads, *shape, construction)
-        row = {name: least_seconds(action, 5) / HEADS_TIMED for name, action in actions.items()}
-        cells = [f"{name} {1e3 * value:.2f} ({value / row['textbook']:.1f})" for name, value in row.items()]
+                row[construction] = least_seconds(partial(make_heads, *shape, construction), 5) / HEADS_TIMED
+        cells = [f"{name} {1e3 * value:.2f} ({value / row['qr']:.1f})" for name, value in row.items()]
         print(f"  {shape[0]} x {shape[1]}: {'  '.join(cells)}")
 
 

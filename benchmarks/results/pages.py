@@ -93,7 +93,6 @@ FLOPS = ("--match", "flops")
 RATES = ("0.0015", "0.003", "0.006", "0.012")
 BY_RATE = "learning_rate_{}"
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
-SLOW = ("low_rank_8_conv4_slow", "shared_conv4_low_rank_8")
 MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
 LOW_RANK = "low_rank+short_convolution+query_key_bias+channel_scale"
 HELPED = ("vanilla", "vanilla_conv4", *STUDIED)
@@ -149,30 +148,38 @@ PAGES = (
         for text in ("demo", "documentation")
     ),
     of_grid("ladder", "documentation_ladder", Report("ladder", "vanilla_conv4")),
-    of_grid(
-        "thin",
-        "documentation_thin",
-        among("vanilla_conv4-seed_1", "", "vanilla_conv4", *THIN, *MONARCHS, options=FLOPS),
-        among("low_rank_8_conv4-seed_1", "thin/to_low_rank", *THIN, options=FLOPS),
-        among("low_rank_8_conv4_slow-seed_1", "thin/to_low_rank_slow", *SLOW, options=FLOPS),
-        among("trained_monarch_shared_conv4-seed_1", "thin/to_trained_monarch", *MONARCHS, options=FLOPS),
+    *(
+        of_grid(
+            page,
+            f"{text}_thin",
+            among("vanilla_conv4-seed_1", "", "vanilla_conv4", *thin, *MONARCHS, options=FLOPS),
+            among("low_rank_8_conv4-seed_1", f"{page}/to_low_rank", *thin, options=FLOPS),
+            among(f"{slow[0]}-seed_1", f"{page}/to_slow", *slow, options=FLOPS),
+            among(
+                "trained_monarch_shared_conv4-seed_1", f"{page}/to_trained_monarch", *MONARCHS, options=FLOPS
+            ),
+        )
+        for page, text, thin, slow in (
+            ("thin", "documentation", THIN, ("low_rank_8_conv4_slow", THIN[-1])),
+            ("thin_demo", "demo", THIN[::2], ("vanilla_conv4_slow", THIN[-1], *MONARCHS)),
+        )
     ),
-    of_grid("thin_rates", "documentation_thin_rates", Report("compare", LOW_RANK, RATE, out="thin/rates")),
+    *(
+        of_grid(grid, grid, Report("compare", LOW_RANK, RATE, out=f"{page}/rates"))
+        for page, grid in (("thin", "documentation_thin_rates"), ("thin_demo", "demo_thin_rates"))
+    ),
     of_grid(
         "stability",
         "demo_stability",
         by_rate("stability/warmup_30", BOTH, f"warmup_steps_30-{BY_RATE}", *RATES),
         by_rate("stability/warmup_60", BOTH, f"warmup_steps_60-{BY_RATE}", *RATES),
     ),
-    of_grid(
-        "helper_rates",
-        "demo_helper_rates",
-        by_rate("equal_flops/rates", HELPED, f"warmup_steps_200-{BY_RATE}", *RATES[1:3]),
-    ),
-    of_grid(
-        "documentation_rates",
-        "documentation_rates",
-        by_rate("documentation/rates", HELPED, f"{BY_RATE}-warmup_steps_200", *RATES[1:], "0.024"),
+    *(
+        of_grid(grid, grid, by_rate(f"{page}/rates", HELPED, pattern, *rates))
+        for page, grid, pattern, rates in (
+            ("equal_flops", "demo_helper_rates", f"warmup_steps_200-{BY_RATE}", RATES[1:3]),
+            ("documentation", "documentation_rates", f"{BY_RATE}-warmup_steps_200", (*RATES[1:], "0.024")),
+        )
     ),
     Page(
         "tokens",

@@ -106,10 +106,7 @@ def _partition(parameter: Any) -> tuple[int, int]:
 
 
 def held_by_rank(parameter: Any) -> torch.Tensor:
-    """Return what this rank has of a parameter: all, or its part under ZeRO-3 without padding.
-
-    DeepSpeed leaves in the padding what was in memory, which may be NaN.
-    """
+    """Return what this rank has of a parameter; under ZeRO-3 without padding, which holds anything."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     return parameter.ds_tensor.detach().narrow(0, 0, _partition(parameter)[1])

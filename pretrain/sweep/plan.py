@@ -14,13 +14,13 @@ from data_pipeline.errors import DataError
 from megatron_patches.errors import MethodError
 from pretrain.config.load import config_from_draft, parse_config
 from pretrain.config.refusals import check_layout
-from pretrain.config.sources import Draft, locate, place_value, read_yaml
+from pretrain.config.sources import locate, place_value, read_yaml
 from pretrain.config.tree import Config
 from pretrain.data.open import check_inputs, read_blend
 from pretrain.errors import UserError
 from pretrain.runs.directory import RunDirectory
 from pretrain.study.seal import Hypothesis, Seal, design_of, design_settings, file_hash, write_seal
-from pretrain.sweep.grid import Grid, GridRun, expand, select
+from pretrain.sweep.grid import Grid, expand, select
 
 Standing = Literal["new", "partial", "finished"]
 """State of a run directory before the sweep starts: nothing, a part or all of the run is there."""
@@ -73,7 +73,10 @@ def plan_sweep(
     read_base = cache(lambda: read_yaml(*locate(base)))  # once for all runs
     for run in select(expand(grid, overrides), only, grid.source):
         try:
-            config = _configuration(run, deepcopy(read_base()))
+            draft = deepcopy(read_base())
+            for choice in run.choices:
+                place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
+            config = config_from_draft(draft)
             (check_inputs if check_data else check_layout)(config, ranks_of(config))
             standing = _standing(config)
         except (UserError, DataError, MethodError) as error:
@@ -121,12 +124,6 @@ def seal_plan(
     }
     begun = [run.name for run in runs if run.standing != "new"]
     return write_seal(runs[0].config.run.directory, content, begun)
-
-
-def _configuration(run: GridRun, draft: Draft) -> Config:
-    for choice in run.choices:
-        place_value(draft, tuple(choice.key.split(".")), choice.value, choice.origin)
-    return config_from_draft(draft)
 
 
 def _identity(config: Config) -> str:

@@ -82,14 +82,9 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
 
 
 def weights_are_finite(engine: Any, device: torch.device) -> bool:
-    """Return whether no trained weight of any rank is NaN or infinite (collective: one number per rank).
-
-    Frozen weights cannot change. Under ZeRO-3 a rank checks its own partition of each weight.
-    """
-    weights = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
-    largest = torch.nn.utils.get_total_norm(
-        [weight for weight in weights if weight.numel() > 0], norm_type=math.inf
-    )
+    """Return whether all trained weights, of which each rank looks at what it has, are finite (collective)."""
+    held = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
+    largest = torch.nn.utils.get_total_norm([own for own in held if own.numel()], norm_type=math.inf)
     return agree([float(not torch.isfinite(largest))], device)[0] == 0
 
 
