@@ -82,7 +82,7 @@ def require_good_weights(run: Run, record: StepRecord) -> None:
 
 
 def weights_are_finite(engine: Any, device: torch.device) -> bool:
-    """Return whether all trained weights, of which each rank looks at what it has, are finite (collective)."""
+    """Return whether all trained weights are finite, of which each rank looks at its own (collective)."""
     held = [held_by_rank(weight) for weight in engine.module.parameters() if weight.requires_grad]
     largest = torch.nn.utils.get_total_norm([own for own in held if own.numel()], norm_type=math.inf)
     return agree([float(not torch.isfinite(largest))], device)[0] == 0
