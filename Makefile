@@ -77,7 +77,7 @@ test-slurm: $(VENV)/installed ## only the drills on a private Slurm
 FAULTS ?= 60
 SEED ?= 1
 RECORD ?= build/faults.jsonl
-faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, an hour; goes on where it was interrupted; FAULTS=60 SEED=1 RECORD=FILE
+faults: $(VENV)/installed ## a campaign of random faults into docs/reliability.md, a quarter of an hour; goes on where it was interrupted; FAULTS=60 SEED="1 2" RECORD=FILE
 	$(RUN) -m tests.faults --faults $(FAULTS) --seed $(SEED) --record $(RECORD) --into docs/reliability.md
 
 # A score for the tests: how many small faults, planted in the product one at a time, fail a test of the fast suite.
