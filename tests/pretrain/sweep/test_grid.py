@@ -364,7 +364,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "documentation_thin_rates": 1,
         "documentation_thin": 8,
         "demo_thin_rates": 1,
-        "demo_thin": 8,
+        "demo_thin": 6,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
