@@ -365,10 +365,11 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "documentation_thin": 8,
         "demo_thin_rates": 1,
         "demo_thin": 6,
+        "documentation_widths_rates": 1,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
-    assert variants & {"vanilla", "low_rank"} and variants & {"orthogonal", "orthogonal_shared"}
+    assert variants & {"vanilla", "low_rank"} and variants & {"orthogonal", "orthogonal_shared", "monarch"}
     for run in runs:
         if run.config.run.seed == min(grid.content.seeds or [run.config.run.seed]):
             assert load_config(run.base, run.overrides) == run.config
