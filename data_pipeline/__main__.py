@@ -18,7 +18,7 @@ except ModuleNotFoundError:
     sys.exit(2)
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, parse_chunks
+from data_pipeline.sources.discovery import RecordKeys, find_inputs, parse_chunks
 from data_pipeline.tokenizing.verbs import (
     AllowDamaged,
     Chunks,
@@ -95,7 +95,7 @@ def train_tokenizer(
         vocab_size, model_type, sample_bytes, seed, tuple(source or ()), tuple(exclude_source or ())
     )
     keys = RecordKeys(text_key, source_key, default_source)
-    selected = find_all_inputs(inputs, chunks)
+    selected = find_inputs(inputs, chunks)
     report, trained = trainer.train_tokenizer(selected.files, out, settings, keys)
     typer.echo(f"{out}.model: " + ("trained" if trained else "already up to date"))
     typer.echo(

@@ -82,13 +82,13 @@ def try_(
 
     Example: ora-pretrain try novels/ --minutes 10
     """
-    from data_pipeline.sources.discovery import find_all_inputs
+    from data_pipeline.sources.discovery import find_inputs
     from data_pipeline.tokenizing.verbs import refuse_out
     from pretrain.config.sources import parse_overrides
     from pretrain.ranks.devices import MACHINE, nvidia_devices
 
     refuse_out(texts, out / "shards")
-    files = find_all_inputs(texts).files
+    files = find_inputs(texts).files
     size = sum(file.size * (1 if file.name.lower().endswith(PLAIN) else PACKED) for file in files)
     if size < LEAST_BYTES:
         raise UserError(

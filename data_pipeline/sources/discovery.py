@@ -135,12 +135,7 @@ class Inputs:
     passed_over: tuple[PassedOver, ...] = ()
 
 
-def find_inputs(inputs: Sequence[str | Path]) -> list[InputFile]:
-    """Return the files of `find_all_inputs`."""
-    return find_all_inputs(inputs).files
-
-
-def find_all_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
+def find_inputs(inputs: Sequence[str | Path], chunks: str = "") -> Inputs:
     """Find the files among `inputs`, below directories, prefixes and patterns, of these chunks or of all.
 
     DataError: an input is missing, no regular file, of an unknown ending, or given twice; inputs lie in

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_pipeline.errors import DataError
-from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_all_inputs
+from data_pipeline.sources.discovery import PassedOver, RecordKeys, describe, find_inputs
 from data_pipeline.sources.remote import is_url
 from data_pipeline.tokenizing.rejects import Limits, notes
 
@@ -131,7 +131,7 @@ def tokenize(
     from data_pipeline.tokenizing.run import Run
 
     refuse_out(inputs, out)
-    selected = find_all_inputs(inputs, chunks)
+    selected = find_inputs(inputs, chunks)
     options = TokenizeOptions(
         name=name,
         validation_fraction=validation_fraction,

@@ -26,9 +26,10 @@ from megatron_patches.recipe.recipes import bank_recipe
 DRAWN = tuple(
     name
     for name, policy in VARIANTS.items()
-    if not (policy.trainable or policy.frozen_heads or policy.unfreeze) and policy.init != "pretrained"
+    if not (policy.trainable or policy.frozen_heads or policy.unfreeze or policy.adapters)
+    and policy.init != "pretrained"
 )
-"""The variants whose rows are drawn from a seed and frozen in all heads, from the first step to the last."""
+"""The variants whose rows are drawn from a seed and frozen in all heads from first to last, uncorrected."""
 
 
 class FrozenAttention(nn.Module):

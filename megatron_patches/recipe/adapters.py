@@ -114,13 +114,14 @@ class Adapter(ABC):
 
     Attributes:
         name: in `attention.adapters`.
-        passes: reads and writes of all queries and keys, an element each, in a forward and backward pass.
+        passes: reads and writes of all queries and keys, an element each, in a forward and backward pass: by
+            kernels of their own, and by those that torch.compile joins (`python -m tests.gpu_dry.layers`).
         linear: corrected queries and keys are linear in the layer's input, so export can fold the adapter
             into frozen rows. For one that is not linear an export has code (see `pretrain.export`).
     """
 
     name: ClassVar[str]
-    passes: ClassVar[int]
+    passes: ClassVar[tuple[int, int]]
     linear: ClassVar[bool] = True
 
     @abstractmethod
@@ -136,7 +137,7 @@ class LogitScale(Adapter):
     """q_h ← s_h q_h."""
 
     name = "logit_scale"
-    passes = 4
+    passes = (4, 1)
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("logit_scale", "query", (1,), "ones"),)
@@ -150,7 +151,7 @@ class QueryKeyNorm(Adapter):
     """q_h ← g_qh ∘ q_h / rms(q_h), k alike, computed in fp32; g starts at 1."""
 
     name = "qk_norm"
-    passes = 24
+    passes = (24, 5)
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -175,7 +176,7 @@ class Core(Adapter):
     """q_h ← C_h q_h, C_h `[head_dim, head_dim]`; queries only."""
 
     name = "core"
-    passes = 5
+    passes = (5, 0)
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("core", "query", (1, sizes.head_dim, sizes.head_dim), "identity"),)
@@ -192,7 +193,7 @@ class LowRank(Adapter):
     """
 
     name = "low_rank"
-    passes = 5
+    passes = (5, 3)
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         up = (sizes.head_dim, sizes.rank)
@@ -213,7 +214,7 @@ class GeluQuery(Adapter):
     """q_h += B_h GELU(A x), A `[2 rank, hidden]` shared by the heads: the parameters of low_rank."""
 
     name = "gelu_query"
-    passes = 4
+    passes = (4, 2)
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -233,7 +234,7 @@ class QueryKeyBias(Adapter):
     """q_h ← q_h + b_qh, k_h ← k_h + b_kh."""
 
     name = "query_key_bias"
-    passes = 6
+    passes = (6, 2)
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -252,7 +253,7 @@ class ShortConvolution(Adapter):
     """k_t ← Σ_j c_j ∘ k_(t−j), v alike: causal, of each channel, within a sample and its documents."""
 
     name = "short_convolution"
-    passes = 20
+    passes = (20, 11)
     linear = False
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
@@ -276,7 +277,7 @@ class ChannelScale(Adapter):
     """q_h ← exp(s_h) ∘ q_h: a positive scale of each channel."""
 
     name = "channel_scale"
-    passes = 4
+    passes = (4, 1)
 
     def weights(self, sizes: AdapterSizes) -> tuple[AdapterWeight, ...]:
         return (AdapterWeight("log_scale", "query", (sizes.head_dim,), "zeros"),)

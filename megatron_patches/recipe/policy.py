@@ -318,6 +318,9 @@ class QKPolicy:
 AXES = axes_of(QKPolicy)
 """The axes of the attention section, in its order."""
 
+_MONARCH = QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch")
+_LOOK_BACK = ("short_convolution", "query_key_bias", "channel_scale")
+
 VARIANTS: dict[str, QKPolicy] = {
     "vanilla": QKPolicy(init="default", trainable=True),
     "orthogonal": QKPolicy(init="orthogonal", trainable=False),
@@ -328,12 +331,11 @@ VARIANTS: dict[str, QKPolicy] = {
     "pretrained": QKPolicy(init="pretrained", trainable=False),
     "hadamard": QKPolicy(init="orthogonal", trainable=False, construction="hadamard"),
     "dct": QKPolicy(init="orthogonal", trainable=False, construction="dct"),
-    "monarch": QKPolicy(init="orthogonal", trainable=False, scope="layer", construction="monarch"),
-    "monarch_trainable": QKPolicy(
-        init="orthogonal", trainable=True, scope="layer", construction="monarch", trains_factors=True
-    ),
+    "monarch": _MONARCH,
+    "monarch_trainable": replace(_MONARCH, trainable=True, trains_factors=True),
     "low_rank": QKPolicy(init="low_rank", trainable=True),
     "orthogonal_shared": QKPolicy(init="orthogonal", trainable=False, shared=True),
+    "monarch_shared_conv": replace(_MONARCH, shared=True, adapters=_LOOK_BACK),
     # As vanilla, but for the upper half, which waits for the first tenth of the run.
     "early_freeze": QKPolicy(
         init="gaussian",

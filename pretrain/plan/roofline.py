@@ -271,22 +271,23 @@ def _elementwise(work: Workload) -> float:
     products = 1 + sum(weight.role is None for adapter in adapters for weight in adapter.weights(sizes))
     added = residual * 3 * products if frozen else 0
     if policy.structured:  # small blocks: what the two products read and write takes longer than they do
-        joined += query_key * 6 + residual * 3
+        joined += query_key * (3 if policy.shared else 6) + residual * 3
     rotary = 0 if work.shape.learned_positions else query_key * 10
-    corrected = query_key * sum(adapter.passes for adapter in adapters)
+    compiled = work.performance.compiles(True, work.layout.zero_stage)
+    corrected = query_key * sum(adapter.passes[compiled] for adapter in adapters)
     mixed = query_key * 8 if policy.frozen_heads else 0
     scores = 0
     if policy.synthesizer:
         joined = rotary = 0
         samples = work.batch if work.dropout or work.masked else 1
         scores = samples * work.heads * work.shape.sequence_length**2 * 24
-    moved = between + inner + joined + added + rotary + corrected + mixed + scores
-    share = COMPILED if work.performance.compiles(True, work.layout.zero_stage) else 1.0
+    moved = between + inner + joined + added + rotary + mixed + scores
     remade = {"none": 0.0, "query_key": 0.0, "attention": REMADE_ATTENTION, "full": REMADE_LAYER}
-    again = remade[work.performance.recompute]
+    again = remade[work.performance.recompute] * (moved + corrected)
     if work.performance.recompute == "query_key":  # made, and rotated
-        again += (query_key * 3 + residual + rotary / 2) / moved
-    return work.shape.num_layers * moved * work.layout.element * (share + again)
+        again = query_key * 3 + residual + rotary / 2
+    once = moved * (COMPILED if compiled else 1.0) + corrected
+    return work.shape.num_layers * (once + again) * work.layout.element
 
 
 def _tensor_parallel(work: Workload, gpu: Gpu) -> float:

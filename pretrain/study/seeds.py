@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import pretrain.study.packages  # noqa: F401
+from megatron_patches.recipe.policy import VARIANTS
 from pretrain.config.keys import KEYS
 from pretrain.errors import UserError
 from pretrain.reporting.text import setting_text
@@ -130,8 +131,10 @@ def settings_of(run: Member) -> dict[str, Any]:
 
 
 def method_of(run: Member) -> str:
-    """Return the variant and its adapters: `orthogonal+low_rank`."""
-    return "+".join([run.variant, *(run.config.get("attention", {}).get("adapters") or ())])
+    """Return the variant and its adapters: `orthogonal+low_rank`; not those that a variant has itself."""
+    adapters = run.config.get("attention", {}).get("adapters") or []
+    own = list(VARIANTS[run.variant].adapters) if run.variant in VARIANTS else []
+    return "+".join([run.variant, *([] if adapters == own else adapters or ["none"])])
 
 
 def group_runs(

@@ -26,7 +26,7 @@ def workshop(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
         workshop = Workshop(prose, root / "small.model", root / "shards")
         if not made:
             settings = TrainerSettings(vocab_size=1000, sample_bytes=400_000)
-            train_tokenizer(find_inputs([prose]), root / "small", settings, RecordKeys())
+            train_tokenizer(find_inputs([prose]).files, root / "small", settings, RecordKeys())
             workshop.tokenize(workshop.shards)
     return workshop
 
@@ -46,7 +46,7 @@ def unigram_model(prose: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def train_once(factory: pytest.TempPathFactory, corpus: Path, settings: TrainerSettings) -> Path:
     with shared_directory(factory, f"other-{settings.model_type}") as (root, made):
         if not made:
-            train_tokenizer(find_inputs([corpus]), root / "other", settings, RecordKeys())
+            train_tokenizer(find_inputs([corpus]).files, root / "other", settings, RecordKeys())
     return root / "other.model"
 
 

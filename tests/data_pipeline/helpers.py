@@ -24,7 +24,6 @@ from data_pipeline.sources.discovery import (
     Inputs,
     PassedOver,
     RecordKeys,
-    find_all_inputs,
     find_inputs,
 )
 from data_pipeline.sources.records import Document, read_documents
@@ -55,7 +54,7 @@ class Workshop:
 
     def tokenize(self, out: Path, files: slice = slice(None), workers: int = 1) -> tuple[Manifest, int]:
         """Tokenise some of the corpus files."""
-        found = find_all_inputs([self.corpus])
+        found = find_inputs([self.corpus])
         what = (found.files[files], self.model, out, self.options, workers, quiet)
         return tokenize(*what, passed_over=found.passed_over)
 
@@ -95,7 +94,7 @@ def make_task(
 
 def all_documents(directory: Path) -> list[Document]:
     """Every document below a directory, in the order of the pipeline."""
-    return [d for file in find_inputs([directory]) for d in read_documents(file.whole, RecordKeys())]
+    return [d for file in find_inputs([directory]).files for d in read_documents(file.whole, RecordKeys())]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tests.data_pipeline.helpers import Workshop, contents
 
 def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
     sizes: dict[str, int] = {}
-    for file in find_inputs([workshop.corpus]):
+    for file in find_inputs([workshop.corpus]).files:
         found = set()
         for document in read_documents(file.whole, RecordKeys()):
             sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
@@ -31,7 +31,7 @@ def test_enough_text_of_every_source_in_every_file(workshop: Workshop) -> None:
 
 def test_no_paragraph_twice_and_no_doctest(workshop: Workshop) -> None:
     seen: set[str] = set()
-    for file in find_inputs([workshop.corpus]):
+    for file in find_inputs([workshop.corpus]).files:
         for document in read_documents(file.whole, RecordKeys()):
             assert ">>>" not in document.text
             for paragraph in document.text.split("\n\n"):

@@ -35,11 +35,7 @@ DESIGNS: dict[str, dict[str, str]] = {
         "adapters": "[logit_scale, qk_norm, core, low_rank]",
     },
     "orthogonal_shared": {"variant": "orthogonal_shared"},
-    "shared-monarch-convolution": {
-        "variant": "monarch",
-        "shared": "true",
-        "adapters": "[short_convolution, query_key_bias, channel_scale]",
-    },
+    "monarch_shared_conv": {"variant": "monarch_shared_conv"},
     "shared-trained-convolution": {
         "variant": "vanilla",
         "shared": "true",

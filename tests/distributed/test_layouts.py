@@ -36,7 +36,7 @@ TRIED = (
 )
 ON_TWO_RANKS = (
     ("thin", "fp32"),
-    ("shared-monarch-convolution", "bf16"),
+    ("monarch_shared_conv", "bf16"),
     ("monarch_trainable", "fp32"),
     ("synthesizer_random", "bf16"),
     ("synthesizer_factorized", "fp32"),

@@ -272,7 +272,8 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 def _write_inputs(corpus: Path, directory: Path, size: str) -> None:
-    texts = [each.text for file in find_inputs([corpus]) for each in read_documents(file.whole, RecordKeys())]
+    found = find_inputs([corpus]).files
+    texts = [each.text for file in found for each in read_documents(file.whole, RecordKeys())]
     lines = [json.dumps({"text": text}).encode() + b"\n" for text in texts]
     if size == "small":
         for number in range(SMALL_FILES):

@@ -60,7 +60,8 @@ def read(path: Path, content: bytes) -> tuple[list[Document], list[Reject]] | No
     path.write_bytes(content)
 
     def everything() -> list[Document | Reject]:
-        return [record for file in find_inputs([path]) for record in RecordReader(file.whole, RecordKeys())]
+        files = find_inputs([path]).files
+        return [record for file in files for record in RecordReader(file.whole, RecordKeys())]
 
     records = right_or_refused(everything)
     if isinstance(records, str):

@@ -25,7 +25,7 @@ def test_the_time_left_is_that_of_the_bytes_left() -> None:
 
 @pytest.mark.distributed
 def test_lines_in_a_log(workshop: Workshop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     seen: list[Progress] = []
     with ProgressLine(sum(file.size for file in files), log_seconds=0) as line:
 

@@ -254,7 +254,7 @@ def test_unigram_perplexity_of_a_case_done_by_hand(make_directory: MakeDirectory
 
 def _tokenized(workshop: Workshop, out: Path, files: slice = slice(None), **options: object) -> Manifest:
     """Shards of some files of the corpus, with other options than the workshop's."""
-    wanted = find_inputs([workshop.corpus])[files]
+    wanted = find_inputs([workshop.corpus]).files[files]
     settings = TokenizeOptions(**({"name": "x"} | options))  # type: ignore[arg-type]
     return tokenize(wanted, workshop.model, out, settings, 1, quiet)[0]
 
@@ -295,7 +295,7 @@ def test_exact_duplicates_are_found_on_request(workshop: Workshop, tmp_path: Pat
     held_out = {}
     for name, fraction in (("one", 0.5), ("two", 0.0)):
         settings = TokenizeOptions(name="x", validation_fraction=fraction)
-        files = find_inputs([tmp_path / f"{name}.jsonl"])
+        files = find_inputs([tmp_path / f"{name}.jsonl"]).files
         held_out[name] = tokenize(files, workshop.model, tmp_path / name, settings, 1, quiet)[0]
     make_blend([Member(manifest) for manifest in held_out.values()])  # their inputs are different files
     settings = TokenizeOptions(name="x", validation_fraction=0.5)

@@ -26,7 +26,7 @@ LENGTH, SEED = 24, 1234
 @pytest.fixture(scope="module")
 def directories(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two directories of several shards a source, with all three splits."""
-    root, files = tmp_path_factory.mktemp("page"), find_inputs([workshop.corpus])
+    root, files = tmp_path_factory.mktemp("page"), find_inputs([workshop.corpus]).files
     options = TokenizeOptions("x", validation_fraction=0.1, test_fraction=0.1, shard_bytes=20_000)
     for name, part in (("one", files[:3]), ("two", files[3:])):
         tokenize(part, workshop.model, root / name, options, 1, quiet)

@@ -10,7 +10,6 @@ from data_pipeline.errors import DataError
 from data_pipeline.sources.discovery import (
     InputFile,
     cut_into_pieces,
-    find_all_inputs,
     find_inputs,
     parse_chunks,
 )
@@ -20,9 +19,9 @@ def test_inputs_are_sorted_and_named_below_their_common_directory(tmp_path: Path
     for name in ("c2/x.jsonl", "c1/x.jsonl", "c1/y.txt", "c1/readme.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}\n")
-    names = [file.name for file in find_inputs([tmp_path / "c2", tmp_path / "c1"])]
+    names = [file.name for file in find_inputs([tmp_path / "c2", tmp_path / "c1"]).files]
     assert names == ["c1/x.jsonl", "c1/y.txt", "c2/x.jsonl"]
-    assert [file.name for file in find_inputs([tmp_path / "c1"])] == ["x.jsonl", "y.txt"]
+    assert [file.name for file in find_inputs([tmp_path / "c1"]).files] == ["x.jsonl", "y.txt"]
 
 
 def test_inputs_that_cannot_be_used(tmp_path: Path) -> None:
@@ -46,7 +45,7 @@ def test_hidden_directories_are_passed_over_below_an_input_but_not_above(tmp_pat
     for name in ("a.jsonl", ".cache/b.jsonl"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("{}\n")
-    assert [file.name for file in find_inputs([root])] == ["a.jsonl"]
+    assert [file.name for file in find_inputs([root]).files] == ["a.jsonl"]
 
 
 def test_only_a_large_plain_jsonl_is_cut(tmp_path: Path) -> None:
@@ -61,10 +60,10 @@ def test_chunks(tmp_path: Path) -> None:
         (tmp_path / "train" / place).mkdir(parents=True)
         (tmp_path / "train" / place / "a.jsonl").write_text("{}\n")
     assert parse_chunks("1, 3-5,4") == {1, 3, 4, 5}
-    names = [file.name for file in find_all_inputs([tmp_path], "1,10").files]
+    names = [file.name for file in find_inputs([tmp_path], "1,10").files]
     assert names == ["train/chunk1/a.jsonl", "train/chunk10/a.jsonl"]
-    assert len(find_all_inputs([tmp_path], "").files) == 4
+    assert len(find_inputs([tmp_path], "").files) == 4
     mistakes = {"3": "no input lies in a directory chunk3", "5-1": "not a list", "x": "not a list"}
     for chunks, message in mistakes.items():
         with pytest.raises(DataError, match=message):
-            find_all_inputs([tmp_path], chunks)
+            find_inputs([tmp_path], chunks)

@@ -32,13 +32,13 @@ EXPECTED = [("first\nwith a line", "Books"), ("naïve – 数字", "Web"), ("no 
 
 
 def records(path: Path, keys: RecordKeys | None = None) -> list[Document | Reject]:
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     return list(RecordReader(file.whole, keys or RecordKeys()))
 
 
 def documents(path: Path, keys: RecordKeys | None = None) -> list[Document]:
     found = [record for record in records(path, keys) if isinstance(record, Document)]
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     assert found == list(read_documents(file.whole, keys or RecordKeys()))
     return found
 
@@ -214,7 +214,7 @@ def test_of_a_file_that_is_cut_short_or_damaged_the_beginning_is_read(tmp_path: 
 def test_parts_of_any_size_are_the_whole(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     whole = records(path)
     for size in [1, 2, 3, *range(4, len(content) + 2, 5)]:
         found: list[Document | Reject] = []
@@ -226,7 +226,7 @@ def test_parts_of_any_size_are_the_whole(tmp_path: Path, content: bytes) -> None
 def test_progress_through_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(LINES * 1000))
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     reader = RecordReader(file.whole, RecordKeys())
     assert reader.input_bytes() == 0
     assert len(list(reader)) == 3000
@@ -235,7 +235,7 @@ def test_progress_through_the_file(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_read_is_an_error_and_no_hostile_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
-    (file,) = find_inputs([tmp_path / "a.jsonl"])
+    (file,) = find_inputs([tmp_path / "a.jsonl"]).files
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError, match=r"cannot read .*a\.jsonl: No such file"):
         list(RecordReader(file.whole, RecordKeys()))

@@ -15,7 +15,7 @@ import zstandard
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources import remote, stores
-from data_pipeline.sources.discovery import find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import find_inputs
 from tests.data_pipeline.helpers import (
     Workshop,
     arguments,
@@ -118,7 +118,7 @@ def test_what_lies_below_a_prefix_is_accounted_for_and_patterns_choose(bucket: s
         put(f"more/{name}", b"" if name.startswith("empty") else b"x")
     put("more/C++ und 数据/a b.jsonl", b'{"text": "x"}\n')
     put("more/chunk1/a.jsonl", b'{"text": "y"}\n')
-    found = find_all_inputs(["s3://texts/more"])
+    found = find_inputs(["s3://texts/more"])
     assert [file.name for file in found.files] == ["C++ und 数据/a b.jsonl", "chunk1/a.jsonl"]
     assert {entry.name: entry.reason for entry in found.passed_over} == {
         ".hidden/a.jsonl": "left out",
@@ -126,7 +126,7 @@ def test_what_lies_below_a_prefix_is_accounted_for_and_patterns_choose(bucket: s
         "empty.jsonl": "empty",
         "x.bin": "unknown ending",
     }
-    (file,) = find_inputs(["s3://texts/more/chunk*/*.jsonl"])
+    (file,) = find_inputs(["s3://texts/more/chunk*/*.jsonl"]).files
     assert file.name == "chunk1/a.jsonl"
     with file.open() as stream:
         assert stream.read() == b'{"text": "y"}\n'
@@ -173,7 +173,7 @@ def test_missing_keys_and_packages_are_named(
 
 def test_an_object_that_changes_is_named(bucket: str, workshop: Workshop, tmp_path: Path) -> None:
     put("changing/a.jsonl", b'{"text": "one"}\n' * 50)
-    files = find_inputs(["s3://texts/changing"])
+    files = find_inputs(["s3://texts/changing"]).files
     put("changing/a.jsonl", b'{"text": "two"}\n' * 50)
     with pytest.raises(DataError, match=r"s3://texts/changing/a\.jsonl changed while .* its version is"):
         files[0].open()
@@ -267,7 +267,7 @@ def test_a_server_that_fails_is_named_and_the_same_command_continues(
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_a_web_server_that_is_busy_for_a_moment_is_asked_again(web: Web, status: int) -> None:
     web.down, web.status = 3, status
-    (file,) = find_inputs([web.url("x/a.jsonl")])
+    (file,) = find_inputs([web.url("x/a.jsonl")]).files
     assert file.size == len(web.files["x/a.jsonl"]) and not web.down
 
 
@@ -295,7 +295,7 @@ def test_a_web_server_that_does_not_answer_is_not_told_as_a_file_that_is_not_the
 
 def test_a_server_that_compresses_on_the_way_is_read_in_ranges(web: Web) -> None:
     web.packs = True
-    (file,) = find_inputs([web.url("x/a.jsonl")])
+    (file,) = find_inputs([web.url("x/a.jsonl")]).files
     with file.open() as stream:
         assert stream.read() == web.files["x/a.jsonl"]
 
@@ -312,7 +312,7 @@ def test_a_file_that_changes_while_it_is_read_makes_no_shard(
 
 def test_any_reading_gives_the_bytes(web: Web) -> None:
     content = web.files["x/a.jsonl"]
-    (file,) = find_inputs([web.url("x/a.jsonl")])
+    (file,) = find_inputs([web.url("x/a.jsonl")]).files
     generator = np.random.default_rng(0)
     with file.open() as stream:
         for start, size in generator.integers(0, [len(content) + 9, 3 * _BLOCK], (40, 2)).tolist():

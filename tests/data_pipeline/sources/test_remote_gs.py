@@ -18,7 +18,7 @@ import fsspec.config
 from data_pipeline.errors import DataError
 from data_pipeline.shards.manifest import read_manifest
 from data_pipeline.sources import remote, stores
-from data_pipeline.sources.discovery import find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import find_inputs
 from tests.data_pipeline.helpers import Workshop, arguments, assert_same_source, run, run_apart
 from tests.data_pipeline.sources import gs_server
 from tests.data_pipeline.sources.gs_server import Bucket
@@ -68,16 +68,16 @@ def test_what_lies_below_a_prefix_is_accounted_for_and_patterns_choose(bucket: B
     bucket.objects |= {f"more/{name}": _LINE for name in names}
     # What a console makes as a folder is an empty object.
     bucket.objects |= {"more/": b"", "more/chunk1/": b"", "more/empty.jsonl": b"", "moreover/c.jsonl": _LINE}
-    found = find_all_inputs(["gs://texts/more"])
+    found = find_inputs(["gs://texts/more"])
     assert [file.name for file in found.files] == list(names[:3])
     assert {entry.name: entry.reason for entry in found.passed_over} == {
         "README.md": "left out",
         "empty.jsonl": "empty",
         "x.bin": "unknown ending",
     }
-    (file,) = find_inputs(["gs://texts/more/chunk*/*.jsonl"])
+    (file,) = find_inputs(["gs://texts/more/chunk*/*.jsonl"]).files
     assert file.name == "chunk1/a.jsonl"
-    (file,) = find_inputs([f"gs://texts/more/{names[0]}"])
+    (file,) = find_inputs([f"gs://texts/more/{names[0]}"]).files
     with file.open() as stream:
         assert stream.read() == _LINE
 
@@ -88,7 +88,7 @@ def test_a_connection_that_breaks_once_is_made_again_and_one_that_keeps_breaking
     monkeypatch.setattr(remote, "BLOCK_BYTES", 20_000)
     key = max(bucket.objects, key=lambda name: len(bucket.objects[name]))
     assert len(bucket.objects[key]) > 2 * remote.BLOCK_BYTES
-    (file,) = find_inputs([f"gs://texts/{key}"])
+    (file,) = find_inputs([f"gs://texts/{key}"]).files
     bucket.cut = 1
     with file.open() as stream:
         assert stream.read() == bucket.objects[key]
@@ -140,7 +140,7 @@ def test_credentials_that_do_not_fit_are_named_without_a_traceback(
 
 def test_an_object_that_changes_is_named(bucket: Bucket) -> None:
     bucket.objects["changing/a.jsonl"] = _LINE
-    (file,) = find_inputs(["gs://texts/changing"])
+    (file,) = find_inputs(["gs://texts/changing"]).files
     bucket.objects["changing/a.jsonl"] = _LINE.replace(b"x", b"y")
     with pytest.raises(DataError, match=r"gs://texts/changing/a\.jsonl changed while .* its version is"):
         file.open()

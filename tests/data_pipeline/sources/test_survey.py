@@ -15,14 +15,14 @@ import pytest
 import zstandard
 
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import COMPANION, find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import COMPANION, find_inputs
 from tests.data_pipeline.helpers import Workshop, run
 
 LINE = b'{"text": "a document of a few words"}\n'
 
 
 def passed_over(root: Path) -> dict[str, str]:
-    return {entry.name: entry.reason for entry in find_all_inputs([root]).passed_over}
+    return {entry.name: entry.reason for entry in find_inputs([root]).passed_over}
 
 
 def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_whatever_is_not_read_is_named_with_the_reason(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe.txt")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "s.jsonl"))
-        found = find_all_inputs([root])
+        found = find_inputs([root])
     assert [file.path for file in found.files] == [root / "a.jsonl"]
     assert passed_over(root) == {
         "b.csv": "unknown ending",
@@ -57,7 +57,7 @@ def test_companions_of_the_data_are_left_out_and_listed(tmp_path: Path) -> None:
     (tmp_path / ".cache" / "part.jsonl").write_bytes(LINE)
     (tmp_path / "a.jsonl").write_bytes(LINE)
     assert set(passed_over(tmp_path).values()) == {COMPANION} and len(passed_over(tmp_path)) == 7
-    assert [file.name for file in find_inputs([tmp_path])] == ["a.jsonl"]
+    assert [file.name for file in find_inputs([tmp_path]).files] == ["a.jsonl"]
 
 
 def test_linked_directories_are_followed_once_and_loops_end(tmp_path: Path) -> None:
@@ -68,7 +68,10 @@ def test_linked_directories_are_followed_once_and_loops_end(tmp_path: Path) -> N
     (root / "a_link_to_real").symlink_to(root / "z_real")
     (root / "linked").symlink_to(elsewhere)
     (elsewhere / "deep" / "back").symlink_to(root)  # a loop
-    assert sorted(file.name for file in find_inputs([root])) == ["linked/deep/a.jsonl", "z_real/a.jsonl"]
+    assert sorted(file.name for file in find_inputs([root]).files) == [
+        "linked/deep/a.jsonl",
+        "z_real/a.jsonl",
+    ]
     assert passed_over(root) == {
         "a_link_to_real": "the same directory as z_real",
         "linked/deep/back": "the same directory as .",
@@ -91,7 +94,7 @@ def test_a_directory_without_permission_is_named(open_directory: Path) -> None:
     if before == 0:
         os.seteuid(65534)  # root may enter anything
     try:
-        found = find_all_inputs([open_directory])
+        found = find_inputs([open_directory])
     finally:
         os.seteuid(before)
     assert [file.path for file in found.files] == [open_directory / "a.jsonl"]
@@ -169,7 +172,7 @@ def test_a_link_that_cannot_be_followed_is_named(open_directory: Path) -> None:
     if before == 0:
         os.seteuid(65534)  # root may enter anything
     try:
-        found = find_all_inputs([root])
+        found = find_inputs([root])
     finally:
         os.seteuid(before)
     loop = "too many levels of symbolic links"
@@ -183,7 +186,7 @@ def test_data_with_the_name_of_a_companion_is_read(tmp_path: Path) -> None:
     for name in (*names, "README.txt", "license_mit/LICENSE", "README_de.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(LINE)
-    assert {file.name for file in find_inputs([tmp_path])} == set(names)
+    assert {file.name for file in find_inputs([tmp_path]).files} == set(names)
     assert set(passed_over(tmp_path)) == {"README.txt", "license_mit/LICENSE", "README_de.md"}
 
 
@@ -191,7 +194,7 @@ def test_a_file_of_two_names_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "z.jsonl").write_bytes(LINE)
     (tmp_path / "a.jsonl").symlink_to(tmp_path / "z.jsonl")
     (tmp_path / "zz.jsonl").hardlink_to(tmp_path / "z.jsonl")
-    (file,) = find_inputs([tmp_path])
+    (file,) = find_inputs([tmp_path]).files
     assert (file.name, file.size) == ("z.jsonl", len(LINE))
     same = "the same file as z.jsonl"
     assert passed_over(tmp_path) == {"a.jsonl": same, "zz.jsonl": same}

@@ -165,7 +165,7 @@ def test_a_difference_stops_the_unit(workshop: Workshop) -> None:
 def test_what_gigatoken_cannot_do(
     workshop: Workshop, unigram_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = find_inputs([workshop.corpus])[0].path
+    corpus = find_inputs([workshop.corpus]).files[0].path
     arguments = ("tokenize", corpus, "--name", "x", "--out", tmp_path / "out", "--tokenizer")
     refused = run(*arguments, unigram_model, "--engine", "gigatoken")
     assert "other.model is a unigram model, not BPE; leave --engine out" in refused.sentence()

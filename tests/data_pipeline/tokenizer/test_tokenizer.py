@@ -46,7 +46,9 @@ def test_hostile_text_survives(workshop: Workshop, text: str) -> None:
 def test_the_whole_corpus_survives(workshop: Workshop) -> None:
     processor = load_tokenizer(workshop.model)
     texts = [
-        d.text for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+        d.text
+        for file in find_inputs([workshop.corpus]).files
+        for d in read_documents(file.whole, RecordKeys())
     ]
     decoded = processor.decode(processor.encode(texts, num_threads=1), num_threads=1)
     assert [new for new, old in zip(decoded, texts, strict=True) if new != old.replace("\u2581", " ")] == []
@@ -63,7 +65,7 @@ def test_report_identity_and_up_to_date(workshop: Workshop) -> None:
     assert (identity.unk_id, identity.bos_id, identity.eos_id, identity.pad_id) == (0, 1, 2, -1)
     assert identity.eod_id == identity.eos_id
     again, trained = train_tokenizer(
-        find_inputs([workshop.corpus]),
+        find_inputs([workshop.corpus]).files,
         workshop.model.with_suffix(""),
         TrainerSettings(vocab_size=1000, sample_bytes=400_000),
         RecordKeys(),
@@ -90,7 +92,7 @@ def test_training_is_deterministic(
     report = json.loads(first.with_suffix(".json").read_bytes())
     size = report["settings"]["sample_bytes"]
     settings = TrainerSettings(identify(first).vocab_size, model_type, size)
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     train_tokenizer(files, tmp_path / "other", settings, RecordKeys())
     assert (tmp_path / "other.model").read_bytes() == first.read_bytes()
     assert (tmp_path / "other.json").read_bytes() == first.with_suffix(".json").read_bytes()
@@ -110,7 +112,7 @@ def test_very_long_lines_are_learned_from(workshop: Workshop, tmp_path: Path) ->
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps({"text": f"{n} " + "wonderful " * 4000}) + "\n" for n in range(200)))
     settings = TrainerSettings(vocab_size=290, model_type="bpe", sample_bytes=10_000_000)
-    train_tokenizer(find_inputs([path]), tmp_path / "long", settings, RecordKeys())
+    train_tokenizer(find_inputs([path]).files, tmp_path / "long", settings, RecordKeys())
     processor = load_tokenizer(tmp_path / "long.model")
     assert len(processor.encode("wonderful wonderful wonderful ")) < 8
 
@@ -120,7 +122,7 @@ def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
     texts = [f"{number} " + "the quick brown fox jumps over a lazy dog " * 200 for number in range(3)]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     settings = TrainerSettings(vocab_size=300, model_type="bpe", sample_bytes=100_000)
-    report, _ = train_tokenizer(find_inputs([path]), tmp_path / "few", settings, RecordKeys())
+    report, _ = train_tokenizer(find_inputs([path]).files, tmp_path / "few", settings, RecordKeys())
     assert report["held_out_documents"] == 1
 
 
@@ -128,7 +130,7 @@ def test_of_few_documents_one_is_held_out(tmp_path: Path) -> None:
 def test_impossible_sizes(workshop: Workshop, tmp_path: Path, vocab_size: int, message: str) -> None:
     settings = TrainerSettings(vocab_size=vocab_size, sample_bytes=50_000)
     with pytest.raises(DataError, match=rf"--vocab-size {vocab_size}: .*{message}"):
-        train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "t", settings, RecordKeys())
+        train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "t", settings, RecordKeys())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,7 +141,7 @@ def test_models_that_are_none_or_change_the_text(workshop: Workshop, tmp_path: P
         identify(tmp_path / "junk.model")
     with pytest.raises(DataError, match=r"absent\.model"):
         identify(tmp_path / "absent.model")
-    texts = [d.text for d in read_documents(find_inputs([workshop.corpus])[0].whole, RecordKeys())]
+    texts = [d.text for d in read_documents(find_inputs([workshop.corpus]).files[0].whole, RecordKeys())]
     with open(tmp_path / "lossy.model", "wb") as stream:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter("\n".join(texts).split("\n")),
@@ -156,7 +158,7 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
     workshop: Workshop, tmp_path: Path
 ) -> None:
     settings = TrainerSettings(vocab_size=400, sample_bytes=300_000)
-    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys())
     sizes: dict[str, int] = {}
     for document in all_documents(workshop.corpus):
         sizes[document.source] = sizes.get(document.source, 0) + len(document.text.encode())
@@ -170,12 +172,12 @@ def test_the_sample_is_spread_over_files_and_sources_and_not_their_beginnings(
         for d in all_documents(workshop.corpus)
     ]
     (tmp_path / "one.jsonl").write_text("\n".join(reversed(lines)))
-    train_tokenizer(find_inputs([tmp_path / "one.jsonl"]), tmp_path / "b", settings, RecordKeys())
+    train_tokenizer(find_inputs([tmp_path / "one.jsonl"]).files, tmp_path / "b", settings, RecordKeys())
     assert (tmp_path / "a.model").read_bytes() == (tmp_path / "b.model").read_bytes()
 
 
 def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Path) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     settings = TrainerSettings(vocab_size=400, sample_bytes=30_000)
     report, _ = train_tokenizer(files, tmp_path / "a", settings, RecordKeys())
     assert 0 < len(report["inputs"]) < len(files)
@@ -187,7 +189,7 @@ def test_of_a_large_corpus_only_a_part_is_read(workshop: Workshop, tmp_path: Pat
 
 def test_sources_can_be_left_out(workshop: Workshop, tmp_path: Path) -> None:
     settings = TrainerSettings(vocab_size=400, sample_bytes=100_000, exclude_sources=("StdlibComments",))
-    report, _ = train_tokenizer(find_inputs([workshop.corpus]), tmp_path / "a", settings, RecordKeys())
+    report, _ = train_tokenizer(find_inputs([workshop.corpus]).files, tmp_path / "a", settings, RecordKeys())
     assert list(report["training_bytes_by_source"]) == ["PydocTopics", "StdlibDocstrings"]
 
 

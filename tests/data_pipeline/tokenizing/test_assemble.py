@@ -27,7 +27,7 @@ SMALL = TokenizeOptions("small", range_bytes=100_000, shard_bytes=150_000)
 
 
 def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     manifest, _ = tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
     large = read_manifest(workshop.shards)
     assert len(large.shards) == 6 and len(manifest.shards) > 10
@@ -53,7 +53,7 @@ def test_shards_are_whole_units_up_to_a_size(workshop: Workshop, tmp_path: Path)
 
 @pytest.mark.distributed
 def test_the_same_bytes_for_any_workers_and_tasks(workshop: Workshop, tmp_path: Path) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     tokenize(files, workshop.model, tmp_path / "a", SMALL, 1, quiet)
     tokenize(files, workshop.model, tmp_path / "b", SMALL, 3, quiet)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -70,7 +70,7 @@ class EndedError(Exception):
 @pytest.mark.distributed
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: Path, after: int) -> None:
-    files, out = find_inputs([workshop.corpus]), tmp_path / "out"
+    files, out = find_inputs([workshop.corpus]).files, tmp_path / "out"
     tokenize(files, workshop.model, tmp_path / "whole", SMALL, 1, quiet)
     make_task(files, workshop.model, out, SMALL, 1, quiet, Task(0, 2))
     make_task(files, workshop.model, tmp_path / "half", SMALL, 1, quiet, Task(1, 2))
@@ -96,7 +96,7 @@ def test_joining_goes_on_where_it_was_interrupted(workshop: Workshop, tmp_path: 
 
 @pytest.mark.distributed
 def test_damaged_ids_of_a_unit_do_not_become_a_shard(workshop: Workshop, tmp_path: Path) -> None:
-    files, out = find_inputs([workshop.corpus]), tmp_path / "out"
+    files, out = find_inputs([workshop.corpus]).files, tmp_path / "out"
     for index in range(2):
         make_task(files, workshop.model, tmp_path / str(index), SMALL, 1, quiet, Task(index, 2))
         shutil.copytree(tmp_path / str(index), out, dirs_exist_ok=True)
@@ -176,7 +176,7 @@ def test_a_flipped_bit_in_what_describes_the_shards_is_found(
 
 def test_a_flipped_bit_in_a_units_record_or_rejects_is_found(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"text": "fine"}\n' * 300 + "{bad\n")
-    files, out = find_inputs([tmp_path / "in.jsonl"]), tmp_path / "out"
+    files, out = find_inputs([tmp_path / "in.jsonl"]).files, tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=3000)
     made, units = tokenize(files, workshop.model, tmp_path / "whole", options, 1, quiet)
     make_task(files, workshop.model, out, options, 1, quiet, Task(0, units))

@@ -36,7 +36,7 @@ def lines(first: int, count: int) -> bytes:
 
 def read(path: Path) -> tuple[set[int], list[Reject]]:
     """(numbers of the documents, rejects)."""
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     reader = RecordReader(file.whole, RecordKeys())
     records = list(reader)
     found = [int(record.text.split()[0]) for record in records if isinstance(record, Document)]
@@ -115,7 +115,7 @@ def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(tmp_path: Path, 
     path = tmp_path / ("a.jsonl" if ending == "jsonl" else f"a.jsonl.{ending}")
     first, second = _packed(ending, [lines(0, 20), lines(20, 10)])
     path.write_bytes(first + second)
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     middle = file.size // 3
     pieces = [file.whole] if ending != "jsonl" else [Piece(file, 0, middle), Piece(file, middle, file.size)]
     for content in (first, first + second[:20] if ending == "jsonl" else first):
@@ -132,7 +132,7 @@ def test_a_file_that_becomes_shorter_or_longer_while_it_is_read(tmp_path: Path, 
 def test_a_text_that_becomes_shorter_is_no_document(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"all of the text")
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     path.write_bytes(b"all of the")
     (lost,) = RecordReader(file.whole, RecordKeys())
     assert isinstance(lost, Reject) and lost.reason == "truncated"
@@ -150,7 +150,7 @@ def test_any_damage_of_a_parquet_file_is_named(tmp_path: Path, compression: str)
     for _ in range(20):
         start = int(random.integers(4, len(whole) - 2000))
         path.write_bytes(whole[:start] + random.bytes(40) + whole[start + 40 :])
-        (file,) = find_inputs([path])
+        (file,) = find_inputs([path]).files
         records = list(RecordReader(file.whole, RecordKeys()))
         assert [record for record in records if isinstance(record, Reject) and record.reason == "damaged"]
 
@@ -204,12 +204,12 @@ def test_too_many_bad_lines_stop_the_run_and_name_the_files(workshop: Workshop, 
     root.mkdir()
     (root / "good.jsonl").write_bytes(lines(0, 900))
     (root / "mixed.jsonl").write_bytes(lines(900, 90) + b"{bad\n" * 10)
-    files, options = find_inputs([root]), TokenizeOptions("x")
+    files, options = find_inputs([root]).files, TokenizeOptions("x")
     manifest, _ = tokenize(files, workshop.model, out, options, 1, quiet)  # 1 % is allowed
     assert manifest.rejects == {"bad_json": 10} and manifest.inputs[1].rejected == 10
     with (root / "mixed.jsonl").open("ab") as stream:
         stream.write(b"{bad\n")
-    files, out = find_inputs([root]), tmp_path / "more"
+    files, out = find_inputs([root]).files, tmp_path / "more"
     message = (
         r"11 of 1,001 lines are no documents, more than --max-reject-rate 0\.01 .*: mixed\.jsonl \(11 of"
     )
@@ -226,7 +226,7 @@ def test_too_many_bad_lines_stop_the_run_and_name_the_files(workshop: Workshop, 
 def test_a_wrong_key_stops_the_run_before_its_end(workshop: Workshop, tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.jsonl").write_bytes(b'{"body": "x"}\n' * 6000)
-    files, out = find_inputs([tmp_path]), tmp_path / "out"
+    files, out = find_inputs([tmp_path]).files, tmp_path / "out"
     with pytest.raises(DataError, match=r"12,000 of 12,000 lines are no documents"):
         tokenize(files, workshop.model, out, TokenizeOptions("x"), 1, quiet)
     with pytest.raises(DataError, match=r"--max-reject-rate 2\.0 must be from 0 to 1"):

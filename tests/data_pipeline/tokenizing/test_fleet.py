@@ -84,7 +84,7 @@ def test_a_lease_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_of_two_jobs_of_a_task_one_works_and_the_other_says_so(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    files, options = find_inputs([workshop.corpus]), TokenizeOptions("small")
+    files, options = find_inputs([workshop.corpus]).files, TokenizeOptions("small")
     me = rf"process {os.getpid()} on .*"
     with (
         Lease(out / "units" / "task_0_of_1.lock", "making it"),
@@ -154,7 +154,7 @@ def test_inputs_are_read_once(tmp_path: Path) -> None:
     """Their hash is taken while they are parsed."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "x"}\n' * 200_000)
-    (file,) = find_inputs([path])
+    (file,) = find_inputs([path]).files
     reader = RecordReader(file.whole, RecordKeys())
     before = _read_bytes()
     count = sum(1 for _ in reader)

@@ -79,7 +79,7 @@ def test_lines_count_from_the_beginning_of_a_file_that_is_read_in_parts(
     workshop: Workshop, hostile: Path, tmp_path: Path
 ) -> None:
     options = TokenizeOptions("x", validation_fraction=0, range_bytes=2000)
-    files = find_inputs([hostile / "a.jsonl"])
+    files = find_inputs([hostile / "a.jsonl"]).files
     manifest, units = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, ANY)
     assert units > 5
     found = [json.loads(entry) for entry in (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()]
@@ -97,7 +97,7 @@ def test_strict_stops_at_the_line_and_keeps_finished_shards(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.jsonl").write_bytes(line("fine"))
     (tmp_path / "in" / "1.jsonl").write_bytes((hostile / "c.jsonl").read_bytes() + b"{bad\n" + line("more"))
-    files, out = find_inputs([tmp_path / "in"]), tmp_path / "out"
+    files, out = find_inputs([tmp_path / "in"]).files, tmp_path / "out"
     options = TokenizeOptions("x", range_bytes=range_bytes)
     with pytest.raises(DataError, match=r"in/1\.jsonl:11: bad_json: .*--strict"):
         tokenize(files, workshop.model, out, options, workers, quiet, STRICT)
@@ -114,7 +114,7 @@ def test_strict_stops_at_the_line_and_keeps_finished_shards(
 def test_strict_accepts_what_is_only_unusual(workshop: Workshop, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(line("nul \u0000 in the text"))
     options = TokenizeOptions("x", validation_fraction=0)
-    files = find_inputs([tmp_path / "in.jsonl"])
+    files = find_inputs([tmp_path / "in.jsonl"]).files
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet, STRICT)
     assert (manifest.rejects, manifest.unusual) == ({}, {"contains_nul": 1})
     assert texts_of(manifest)["train", "default"] == ["nul \u0000 in the text"]
@@ -126,7 +126,7 @@ def test_a_ten_megabyte_document_survives(workshop: Workshop, tmp_path: Path) ->
     text = "A long log line number 12345 with some words.\n" * 220_000
     (tmp_path / "in.jsonl").write_bytes(line("before") + line(text) + line("after"))
     options = TokenizeOptions("x", validation_fraction=0)
-    files = find_inputs([tmp_path / "in.jsonl"])
+    files = find_inputs([tmp_path / "in.jsonl"]).files
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
     assert manifest.unusual == {"long_document": 1}
     assert texts_of(manifest)["train", "default"] == ["before", text, "after"]

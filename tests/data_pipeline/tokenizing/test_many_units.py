@@ -57,7 +57,7 @@ def test_directories_of_many_shards_are_read_under_the_limit(
 ) -> None:
     """Make one shard for every unit, split and source: 1,400 at a limit of 256."""
     options = TokenizeOptions("x", 0.2, range_bytes=text.stat().st_size // 700, shard_bytes=1)
-    manifest, _ = tokenize(find_inputs([text]), workshop.model, tmp_path / "out", options, 4, quiet)
+    manifest, _ = tokenize(find_inputs([text]).files, workshop.model, tmp_path / "out", options, 4, quiet)
     assert len(manifest.shards) > 1400
     said = under_the_limit("tests.data_pipeline.tokenizing.many_units", tmp_path / "out", tmp_path / "cache")
     assert all(int(line.split()[1]) < 10 for line in said.splitlines()), said

@@ -11,7 +11,7 @@ import pytest
 from data_pipeline.errors import DataError
 from data_pipeline.io.files import to_checked_json
 from data_pipeline.shards.manifest import read_manifest
-from data_pipeline.sources.discovery import RecordKeys, find_all_inputs, find_inputs
+from data_pipeline.sources.discovery import RecordKeys, find_inputs
 from data_pipeline.tokenizing.plan import Task, TokenizeOptions
 from data_pipeline.tokenizing.run import merge_manifests
 from data_pipeline.tokenizing.verbs import which_task
@@ -45,7 +45,7 @@ def test_tasks_and_merging_give_the_bytes_of_one_machine(workshop: Workshop, tmp
 
 
 def test_tasks_in_directories_of_their_own(workshop: Workshop, tmp_path: Path) -> None:
-    found = find_all_inputs([workshop.corpus])
+    found = find_inputs([workshop.corpus])
     for index in range(4):
         what = (found.files, workshop.model, tmp_path / str(index), workshop.options, 1, quiet)
         make_task(*what, Task(index, 4), passed_over=found.passed_over)
@@ -64,7 +64,7 @@ def test_tasks_in_directories_of_their_own(workshop: Workshop, tmp_path: Path) -
 
 def test_records_of_another_run_are_not_merged(workshop: Workshop, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     for index in range(2):
         make_task(files, workshop.model, out / str(index), workshop.options, 1, quiet, Task(index, 2))
     shutil.copytree(out / "1", out / "0", dirs_exist_ok=True)
@@ -93,7 +93,7 @@ def test_the_task_comes_from_the_options_or_a_slurm_array() -> None:
 def test_max_tokens_take_from_every_input_and_source(
     workshop: Workshop, tmp_path: Path, max_tokens: int, full: float
 ) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     options = TokenizeOptions("x", max_tokens=max_tokens, files_per_shard=2)
     manifest, _ = tokenize(files, workshop.model, tmp_path / "a", options, 1, quiet)
     tokens = sum(shard.tokens for shard in manifest.shards)
@@ -107,13 +107,13 @@ def test_max_tokens_take_from_every_input_and_source(
 def test_more_tokens_than_there_are_is_everything(workshop: Workshop, tmp_path: Path) -> None:
     options = TokenizeOptions("small", max_tokens=10**9)
     manifest, _ = tokenize(
-        find_inputs([workshop.corpus]), workshop.model, tmp_path / "out", options, 1, quiet
+        find_inputs([workshop.corpus]).files, workshop.model, tmp_path / "out", options, 1, quiet
     )
     assert manifest.fingerprint == read_manifest(workshop.shards).fingerprint
 
 
 def test_sources_are_selected(workshop: Workshop, tmp_path: Path) -> None:
-    files, everything = find_inputs([workshop.corpus]), read_manifest(workshop.shards)
+    files, everything = find_inputs([workshop.corpus]).files, read_manifest(workshop.shards)
     without = TokenizeOptions("small", exclude_sources=("StdlibComments",))
     only = TokenizeOptions("small", sources=("PydocTopics", "StdlibDocstrings"))
     first, _ = tokenize(files, workshop.model, tmp_path / "a", without, 1, quiet)
@@ -142,7 +142,7 @@ def test_sources_are_selected(workshop: Workshop, tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, tmp_path: Path) -> None:
-    files = find_inputs([workshop.corpus])
+    files = find_inputs([workshop.corpus]).files
     options = TokenizeOptions("small", validation_fraction=0.05, test_fraction=0.1)
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", options, 1, quiet)
     before, after = texts_of(read_manifest(workshop.shards)), texts_of(manifest)
@@ -162,7 +162,7 @@ def test_a_test_split_moves_no_document_between_the_others(workshop: Workshop, t
 def test_a_large_file_in_parts_has_the_documents_of_the_whole(workshop: Workshop, tmp_path: Path) -> None:
     lines = [json.dumps({"text": document.text}) + "\n" for document in all_documents(workshop.corpus)]
     (tmp_path / "in.jsonl").write_text("".join(lines))
-    files = find_inputs([tmp_path / "in.jsonl"])
+    files = find_inputs([tmp_path / "in.jsonl"]).files
     whole, units = tokenize(files, workshop.model, tmp_path / "whole", TokenizeOptions("x"), 1, quiet)
     assert units == 1
     options = TokenizeOptions("x", range_bytes=300_000)
@@ -182,7 +182,7 @@ def test_max_tokens_of_a_source_that_lies_in_few_inputs(workshop: Workshop, tmp_
     keys = RecordKeys(source="of")
     limit = 6000
     options = TokenizeOptions("x", max_tokens=limit, sources=("rare",), keys=keys, range_bytes=20_000)
-    plain = find_inputs([root])
+    plain = find_inputs([root]).files
     alone, _ = tokenize(plain, workshop.model, tmp_path / "alone", options, 1, quiet)
     tokens = sum(shard.tokens for shard in alone.shards)
     assert 0.9 * limit < tokens <= limit

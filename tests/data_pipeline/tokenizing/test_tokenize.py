@@ -41,7 +41,7 @@ def test_megatron_reads_back_every_document_exactly(workshop: Workshop) -> None:
     manifest = read_manifest(workshop.shards)
     found = texts_of(manifest)
     expected = [
-        d for file in find_inputs([workshop.corpus]) for d in read_documents(file.whole, RecordKeys())
+        d for file in find_inputs([workshop.corpus]).files for d in read_documents(file.whole, RecordKeys())
     ]
     for source in ("PydocTopics", "StdlibDocstrings", "StdlibComments"):
         texts = [d.text.replace("\u2581", " ") for d in expected if d.source == source]
@@ -93,7 +93,7 @@ def tokenize_into(
 ) -> Manifest:
     """The manifest of these inputs under the workshop's tokenizer, made in this process."""
     chosen = TokenizeOptions(name="x", **options)
-    return tokenize(find_inputs(inputs), workshop.model, out, chosen, 1, quiet, limits or Limits())[0]
+    return tokenize(find_inputs(inputs).files, workshop.model, out, chosen, 1, quiet, limits or Limits())[0]
 
 
 def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
@@ -102,7 +102,7 @@ def test_a_rerun_with_other_options_inputs_or_tokenizer_is_refused(
     out = tmp_path / "out"
     workshop.tokenize(out, slice(0, 2))
     before = contents(out)
-    files = find_inputs([workshop.corpus])[:2]
+    files = find_inputs([workshop.corpus]).files[:2]
     base = TokenizeOptions(name="small")
     for changed, expected in (
         (dataclasses.replace(base, validation_fraction=0.1), r"validation_fraction 0\.05, not 0\.1"),
@@ -122,10 +122,10 @@ def test_an_input_that_changed_without_changing_size_is_named(workshop: Workshop
     source = tmp_path / "in.jsonl"
     source.write_text('{"text": "aaaa"}\n' * 3)
     options = TokenizeOptions(name="x")
-    tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+    tokenize(find_inputs([source]).files, workshop.model, tmp_path / "out", options, 1, quiet)
     source.write_text('{"text": "bbbb"}\n' * 3)
     with pytest.raises(DataError, match=r"in\.jsonl changed after its shards were made"):
-        tokenize(find_inputs([source]), workshop.model, tmp_path / "out", options, 1, quiet)
+        tokenize(find_inputs([source]).files, workshop.model, tmp_path / "out", options, 1, quiet)
 
 
 def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_documents_keep_their_side_when_data_is_added(workshop: Workshop, tmp_pa
 def test_grouping_files_changes_the_shards_but_not_the_documents(workshop: Workshop, tmp_path: Path) -> None:
     options = TokenizeOptions(name="small", files_per_shard=3)
     manifest, units = tokenize(
-        find_inputs([workshop.corpus]), workshop.model, tmp_path / "out", options, 1, quiet
+        find_inputs([workshop.corpus]).files, workshop.model, tmp_path / "out", options, 1, quiet
     )
     assert units == 3
     assert texts_of(manifest) == texts_of(read_manifest(workshop.shards))

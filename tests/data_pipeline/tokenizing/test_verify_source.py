@@ -90,7 +90,7 @@ def test_samples_and_parts_agree_with_their_source(
     texts = "".join(json.dumps({"text": f"text {n} \u2581 \u0000 {n * 77}"}) + "\n" for n in range(4000))
     (tmp_path / "in.jsonl").write_text(texts)
     chosen = TokenizeOptions("x", **options)  # type: ignore[arg-type]
-    files = find_inputs([workshop.corpus, tmp_path / "in.jsonl"])
+    files = find_inputs([workshop.corpus, tmp_path / "in.jsonl"]).files
     manifest, _ = tokenize(files, workshop.model, tmp_path / "out", chosen, 1, quiet)
     problems, remark = compare_with_source(manifest, None, 12)
     assert problems == [] and "as in the source text" in remark

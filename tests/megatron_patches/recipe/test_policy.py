@@ -39,7 +39,7 @@ ORTHONORMAL = {
     "unfreeze",
     "hybrid",
 }
-STRUCTURED = {"hadamard", "dct", "monarch"}
+STRUCTURED = {"hadamard", "dct", "monarch", "monarch_shared_conv"}
 STARTED = {"monarch_trainable", "low_rank", "vanilla", "orthogonal_trainable"}
 LATE = {"unfreeze", "early_freeze"}
 FROZEN = {
@@ -56,13 +56,13 @@ APPLIES = {
     "construction": ORTHONORMAL,
     "gaussian_std": {"gaussian", "gaussian_naive", "early_freeze"},
     "shared": {*FROZEN, *STARTED} - {"pretrained", "low_rank"},
-    "frozen_roles": FROZEN - {"orthogonal_shared", "hybrid"},
+    "frozen_roles": FROZEN - {"orthogonal_shared", "monarch_shared_conv", "hybrid"},
     "penalty": {"orthogonal_penalty"},
     "frozen_heads": FROZEN,
     "adapters": {*FROZEN, *STARTED},
     "low_rank": {"low_rank"},
-    "taps": set(),
-    "convolved": set(),
+    "taps": {"monarch_shared_conv"},
+    "convolved": {"monarch_shared_conv"},
     "trainable": {"synthesizer_random", "synthesizer_factorized"},
     "synthesizer_rank": {"synthesizer_factorized"},
     "unfreeze": LATE,
@@ -79,6 +79,12 @@ def test_an_axis_is_taken_where_it_applies_and_refused_elsewhere(name: str) -> N
         except MethodError as error:
             assert "attention." in str(error)
     assert taken == APPLIES[name]
+
+
+def test_shared_monarch_rows_with_a_look_back_are_those_axes_by_one_name() -> None:
+    helpers = ("short_convolution", "query_key_bias", "channel_scale")
+    assert policy_for("monarch_shared_conv") == policy_for("monarch", {"shared": True, "adapters": helpers})
+    assert policy_for("monarch_shared_conv", {"adapters": ()}) == policy_for("monarch", {"shared": True})
 
 
 @pytest.mark.parametrize("name", AXES)

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing import io_wrapper
 
+from megatron_patches.recipe.policy import VARIANTS
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.report import (
     comparison_document,
@@ -86,6 +87,21 @@ def test_labels_have_adapters_and_only_the_settings_in_which_runs_differ(tmp_pat
     ]
     alone = compare_runs([paths[0], paths[2]], "vanilla")
     assert alone.variants[1].name == "orthogonal+core+low_rank"
+
+
+def test_a_label_is_without_the_adapters_that_a_variant_has_of_itself(tmp_path: Path) -> None:
+    variant = "monarch_shared_conv"
+    own = list(VARIANTS[variant].adapters)
+    adapters = {"own": own, "none": [], "more": [*own, "low_rank"]}
+    paths = [write_run(tmp_path, "vanilla", "vanilla")]
+    for name, some in adapters.items():
+        paths.append(write_run(tmp_path, name, variant, changes={"config.attention.adapters": some}))
+    assert [group.name for group in compare_runs(paths, "vanilla").variants] == [
+        "vanilla",
+        variant,
+        f"{variant}+none",
+        "+".join((variant, *own, "low_rank")),
+    ]
 
 
 def test_the_baseline_is_a_label_a_variant_or_a_run(tmp_path: Path) -> None:
