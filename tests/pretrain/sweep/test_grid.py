@@ -366,6 +366,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "demo_thin_rates": 1,
         "demo_thin": 6,
         "documentation_widths_rates": 1,
+        "documentation_widths": 4,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
