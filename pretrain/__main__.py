@@ -115,6 +115,7 @@ def _program(
     ] = False,
 ) -> None:
     """Options before the verb."""
+    gc.set_threshold(50_000, 20, 100)  # what thousands of runs or checkpoints leave is looked at less often
 
 
 LocalRanksOption = Annotated[
