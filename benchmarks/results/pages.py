@@ -37,7 +37,7 @@ class Report:
 class Page:
     """A folder of docs/results. With --quick it has its first report alone, of `quick`, the baseline first.
 
-    A page without runs has reports that train models of their own.
+    A page without runs has reports that train models of their own; one without reports is a search.
     """
 
     name: str
@@ -67,12 +67,6 @@ def among(baseline: str, out: str, *cells: str, subject: str = "", options: tupl
     return Report("compare", baseline, subject, cells, out, options)
 
 
-def by_rate(out: str, arms: tuple[str, ...], pattern: str, *rates: str) -> Report:
-    """`compare` on some cells of a search, ARM-`pattern`, for each rate; the first arm is the baseline."""
-    cells = tuple(f"{arm}-{pattern.format(rate)}" for arm in arms for rate in rates)
-    return Report("compare", arms[0], RATE, cells, out)
-
-
 RATE = "optimizer.learning_rate"
 FROZEN = ("orthogonal", "monarch", "hadamard", "gaussian")
 CORRECTED = tuple(f"{name}_low_rank_8" for name in FROZEN)
@@ -91,11 +85,13 @@ WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4
 STUDIED = ("shared_conv4", "trained_shared_conv4")
 FLOPS = ("--match", "flops")
 RATES = ("0.0015", "0.003", "0.006", "0.012")
-BY_RATE = "learning_rate_{}"
+BY_RATE = [f"{arm}-warmup_steps_{{}}-learning_rate_{rate}" for arm in BOTH for rate in RATES]
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
 MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
-LOW_RANK = "low_rank+short_convolution+query_key_bias+channel_scale"
-HELPED = ("vanilla", "vanilla_conv4", *STUDIED)
+HELPED = "vanilla+short_convolution+query_key_bias+channel_scale"
+WIDTH = "model.hidden_size"
+BY_WIDTH = [f"{arm}-w{width}-{{}}" for arm in ("vanilla_conv4", MONARCHS[1]) for width in (64, 128, 256)]
+SEARCHES = ("demo_helper_rates", "demo_thin_rates", "documentation_rates", "documentation_thin_rates")
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -164,23 +160,25 @@ PAGES = (
             ("thin_demo", "demo", THIN[::2], ("vanilla_conv4_slow", THIN[-1], *MONARCHS)),
         )
     ),
-    *(
-        of_grid(grid, grid, Report("compare", LOW_RANK, RATE, out=f"{page}/rates"))
-        for page, grid in (("thin", "documentation_thin_rates"), ("thin_demo", "demo_thin_rates"))
-    ),
     of_grid(
         "stability",
         "demo_stability",
-        by_rate("stability/warmup_30", BOTH, f"warmup_steps_30-{BY_RATE}", *RATES),
-        by_rate("stability/warmup_60", BOTH, f"warmup_steps_60-{BY_RATE}", *RATES),
+        *(
+            among(
+                "vanilla", f"stability/warmup_{steps}", *(one.format(steps) for one in BY_RATE), subject=RATE
+            )
+            for steps in (30, 60)
+        ),
     ),
-    *(
-        of_grid(grid, grid, by_rate(f"{page}/rates", HELPED, pattern, *rates))
-        for page, grid, pattern, rates in (
-            ("equal_flops", "demo_helper_rates", f"warmup_steps_200-{BY_RATE}", RATES[1:3]),
-            ("documentation", "documentation_rates", f"{BY_RATE}-warmup_steps_200", (*RATES[1:], "0.024")),
-        )
+    of_grid(
+        "widths",
+        "documentation_widths",
+        *(
+            among(HELPED, out, *(one.format(length) for one in BY_WIDTH), subject=WIDTH, options=FLOPS)
+            for length, out in (("long", ""), ("short", "widths/short"))
+        ),
     ),
+    *(of_grid(grid, grid) for grid in (*SEARCHES, "documentation_widths_rates")),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),

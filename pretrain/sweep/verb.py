@@ -46,8 +46,6 @@ TaskOption = Annotated[
 TasksOption = Annotated[
     int | None, typer.Option(help="Share the runs among this many tasks; task I has runs I, I+N, ...")
 ]
-
-
 MarginOption = Annotated[float, typer.Option(help="Percent of perplexity that matters.")]
 
 
