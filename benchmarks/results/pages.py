@@ -88,9 +88,8 @@ RATES = ("0.0015", "0.003", "0.006", "0.012")
 BY_RATE = [f"{arm}-warmup_steps_{{}}-learning_rate_{rate}" for arm in BOTH for rate in RATES]
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
 MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
-HELPED = "vanilla+short_convolution+query_key_bias+channel_scale"
-WIDTH = "model.hidden_size"
-BY_WIDTH = [f"{arm}-w{width}-{{}}" for arm in ("vanilla_conv4", MONARCHS[1]) for width in (64, 128, 256)]
+CELLS = (*(f"w{width}-{length}" for width in (64, 128, 256) for length in ("short", "long")), "w128-warm")
+BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
 SEARCHES = ("demo_helper_rates", "demo_thin_rates", "documentation_rates", "documentation_thin_rates")
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
@@ -164,19 +163,14 @@ PAGES = (
         "stability",
         "demo_stability",
         *(
-            among(
-                "vanilla", f"stability/warmup_{steps}", *(one.format(steps) for one in BY_RATE), subject=RATE
-            )
-            for steps in (30, 60)
+            among("vanilla", f"stability/warmup_{n}", *(one.format(n) for one in BY_RATE), subject=RATE)
+            for n in (30, 60)
         ),
     ),
     of_grid(
         "widths",
         "documentation_widths",
-        *(
-            among(HELPED, out, *(one.format(length) for one in BY_WIDTH), subject=WIDTH, options=FLOPS)
-            for length, out in (("long", ""), ("short", "widths/short"))
-        ),
+        *(among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS) for cell, two in BY_WIDTH.items()),
     ),
     *(of_grid(grid, grid) for grid in (*SEARCHES, "documentation_widths_rates")),
     Page(
