@@ -107,6 +107,7 @@ def _print_versions(wanted: bool) -> None:
 
 @app.callback()
 def _program(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -115,7 +116,8 @@ def _program(
     ] = False,
 ) -> None:
     """Options before the verb."""
-    gc.set_threshold(50_000, 20, 100)  # what thousands of runs or checkpoints leave is looked at less often
+    if context.invoked_subcommand in ("checkpoint", "compare", "ladder", "sweep", "trial"):
+        gc.set_threshold(50_000, 20, 100)  # of thousands of runs; where tensors are about, garbage is large
 
 
 LocalRanksOption = Annotated[
