@@ -388,6 +388,10 @@ def test_every_shipped_grid_goes_on_every_base(name: str, base: str) -> None:
     length: list[tuple[str, Any]] = [("schedule.flops", 10**18)] if "schedule.flops" in fixed else []
     names = [run.name for run in expand(grid, [])]
     first = [name for name in names if name.endswith("-seed_1")] or names
+    if any("schedule.flops" in entry for entry in grid.content.entries or []):  # not given anew: it varies
+        with pytest.raises(UserError, match=r"more than the \d+ steps of the run \(schedule.flops="):
+            plan_sweep(grid, base, [], lambda _: 1, check_data=False, only=first)
+        return
     if base == "base" and any("hadamard" in run for run in first):
         with pytest.raises(UserError, match=r"hidden_size=768 is not a power of two.*use construction 'dct'"):
             plan_sweep(grid, base, length, lambda _: 1, check_data=False, only=first)
