@@ -70,8 +70,9 @@ def summary_rows(config: Config) -> list[tuple[str, str]]:
     what, factors = "freezing saves", []
     if policy.structured:
         what, (a, b) = "freezing and factors save", block_sizes(shape.hidden_size, shape.head_dim)
-        blocks = f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, for each of both"
-        factors = [("frozen Query/Key factors", blocks)]
+        held = "once for both" if policy.shared else "for each of both"
+        blocks = f"{a} blocks of {b} x {b}, then {b} of {a} x {a}, {held}"
+        factors = [(f"{'trained' if policy.trainable else 'frozen'} Query/Key factors", blocks)]
     return [
         ("parameters, total", f"{count.total:,} ({count.total / 1e6:.1f} M)"),
         ("parameters, trainable", f"{count.trainable:,} ({count.trainable / 1e6:.1f} M)"),

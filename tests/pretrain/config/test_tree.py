@@ -278,6 +278,19 @@ def test_the_verb_prints_meanings_if_asked() -> None:
     assert "Width of the residual" not in CliRunner().invoke(app, ["show", "small"]).output
 
 
+@pytest.mark.parametrize(
+    ("variant", "name", "held"),
+    [
+        ("monarch", "frozen Query/Key factors", "for each of both"),
+        ("monarch_trainable", "trained Query/Key factors", "for each of both"),
+        ("monarch_shared_conv", "frozen Query/Key factors", "once for both"),
+    ],
+)
+def test_the_summary_says_how_factors_are_held(variant: str, name: str, held: str) -> None:
+    rows = dict(summary_rows(load_config("large", [f"attention.variant={variant}"])))
+    assert rows[name] == f"32 blocks of 32 x 32, then 32 of 32 x 32, {held}"
+
+
 def test_the_summary_counts() -> None:
     rows = dict(summary_rows(load_config("large")))
     assert rows["parameters, total"].endswith("(335.4 M)")
