@@ -89,8 +89,12 @@ BY_RATE = [f"{arm}-warmup_steps_{{}}-learning_rate_{rate}" for arm in BOTH for r
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
 MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
 CELLS = [f"w{width}-{kind}" for width in (64, 128, 256) for kind in ("short", "long", "warm")]
+CELLS += ["w128-t2000", "w128-t4000"]
 BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
-SEARCHES = ("demo_helper_rates", "demo_thin_rates", "documentation_rates", "documentation_thin_rates")
+SEARCHES = (
+    *("demo_helper_rates", "demo_thin_rates", "documentation_rates", "documentation_thin_rates"),
+    *("documentation_rivals_rates", "documentation_widths_rates", "wiki_rates"),
+)
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (
@@ -172,7 +176,7 @@ PAGES = (
         "documentation_widths",
         *(among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS) for cell, two in BY_WIDTH.items()),
     ),
-    *(of_grid(grid, grid) for grid in (*SEARCHES, "documentation_widths_rates")),
+    *(of_grid(grid, grid) for grid in SEARCHES),
     Page(
         "tokens",
         (Runs("a1_init", BOTH), Runs("demo_structured", BOTH), Runs("demo_tokens")),

@@ -56,7 +56,7 @@ Formula = Callable[[Heads, Weights], Heads]
 def low_rank(heads: Heads, weights: Weights) -> Heads:
     """Add B A x."""
     for_query, for_key = weights["low_rank_down"].chunk(2, dim=-1)
-    query, key = for_query @ weights["up_query"].t(), for_key @ weights["up_key"].t()
+    query, key = _up(for_query, weights["up_query"]), _up(for_key, weights["up_key"])
     if not heads.query.size(2) and query.size(-1):
         by_head = (-1, heads.query.size(-1))
         return heads._replace(query=query.unflatten(-1, by_head), key=key.unflatten(-1, by_head))
@@ -68,7 +68,7 @@ def low_rank(heads: Heads, weights: Weights) -> Heads:
 def gelu_query(heads: Heads, weights: Weights) -> Heads:
     """Add B GELU(A x) to queries."""
     inner = torch.nn.functional.gelu(weights["gelu_down"])
-    return heads._replace(query=heads.query + (inner @ weights["gelu_up"].t()).view_as(heads.query))
+    return heads._replace(query=heads.query + _up(inner, weights["gelu_up"]).view_as(heads.query))
 
 
 def core(heads: Heads, weights: Weights) -> Heads:
@@ -192,6 +192,11 @@ def sharded_parameter(
     mark_tensor_parallel(made, dim=0)
     made.no_weight_decay = not weight.decay  # type: ignore[attr-defined]  # see `freeze`
     return made
+
+
+def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, whose copy's layout makes backward on a CPU twice as fast."""
+    return inner @ weight.t().contiguous()
 
 
 def _rms_norm(vectors: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:

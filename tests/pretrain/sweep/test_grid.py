@@ -364,8 +364,10 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "documentation_thin_rates": 1,
         "documentation_thin": 8,
         "demo_thin_rates": 1,
-        "demo_thin": 6,
+        "demo_thin": 8,
         "documentation_widths_rates": 1,
+        "documentation_rivals_rates": 1,
+        "wiki_rates": 1,
         "documentation_widths": 4,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
