@@ -368,6 +368,7 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "documentation_widths_rates": 1,
         "documentation_rivals_rates": 1,
         "wiki_rates": 1,
+        "wiki": 6,
         "documentation_widths": 4,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
