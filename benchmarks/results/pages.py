@@ -91,10 +91,8 @@ MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
 CELLS = [f"w{width}-{kind}" for width in (64, 128, 256) for kind in ("short", "long", "warm")]
 CELLS += ["w128-t2000", "w128-t4000"]
 BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
-SEARCHES = (
-    *("demo_helper_rates", "demo_thin_rates", "documentation_rates", "documentation_thin_rates"),
-    *("documentation_rivals_rates", "documentation_widths_rates", "wiki_rates"),
-)
+SEARCHES = [f"documentation{kind}_rates" for kind in ("", "_rivals", "_thin", "_widths")]
+SEARCHES += ["demo_helper_rates", "demo_thin_rates", "wiki_rates"]
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
 PAGES = (

@@ -66,29 +66,24 @@ class SynthesizerSelfAttention(MegatronModule):
         self.core_attention = SynthesizerCoreAttention(
             config, layer_number - 1, recipe, trainable, pg_collection.tp
         )
+        alike = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
         self.linear_v = submodules.linear_v(
             config.hidden_size,
             config.num_query_groups * config.kv_channels,
-            config=config,
             init_method=config.init_method,
             gather_output=False,
-            bias=False,
             skip_bias_add=False,
-            is_expert=False,
             tp_comm_buffer_name="v",
-            tp_group=pg_collection.tp,
+            **alike,
         )
         self.linear_proj = submodules.linear_proj(
             config.num_attention_heads * config.kv_channels,
             config.hidden_size,
-            config=config,
             init_method=config.output_layer_init_method,
-            bias=False,
             input_is_parallel=True,
             skip_bias_add=True,
-            is_expert=False,
             tp_comm_buffer_name="proj",
-            tp_group=pg_collection.tp,
+            **alike,
         )
 
     def forward(
