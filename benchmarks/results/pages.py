@@ -79,8 +79,7 @@ FURTHER_TRAINED_OR_FROZEN = among("orthogonal", "a2_strengths/to_orthogonal", *S
 HEAD_DIMS = (*BOTH, "vanilla_head_dim_16", "orthogonal_head_dim_16")
 NARROW_HEADS = among("vanilla", "a4_head_dim/16_to_32", *HEAD_DIMS, subject="model.head_dim")
 FIRST_OR_LAST = among("last_half-seed_1", "a9_layers/to_last_half", "last_half", "first_half")
-CONSTRUCTIONS = ("orthogonal", "cayley", "hadamard", "dct")
-OTHER_CONSTRUCTIONS = among("orthogonal-seed_1", "a7_construction/to_orthogonal", *CONSTRUCTIONS)
+BUILT = among("orthogonal-seed_1", "a7_construction/to_orthogonal", "orthogonal", "cayley", "hadamard", "dct")
 WITH_HELPERS = ("shared_conv4", "shared_conv4_low_rank_8", "monarch_shared_conv4", "trained_shared_conv4")
 STUDIED = ("shared_conv4", "trained_shared_conv4")
 FLOPS = ("--match", "flops")
@@ -113,7 +112,7 @@ PAGES = (
     ablation("a4_head_dim", "orthogonal_head_dim_16", "model.head_dim", more=(NARROW_HEADS,)),
     ablation("a5_length", "orthogonal_length_256", "data.sequence_length"),
     ablation("a6_depth", "orthogonal_2_layers", "model.num_layers"),
-    ablation("a7_construction", "dct", more=(OTHER_CONSTRUCTIONS,)),
+    ablation("a7_construction", "dct", more=(BUILT,)),
     ablation("a8_adapters", "low_rank_8"),
     ablation("a8_ranks", "low_rank_8"),
     ablation("a9_layers", "last_half_low_rank_8", more=(FIRST_OR_LAST,)),

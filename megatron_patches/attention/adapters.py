@@ -195,7 +195,7 @@ def sharded_parameter(
 
 
 def _up(inner: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, whose copy's layout makes backward on a CPU twice as fast."""
+    """Multiply `[..., rank]` by `[rows, rank]`ᵀ, copied: its layout halves the time of backward on a CPU."""
     return inner @ weight.t().contiguous()
 
 
