@@ -136,7 +136,7 @@ def _input_grad(
     first, *others = grads[len(grads) - len(dense) :]
     flat = first.flatten(0, 1) @ dense[0]
     for grad, weight in zip(others, dense[1:], strict=True):
-        flat.addmm_(grad.flatten(0, 1), weight)
+        flat = torch.addmm(flat, grad.flatten(0, 1), weight)
     if isinstance(frozen, Factors):
         flat = add_input_grad(grads[0], frozen, flat, tile)
     return flat.view(*first.shape[:-1], flat.size(-1))
