@@ -370,6 +370,8 @@ def test_every_run_of_every_shipped_grid_is_possible(
         "wiki_rates": 1,
         "wiki": 6,
         "documentation_widths": 4,
+        "documentation_headline_rates": 2,
+        "documentation_headline": 8,
     }
     assert len(grid.content.seeds or []) == seeds.get(name, 5)
     variants = {run.config.attention.variant for run in runs}
