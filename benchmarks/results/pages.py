@@ -88,9 +88,9 @@ BY_RATE = [f"{arm}-warmup_steps_{{}}-learning_rate_{rate}" for arm in BOTH for r
 THIN = ("low_rank_8_conv4", "low_rank_16_conv4", "shared_conv4_low_rank_8")
 MONARCHS = ("trained_monarch_shared_conv4", "monarch_shared_conv4")
 CELLS = [f"w{width}-{kind}" for width in (64, 128, 256) for kind in ("short", "long", "warm")]
-CELLS += ["w128-t2000", "w128-t4000"]
+CELLS += [f"w128-t{steps}" for steps in (2000, 4000, 8000)]
 BY_WIDTH = {cell: (f"vanilla_conv4-{cell}", f"{MONARCHS[1]}-{cell}") for cell in CELLS}
-SEARCHES = [f"documentation{kind}_rates" for kind in ("", "_rivals", "_thin", "_widths")]
+SEARCHES = [f"documentation{kind}_rates" for kind in ("", "_headline", "_rivals", "_thin", "_widths")]
 SEARCHES += ["demo_helper_rates", "demo_thin_rates", "wiki_rates"]
 STRUCTURED_QUICK = (Runs("demo_structured", BOTH),)
 
@@ -173,6 +173,7 @@ PAGES = (
         "documentation_widths",
         *(among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS) for cell, two in BY_WIDTH.items()),
     ),
+    of_grid("headline", "documentation_headline", among("vanilla_conv4-seed_11", "", options=FLOPS)),
     of_grid("wiki", "wiki", among("vanilla_conv4-seed_1", "", options=FLOPS)),
     of_grid("rivals", "documentation_rivals", among("vanilla", "", options=FLOPS)),
     *(of_grid(grid, grid) for grid in SEARCHES),
