@@ -49,8 +49,7 @@ def main() -> None:
     )
     parser.add_argument("--deepspeed", default="zero1", help="as deepspeed.config")
     arguments = parser.parse_args()
-    launch = LaunchEnvironment.read()
-    context = initialize_distributed(launch, 1, timeout_seconds=600)
+    context = initialize_distributed(LaunchEnvironment.read(), 1, timeout_seconds=600)
     with own_directory(arguments.directory, context) as directory:
         bench = Bench(arguments.shape, arguments.deepspeed, directory, context)
         rounds = [bench.round() for _ in range(arguments.rounds + WARM_UP_ROUNDS)][WARM_UP_ROUNDS:]
