@@ -172,6 +172,12 @@ class Comparison:
         return f"gap{equal} to {self.baseline}"
 
     @property
+    def labels(self) -> list[str]:
+        """Return every label once, a baseline's first: the order of a figure's colours."""
+        first = sorted(self.variants, key=lambda variant: not variant.is_baseline)
+        return list(dict.fromkeys(variant.label for variant in first))
+
+    @property
     def runs(self) -> tuple[FinishedRun, ...]:
         """Return every run, variant by variant."""
         return tuple(self.groups.runs)

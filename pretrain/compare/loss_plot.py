@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib.ticker import EngFormatter
 
 from pretrain.compare.comparison import Comparison
 from pretrain.compare.convergence import SMOOTHING, smoothed_loss
-from pretrain.reporting.plots import COLOURS, DASHES, LABEL_WIDTH, MARKERS, WIDTH, style_of
+from pretrain.reporting.plots import COLOURS, DASHES, MARKERS, WIDTH, in_lines, legend_below, style_of
 from pretrain.reporting.text import share
 from pretrain.runs.curves import Floats
 from pretrain.runs.tags import VALIDATION_LOSS
@@ -49,7 +48,7 @@ def loss_figure(comparison: Comparison) -> Figure | None:
     """
     groups = comparison.groups.groups
     strata = list(dict.fromkeys(group.stratum for group in groups))
-    labels = list(dict.fromkeys(group.label for group in groups))
+    labels = comparison.labels
     most = len(COLOURS) - 1
     parts = [[labels[0], *labels[i : i + most]] for i in range(1, max(len(labels), 2), most)]
     with_gap = any(not variant.is_baseline for variant in comparison.variants)
@@ -84,19 +83,10 @@ def _draw_part(figure: SubFigure, comparison: Comparison, labels: Sequence[str],
     if with_gap:
         spread = f"({'band' if banded else 'bar at the end'}: all seeds)"
         seeds = any(len(group.runs) > 1 for group in groups)
-        axes[1][0].set_ylabel(f"distance to {comparison.baseline}" + (f"\n{spread}" if seeds else ""))
+        distance = in_lines(f"distance to {comparison.baseline}", 32)
+        axes[1][0].set_ylabel(distance + (f"\n{spread}" if seeds else ""))
     axes[0][0].set_ylabel(f"training loss, nats/token\n(mean of the last {share(SMOOTHING)})")
-    handles = {h.get_label(): h for column in axes[0] for h in column.get_legend_handles_labels()[0]}
-    # About 0.08 inches a letter and 0.9 for the line.
-    width = max(WIDTH, 3.6 * len(strata))
-    fitting = int(width / (0.08 * max(map(len, handles), default=0) + 0.9))
-    figure.legend(
-        handles=list(handles.values()),
-        loc="outside lower center",
-        ncols=max(1, min(4, fitting, len(handles))),
-        frameon=False,
-        handlelength=4.5,
-    )
+    legend_below(figure, *axes[0], handle=4.5)
 
 
 def runs_figure(comparison: Comparison) -> Figure:
@@ -107,7 +97,7 @@ def runs_figure(comparison: Comparison) -> Figure:
     figure = Figure(figsize=(WIDTH, 0.4 + 1.9 * rows), layout="constrained")
     axes = figure.subplots(rows, _COLUMNS, squeeze=False, sharey=True)
     for group, plot in zip(groups, axes.flat, strict=False):
-        plot.set_title(f"{textwrap.fill(group.name, LABEL_WIDTH)} (n = {len(group.runs)})", fontsize="small")
+        plot.set_title(f"{in_lines(group.name)} (n = {len(group.runs)})", fontsize="small")
         curves, base = _curve(group, points), _curve(comparison.groups.baseline_of(group), points)
         for run in group.runs:
             plot.plot(curves.tokens, curves.losses[run.seed], color=COLOURS[2], linewidth=0.9)
@@ -151,16 +141,18 @@ def _look(index: int, count: int) -> dict[str, Any]:
 def _draw_distance(axes: Axes, curve: _Curve, base: _Curve, look: dict[str, Any], place: int) -> None:
     """Draw the mean distance and, of several seeds, their spread: a band, or a bar at `place` behind it."""
     seeds = sorted(curve.losses.keys() & base.losses.keys())
-    if not seeds:
+    both = curve.tokens <= base.tokens[-1]  # at equal FLOPs one may have seen more tokens
+    if not seeds or not both.any():
         return
-    rows = [curve.losses[seed] - np.interp(curve.tokens, base.tokens, base.losses[seed]) for seed in seeds]
-    axes.plot(curve.tokens, np.mean(rows, axis=0), **look)
+    tokens = curve.tokens[both]
+    rows = [curve.losses[seed][both] - np.interp(tokens, base.tokens, base.losses[seed]) for seed in seeds]
+    axes.plot(tokens, np.mean(rows, axis=0), **look)
     low, high = np.min(rows, axis=0), np.max(rows, axis=0)
     if len(seeds) > 1 and place:
-        x = curve.tokens[-1] * (1 + 0.012 * place)
+        x = tokens[-1] * (1 + 0.012 * place)
         axes.plot([x, x], [low[-1], high[-1]], color=look["color"], linewidth=2.5, solid_capstyle="butt")
     elif len(seeds) > 1:
-        axes.fill_between(curve.tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(tokens, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
 def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> None:
@@ -174,6 +166,8 @@ def _finish(column: Sequence[Axes], stratum: str, curves: Sequence[_Curve]) -> N
     if stratum:
         top.set_title(stratum, fontsize="medium")
     if len(column) > 1:
+        if not column[1].lines:  # the baseline alone
+            column[1].set_yticks([])
         column[1].axhline(0, color="black", linewidth=0.8)
     column[-1].set_xlabel("training tokens")
     column[-1].xaxis.set_major_formatter(EngFormatter())

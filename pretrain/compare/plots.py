@@ -6,7 +6,6 @@ The style is `reporting.plots`'; every part of a bar has its own hatching beside
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +22,10 @@ from pretrain.reporting.plots import (
     COLOURS,
     DASHES,
     GREY,
-    LABEL_WIDTH,
     MARKERS,
     WIDTH,
+    group_style,
+    in_lines,
     legend_below,
     remark,
     style_of,
@@ -39,13 +39,12 @@ _SHIFT = 0.015
 
 def figures(comparison: Comparison) -> dict[str, Callable[[], Figure | None]]:
     """Return a function for each figure; None of one means that there is nothing to show."""
-    labels = list(dict.fromkeys(variant.label for variant in comparison.variants))
     return {
         "loss": lambda: loss_figure(comparison),
         "runs": lambda: runs_figure(comparison),
         "gap": lambda: gap_figure(comparison),
-        "frontier": lambda: frontier_figure(comparison, labels),
-        "trend": lambda: trend_figure(comparison.trends, labels, comparison.gap_to),
+        "frontier": lambda: frontier_figure(comparison),
+        "trend": lambda: trend_figure(comparison),
         "memory": lambda: memory_figure(comparison),
         "throughput": lambda: throughput_figure(comparison),
     }
@@ -75,7 +74,7 @@ def gap_figure(comparison: Comparison) -> Figure | None:
     return figure
 
 
-def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | None:
+def frontier_figure(comparison: Comparison) -> Figure | None:
     """Draw each variant's gap over the compute that it saves, and the gap at which both break even."""
     shown = [v for v in comparison.others if v.compute and v.compute.cost and v.gap]
     if not shown:
@@ -97,33 +96,29 @@ def frontier_figure(comparison: Comparison, labels: Sequence[str]) -> Figure | N
     for place, variant in enumerate(shown):
         beside = [other for other, value in enumerate(saved) if abs(value - saved[place]) < 0.01 * np.ptp(x)]
         aside = _SHIFT * np.ptp(x) * (beside.index(place) - (len(beside) - 1) / 2)
-        _draw_price(axes, saved[place] + aside, variant, labels.index(variant.label), len(slopes) > 1)
+        _draw_price(axes, saved[place] + aside, variant, comparison.labels, len(slopes) > 1)
     axes.set_xlabel(f"{comparison.compute_unit} a token saved, % (right is cheaper)")
-    axes.set_ylabel(
-        f"{comparison.gap_to}, nats per token\n(up is worse; {share(CONFIDENCE)} interval, – a seed)"
-    )
+    gap_to = in_lines(f"{comparison.gap_to}, nats per token", 50)
+    axes.set_ylabel(f"{gap_to}\n(up is worse; {share(CONFIDENCE)} interval, – a seed)")
     legend_below(figure, axes)
     return figure
 
 
-def _draw_price(axes: Axes, x: float, variant: Variant, place: int, in_strata: bool) -> None:
-    gap, colour = variant.gap, style_of(place, COLOURS)
+def _draw_price(axes: Axes, x: float, variant: Variant, labels: Sequence[str], in_strata: bool) -> None:
+    gap, (colour, marker) = variant.gap, group_style(labels, variant.label)
     assert gap is not None
     if gap.low is not None and gap.high is not None:
         axes.plot([x, x], [gap.low, gap.high], color=colour, linewidth=2, solid_capstyle="butt")
     axes.plot([x] * gap.n, gap.differences, "_", color=colour, markersize=7, alpha=0.7)
-    marker = style_of(place, MARKERS)
-    axes.plot([x], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=variant.label)
+    named = variant.label if in_strata else variant.name
+    axes.plot([x], [gap.mean], marker, color=colour, mfc="white", mew=1.6, label=named)
     if in_strata:
         remark(axes, variant.stratum, (x, gap.mean), (7, 0), ("data", "data"), va="center")
 
 
-def trend_figure(trends: Sequence[Trend], labels: Sequence[str], gap_to: str) -> Figure | None:
-    """Draw the gaps over the subject with their intervals, and each variant's mean line.
-
-    `labels` are of all variants: a variant looks as in the plot of the loss.
-    """
-    if not trends:
+def trend_figure(comparison: Comparison) -> Figure | None:
+    """Draw the gaps over the subject with their intervals, and each variant's mean line."""
+    if not (trends := comparison.trends):
         return None
     figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
     axes = figure.add_subplot()
@@ -131,7 +126,7 @@ def trend_figure(trends: Sequence[Trend], labels: Sequence[str], gap_to: str) ->
     values = sorted({float(point.value) for trend in trends for point in trend.points})
     for place, trend in enumerate(trends):
         aside = (values[-1] / values[0]) ** (_SHIFT * (place - (len(trends) - 1) / 2))
-        _draw_trend(axes, trend, aside, labels.index(trend.label))
+        _draw_trend(axes, trend, aside, comparison.labels.index(trend.label))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -139,9 +134,9 @@ def trend_figure(trends: Sequence[Trend], labels: Sequence[str], gap_to: str) ->
     axes.xaxis.set_major_formatter(many)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel(f"{trends[0].subject} (logarithmic)")
-    axes.set_ylabel(f"{gap_to}, nats per token\n(up is worse; {share(CONFIDENCE)} interval)")
-    columns = 2 if max(len(trend.label) for trend in trends) < 20 and len(trends) > 1 else 1
-    figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=4.5)
+    named = in_lines(f"{comparison.gap_to}, nats per token", 50)
+    axes.set_ylabel(f"{named}\n(up is worse; {share(CONFIDENCE)} interval)")
+    legend_below(figure, axes, handle=4.5)
     return figure
 
 
@@ -237,17 +232,13 @@ def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
     """Return a figure with one row for each variant, the first on top."""
     figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(variants)), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_yticks(range(len(variants)), [_in_lines(variant) for variant in variants])
+    names = [f"{in_lines(variant.label)}\n{in_lines(variant.stratum)}".strip() for variant in variants]
+    axes.set_yticks(range(len(variants)), names)
     axes.set_ylim(len(variants) - 0.45, -0.55)
-    axes.set_xlabel(title)
+    axes.set_xlabel(in_lines(title, 95))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", visible=False)
     return figure, axes
-
-
-def _in_lines(variant: Variant) -> str:
-    parts = [*textwrap.wrap(variant.label, LABEL_WIDTH), *textwrap.wrap(variant.stratum, LABEL_WIDTH)]
-    return "\n".join(parts)
 
 
 def _note_at_right(axes: Axes, row: int, text: str) -> None:

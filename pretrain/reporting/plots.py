@@ -9,18 +9,17 @@ from __future__ import annotations
 import io
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.style import context as style_context
 
 WIDTH = 8.0
 """Inches: the width of a page's text, so that nothing has to be scaled down to be printed."""
-LABEL_WIDTH = 26
-"""Letters on one line of a label."""
 DOTS_PER_INCH = 150
 
 # Okabe and Ito (2008) with wine for yellow, which is lost on white paper; the baseline is black.
@@ -54,6 +53,12 @@ _STYLE: dict[str, Any] = {
 }
 
 _T = TypeVar("_T")
+
+
+def in_lines(label: str, width: int = 26) -> str:
+    """Break a label into lines of `width` letters, at spaces and before an adapter's +, never in a word."""
+    words = label.replace("+", " +")
+    return textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False).replace(" +", "+")
 
 
 def style_of(index: int, styles: Sequence[_T]) -> _T:
@@ -150,13 +155,15 @@ def label(plot: Axes, title: str, x: str, y: str) -> None:
     plot.set_ylabel(y)
 
 
-def legend_below(figure: Figure, plot: Axes, rows: int = 1) -> None:
-    """Draw one legend for all plots of a figure, under them, from the entries of one of them.
+def legend_below(figure: Figure | SubFigure, *plots: Axes, rows: int = 1, handle: float = 2.0) -> None:
+    """Draw one legend for all plots of a figure, under them, from the entries of some of them, each once.
 
     Entries fill the legend column by column, `rows` at least, and more where the width does not hold them.
+    `handle` is the length of an entry's line, in font sizes.
     """
-    handles, names = plot.get_legend_handles_labels()
-    names, handles = map(list, zip(*dict(zip(names, handles, strict=True)).items(), strict=True))  # each once
-    fitting = max(1, 95 // (max(map(len, names)) + 8))
-    columns = min(fitting, -(-len(names) // rows))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
+    named = [zip(*reversed(plot.get_legend_handles_labels()), strict=True) for plot in plots]
+    entries = {name: line for names in named for name, line in names}
+    letters = 11.9 * figure.bbox.width / figure.dpi  # about 0.084 inches each
+    fitting = max(1, int(letters / (max(map(len, entries)) + 5 + 1.5 * handle)))
+    looks: dict[str, Any] = {"ncols": min(fitting, -(-len(entries) // rows)), "handlelength": handle}
+    figure.legend(entries.values(), entries, loc="outside lower center", frameon=False, **looks)

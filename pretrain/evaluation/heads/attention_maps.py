@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from megatron_patches.attention.heads import attention_observed
 from pretrain.errors import UserError
 from pretrain.evaluation.heads.trained_model import TrainedModel
 from pretrain.model.build import token_losses
-from pretrain.reporting.plots import LABEL_WIDTH, new_figure
+from pretrain.reporting.plots import in_lines, new_figure
 from pretrain.runs.finished import FinishedRun
 from pretrain.study.seeds import by_group
 
@@ -149,7 +148,7 @@ def maps_figure(maps: Sequence[AttentionMaps]) -> Figure:
 def _name_row(first: Axes, maps: AttentionMaps) -> None:
     first.set_ylabel("query position")
     first.annotate(
-        "\n".join([*textwrap.wrap(maps.group, LABEL_WIDTH, break_long_words=False), f"seed {maps.seed}"]),
+        f"{in_lines(maps.group)}\nseed {maps.seed}",
         (0, 0.5),
         (-6, 0),
         xycoords=(first.yaxis.label, "axes fraction"),

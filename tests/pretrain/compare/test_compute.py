@@ -14,6 +14,7 @@ import pytest
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.compute import BASELINE_LENGTHS, LENGTHS, VALIDATIONS, Curve, Ratio
 from pretrain.compare.content import as_json, variants_csv
+from pretrain.compare.loss_plot import loss_figure
 from pretrain.compare.plots import frontier_figure
 from pretrain.compare.report import report_page
 from pretrain.errors import UserError
@@ -135,6 +136,12 @@ def test_runs_of_one_length_in_flops_are_compared_at_their_ends(tmp_path: Path) 
     gap = comparison.variants[1].gap
     assert gap is not None and gap.n == 5 and gap.mean == pytest.approx(0.103)
     assert "each run ended after 1e+12 executed ones" in page_text(report_page(comparison, [("compare",)]))
+    figure = loss_figure(comparison)
+    assert figure is not None
+    losses, distances = figure.axes[:2]
+    ends = [max(line.get_xdata()) for line in (*losses.lines, distances.lines[0])]
+    assert ends[0] == pytest.approx(200_000, rel=0.01) and ends[1] == pytest.approx(206_000, rel=0.01)
+    assert ends[0] * 0.99 < ends[2] <= ends[0]  # a distance ends where the baseline does
     with pytest.raises(UserError, match="or say --match flops if that is what is compared"):
         compare_runs(paths, "vanilla")
     other = write_run(tmp_path, "other", seed=9, changes={**given, "config.schedule.flops": 2 * 10**12})
@@ -148,7 +155,7 @@ def test_without_a_curve_there_is_no_price_and_no_match(tmp_path: Path) -> None:
     compute = comparison.variants[1].compute
     assert compute is not None and (compute.curve, compute.token_ratio, compute.gap) == (None, None, None)
     assert "No learning curve for orthogonal: " in page_text(report_page(comparison, [("compare",)]))
-    assert frontier_figure(comparison, ["vanilla", "orthogonal"]) is not None
+    assert frontier_figure(comparison) is not None
     with pytest.raises(
         UserError, match="--match flops cannot be had for orthogonal: its learning curve has one"
     ):
@@ -234,7 +241,7 @@ def test_orthogonal_as_the_committed_runs_have_it(tmp_path: Path) -> None:
     assert [compute.beyond for compute in computes] == [0, 0, 5]
     shares = [v.of_context(v.gap.mean) for v in comparison.variants if v.gap]
     assert shares == pytest.approx([0.064, 0.070, 0.067], abs=5e-4)
-    assert frontier_figure(comparison, ["vanilla", "orthogonal"]) is not None
+    assert frontier_figure(comparison) is not None
 
 
 def test_monarch_with_low_rank_as_the_committed_runs_have_it(tmp_path: Path) -> None:

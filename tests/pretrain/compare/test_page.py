@@ -17,8 +17,9 @@ from PIL import Image
 
 from pretrain.compare.comparison import Comparison, compare_runs
 from pretrain.compare.loss_plot import loss_figure
+from pretrain.compare.plots import figures
 from pretrain.compare.report import ModelText, comparison_document, report_page, write_comparison
-from pretrain.reporting.plots import write_figures
+from pretrain.reporting.plots import COLOURS, write_figures
 from pretrain.reporting.tables import Table
 from pretrain.runs import tags
 from pretrain.study.report import page_html, write
@@ -197,3 +198,26 @@ def test_the_spread_over_seeds_is_drawn_whatever_the_number_of_variants(tmp_path
 
     assert "(band: all seeds)" in axis(3, 2) and "(bar at the end: all seeds)" in axis(5, 2)
     assert "all seeds)" not in axis(3, 1)
+
+
+def test_the_baseline_is_the_black_one_and_its_name_is_whole_whatever_the_subject(tmp_path: Path) -> None:
+    """It is a run of the second of two rates here, and would not be the first by its place."""
+    adapters = {"config.attention.adapters": ["query_key_bias", "channel_scale", "qk_norm"]}
+    paths = []
+    for variant, rate in (("orthogonal", 1e-3), ("vanilla", 2e-3)):
+        for seed in (1, 2):
+            changes = {**adapters, "config.optimizer.learning_rate": rate}
+            paths.append(write_run(tmp_path, f"{variant}-{seed}", variant, seed=seed, changes=changes))
+    comparison = compare_runs(paths, "vanilla-1", ["optimizer.learning_rate"])
+    assert [label.partition("+")[0] for label in comparison.labels] == ["vanilla", "orthogonal"]
+    drawn = figures(comparison)
+    for name in ("loss", "frontier"):
+        figure = drawn[name]()
+        assert figure is not None
+        legend = next(part.legends[0] for part in (figure, *figure.subfigs) if part.legends)
+        lines = zip(legend.get_texts(), legend.legend_handles, strict=True)
+        colours = {text.get_text().partition("+")[0]: line.get_color() for text, line in lines}
+        assert colours == {"vanilla": COLOURS[0], "orthogonal": COLOURS[1]}
+    gap = drawn["gap"]()
+    assert gap is not None
+    assert max(map(len, gap.axes[0].get_xlabel().split("\n"))) <= 95 < len(gap.axes[0].get_xlabel())

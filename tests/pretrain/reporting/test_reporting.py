@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from pretrain.reporting.log_errors import error_lines
-from pretrain.reporting.plots import COLOURS, write_figures
+from pretrain.reporting.plots import COLOURS, in_lines, legend_below, write_figures
 from pretrain.reporting.tables import Table, markdown, rich_table
 from pretrain.reporting.text import Spread, byte_count, mean_sd, setting_text, spread, spread_of_all
 from pretrain.runs.directory import strict_json
@@ -155,3 +155,25 @@ def test_dark_pages_have_a_colour_of_their_own_for_every_colour_of_the_plots() -
     assert dark["c-ffffff"] == paper
     for name in ("ink", "faint", "link"):
         assert min(contrast(light[name], light["paper"]), contrast(dark[name], paper)) >= 4.5
+
+
+def test_a_label_is_broken_at_spaces_and_before_an_adapter_never_in_a_word() -> None:
+    label = "monarch+short_convolution+query_key_bias+channel_scale learning_rate=0.003"
+    lines = ["monarch+short_convolution", "+query_key_bias", "+channel_scale", "learning_rate=0.003"]
+    assert in_lines(label) == "\n".join(lines)
+    assert in_lines(label, 80) == label and in_lines("short_convolution", 5) == "short_convolution"
+
+
+def test_a_legend_has_each_name_once_and_as_many_columns_as_fit() -> None:
+    figure = Figure(figsize=(8, 3))
+    plots = figure.subplots(1, 2)
+    for plot in plots:
+        for name in ("vanilla", "orthogonal", "a name of forty letters or some more, all told"):
+            plot.plot([0, 1], label=name)
+    legend_below(figure, *plots)
+    legend_below(figure, plots[0], rows=3)
+    first, second = figure.legends
+    assert [text.get_text() for text in first.get_texts()] == list(
+        dict.fromkeys(line.get_label() for line in plots[0].lines)
+    )
+    assert (first._ncols, second._ncols) == (1, 1)
