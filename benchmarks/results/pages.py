@@ -173,7 +173,9 @@ PAGES = (
         "documentation_widths",
         *(among(f"{two[0]}-seed_1", f"widths/{cell}", *two, options=FLOPS) for cell, two in BY_WIDTH.items()),
     ),
-    of_grid("headline", "documentation_headline", among("vanilla_conv4-seed_11", "", options=FLOPS)),
+    of_grid(
+        "headline", "documentation_headline", among("vanilla_conv4-seed_11", "", subject=RATE, options=FLOPS)
+    ),
     of_grid("wiki", "wiki", among("vanilla_conv4-seed_1", "", options=FLOPS)),
     of_grid("rivals", "documentation_rivals", among("vanilla", "", options=FLOPS)),
     *(of_grid(grid, grid) for grid in SEARCHES),
