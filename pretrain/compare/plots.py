@@ -230,9 +230,10 @@ def throughput_figure(comparison: Comparison) -> Figure | None:
 
 def _rows(variants: Sequence[Variant], title: str) -> tuple[Figure, Axes]:
     """Return a figure with one row for each variant, the first on top."""
-    figure = Figure(figsize=(WIDTH, 1.5 + 0.55 * len(variants)), layout="constrained")
-    axes = figure.add_subplot()
     names = [f"{in_lines(variant.label)}\n{in_lines(variant.stratum)}".strip() for variant in variants]
+    row = max(0.55, 0.18 * max(len(name.splitlines()) for name in names))  # inches
+    figure = Figure(figsize=(WIDTH, 1.5 + row * len(variants)), layout="constrained")
+    axes = figure.add_subplot()
     axes.set_yticks(range(len(variants)), names)
     axes.set_ylim(len(variants) - 0.45, -0.55)
     axes.set_xlabel(in_lines(title, 95))
